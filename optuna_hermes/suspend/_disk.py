@@ -75,7 +75,7 @@ def write(
     tensors[_TREE] = _octets(text.encode("utf-8", "surrogatepass"))
     with _writing:
         path = _next_path(folder.absolute(), units)
-        size, sha256 = _put(path, tensors, {**_FORMAT, "run": trial})
+        size, sha256 = _put(path, tensors, {**_FORMAT, "trial": trial})
         _tidy(folder, {Path(state.path) for state in known})
     return Checkpoint(path=str(path), units=units, size_bytes=size, sha256=sha256)
 
@@ -334,8 +334,8 @@ def _decoded(name: str, content: Content, trial: str) -> Any:
             f"{name} must have format version {_FORMAT['version']} but has "
             f"{metadata['version']}: go on with the optuna-hermes that wrote it."
         )
-    if metadata["run"] != trial:
-        raise CheckpointError(f"{name} must be of {trial} but is of {metadata['run']}.")
+    if metadata["trial"] != trial:
+        raise CheckpointError(f"{name} must be of {trial} but is of {metadata['trial']}.")
     tensors = content.tensors()
     text = tensors.pop(_TREE).numpy().tobytes()
     return unpack(tensors, text.decode("utf-8", "surrogatepass"))
