@@ -433,7 +433,7 @@ class _FitLoop(CooperativeLoop):
         """Note the time at which a validation begins."""
         self._validating_since = time.monotonic()
         if self.elastic is not None:
-            self.elastic.interrupted()
+            self.elastic.watch.interrupted()
 
     def within_validation(self) -> None:
         """Report progress, and yield the device to a trial that waits in memory."""
@@ -450,7 +450,7 @@ class _FitLoop(CooperativeLoop):
     def _park(self, session: Session, *, stores: bool) -> None:
         self._warn_of_random_workers()
         if self.elastic is not None:
-            self.elastic.interrupted()
+            self.elastic.watch.interrupted()
         with parked(self._fit.trainer) as self._leave_out_wait:
             super()._park(session, stores=stores)
         self._leave_out_wait = None

@@ -37,7 +37,7 @@ class ElasticDevices:
         """Seed of the order of samples and of new processes; the same for the whole trial."""
         self._most = most
         self._name = trial
-        self._watch = Stopwatch()
+        self.watch = Stopwatch()
         self._reason: str | None = None
         self._trainer: Trainer | None = None
         self._batch_size = 1
@@ -106,7 +106,7 @@ class ElasticDevices:
         if not isinstance(getattr(loader, "batch_sampler", None), DividedReplay):
             raise self.refused(self._reason or why_not_regrouped(loader) or "its loader is another")
         self._trainer = trainer
-        self._watch.interrupted()
+        self.watch.interrupted()
 
     def seed_new(self, trainer: Trainer) -> None:
         """Seed a process that did not exist when the checkpoint was written.
@@ -118,7 +118,7 @@ class ElasticDevices:
         seed_everything(trial_seed(rank, batches_done(trainer)))
 
     def begin_epoch(self) -> None:
-        self._watch.interrupted()
+        self.watch.interrupted()
 
     def sizes(self, *, by_validation: bool) -> BatchSizes | None:
         """The sizes and devices that the trial may be given, None before training."""
@@ -130,7 +130,7 @@ class ElasticDevices:
             now=size,
             least=size,
             most=size,
-            seconds=self._watch.seconds,
+            seconds=self.watch.seconds,
             unit_samples=self._samples * (epochs or 1),
             most_devices=max(1, min(self._most, size)),
         )
@@ -141,10 +141,7 @@ class ElasticDevices:
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        self._watch.batch_ended(self._batch_size)
-
-    def interrupted(self) -> None:
-        self._watch.interrupted()
+        self.watch.batch_ended(self._batch_size)
 
 
 def _unless_training(

@@ -78,7 +78,7 @@ class ElasticBatch:
         self._windows = 1
         self._fixed = False
         self._wanted: int | None = None
-        self._watch = Stopwatch()
+        self.watch = Stopwatch()
 
     def refused(self, reason: str) -> InvalidInputError:
         return InvalidInputError(
@@ -121,7 +121,7 @@ class ElasticBatch:
         self._windows = trainer.accumulate_grad_batches
         # A batch size that the study searches is part of what it compares: it stays.
         self._fixed = _is_searched(first, params)
-        self._watch.interrupted()
+        self.watch.interrupted()
         if self._scaling != "accumulate" and trainer.lightning_module.automatic_optimization:
             self._pace = Pace(trainer, self._replay)
             epoch_loop = trainer.fit_loop.epoch_loop
@@ -130,7 +130,7 @@ class ElasticBatch:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, all of which has the present batch size for now."""
-        self.interrupted()
+        self.watch.interrupted()
         if self._replay is not None and self._trainer is not None:
             self._replay.rewind()
             combined = self._trainer.fit_loop._combined_loader
@@ -151,7 +151,7 @@ class ElasticBatch:
             now=now,
             least=min(self._limits[0], now),
             most=max(self._most(), now),
-            seconds=self._watch.seconds,
+            seconds=self.watch.seconds,
             unit_samples=self._replay.samples * (epochs or 1),
         )
 
@@ -213,7 +213,7 @@ class ElasticBatch:
             schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
             scale_rates(trainer.optimizers, schedulers, factor)
         show_length(trainer)
-        self._watch.interrupted()
+        self.watch.interrupted()
 
     def _show_length(self) -> None:
         """Set the epoch's number of batches where Lightning reads it."""
@@ -254,10 +254,7 @@ class ElasticBatch:
 
     def batch_ended(self) -> None:
         if self._replay is not None:
-            self._watch.batch_ended(self._replay.size)
-
-    def interrupted(self) -> None:
-        self._watch.interrupted()
+            self.watch.batch_ended(self._replay.size)
 
 
 def _is_searched(size: int, params: Mapping[str, Any]) -> bool:
