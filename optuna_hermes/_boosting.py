@@ -77,7 +77,7 @@ class Rounds(CooperativeLoop):
         """
         if self._used:
             raise InvalidInputError(
-                f"A HermesCallback must be used in one training, but {self._run} uses it again: "
+                f"A HermesCallback must be used in one training, but {self._name} uses it again: "
                 "leave it out of the others."
             )
         self._used, self._booster.save, self._end = True, save, end

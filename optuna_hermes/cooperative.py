@@ -85,7 +85,7 @@ class CooperativeLoop:
         self.storable = False
         """True if the trial can be suspended to disk."""
         self._trial = trial
-        self._run = f"trial {getattr(trial, 'number', '?')}"
+        self._name = f"trial {getattr(trial, 'number', '?')}"
         named = objects if isinstance(objects, NamedObjects) else NamedObjects(dict(objects))
         self._named = named
         self._session: Session | None = None
@@ -215,10 +215,10 @@ class CooperativeLoop:
         if session.checkpoint_dir is None:
             problem = "it has no folder for checkpoints"
         if problem is not None and (self.storable or not self._begun):
-            log.info("%s can only wait in memory: %s.", self._run.capitalize(), problem)
+            log.info("%s can only wait in memory: %s.", self._name.capitalize(), problem)
         self.storable = problem is None
         if self.storable and self._saver is None:
-            self._saver = Saver(session, self._run)
+            self._saver = Saver(session, self._name)
 
     def switch_point(self) -> None:
         """Yield the device if asked to, and save the last unit; to be called at clean points.
@@ -274,7 +274,7 @@ class CooperativeLoop:
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         warning = self.inexact()
         if warning is not None:
-            log.warning("%s: %s", self._run.capitalize(), warning)
+            log.warning("%s: %s", self._name.capitalize(), warning)
         tree = {
             "named": self._named.state_dict(),
             **self.position(),
@@ -284,12 +284,12 @@ class CooperativeLoop:
             "rng": rng,
         }
         assert self._session is not None
-        warn_of_lost(self._run, self._session.checkpoint_dir, self._lost(), self.remedy)
+        warn_of_lost(self._name, self._session.checkpoint_dir, self._lost(), self.remedy)
         return tree
 
     def _find(self, session: Session) -> tuple[Checkpoint, Any] | None:
         """The newest checkpoint that can be used."""
-        return read(session.checkpoints, self._run, session.checkpoint_dir)
+        return read(session.checkpoints, self._name, session.checkpoint_dir)
 
     def _resume(self, session: Session) -> None:
         found = self._find(session)
@@ -300,7 +300,7 @@ class CooperativeLoop:
             self._load(frozen(tree))  # a copy: it is loaded again, right before the next batch
         except SuspendError as error:
             raise CheckpointError(
-                f"Checkpoint {state.path} of {self._run} must fit the objects that are named, but "
+                f"Checkpoint {state.path} of {self._name} must fit the objects that are named, but "
                 f"{error}. Make the same ones whenever the objective runs."
             ) from error
         self._restored = tree
@@ -322,7 +322,7 @@ class CooperativeLoop:
     def _check_single(self, session: Session) -> None:
         if session in _sessions:
             raise InvalidInputError(
-                f"{self.maker} must be called once in an objective, but {self._run} calls it "
+                f"{self.maker} must be called once in an objective, but {self._name} calls it "
                 "again: name all objects in one call."
             )
         _sessions.add(session)
@@ -340,7 +340,7 @@ class _LoopState:
     """A trial at a clean point (``suspend.TrialState``)."""
 
     def __init__(self, loop: CooperativeLoop, rng: dict[str, Any], *, stores: bool) -> None:
-        self.name = loop._run
+        self.name = loop._name
         self.units = loop._unit
         self.stores = stores
         self.moves = loop.movable and not captured_graphs()

@@ -81,8 +81,8 @@ class HermesCallback(TrainerCallback):
         self._trainer = trainer
         found = None
         if session is not None:
-            run = f"trial {getattr(self._trial, 'number', '?')}"
-            found = self._found = read(session.checkpoints, run, session.checkpoint_dir)
+            trial = f"trial {getattr(self._trial, 'number', '?')}"
+            found = self._found = read(session.checkpoints, trial, session.checkpoint_dir)
         try:
             with own_batches(trainer, self._next_step), position(trainer, found) as checkpoint:
                 return trainer.train(resume_from_checkpoint=checkpoint)

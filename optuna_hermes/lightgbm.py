@@ -115,7 +115,7 @@ class HermesCallback:
             log.warning(
                 "%s may differ in the last bits: LightGBM chooses the order of its sums by a "
                 "race. Give it force_row_wise=True, or force_col_wise=True.",
-                rounds._run.capitalize(),
+                rounds._name.capitalize(),
             )
         if rounds.model is not None:
             _go_on(model, env.params, rounds.model.decode())

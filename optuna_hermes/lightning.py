@@ -247,8 +247,8 @@ class _FitLoop(CooperativeLoop):
 
     def __init__(self, trial: Any, monitor: str, session: Session | None) -> None:
         super().__init__(trial, {})
-        self.name = self._run
-        self.units = Units(monitor, self._run)
+        self.name = self._name
+        self.units = Units(monitor, self._name)
         self.elastic: ElasticBatch | ElasticDevices | None = None
         self._session = session
         self._monitored = f"{monitor}="
@@ -258,7 +258,7 @@ class _FitLoop(CooperativeLoop):
         self._hooks: TrainerHooks | None = None
         self._rank: Rank | None = None
         self._elastic_devices: ElasticDevices | None = None
-        self._checkpoints = Checkpoints(self._run)
+        self._checkpoints = Checkpoints(self._name)
         self._warned = False
         self._validating_since = -math.inf
         self._leave_out_wait: Callable[[], None] | None = None
@@ -293,7 +293,7 @@ class _FitLoop(CooperativeLoop):
         if trainer.world_size > 1 and self._rank is None:
             raise refused_strategy(trainer.strategy)
         replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
-        self._hooks = hooks = TrainerHooks(trainer, self._run, replay)
+        self._hooks = hooks = TrainerHooks(trainer, self._name, replay)
         if self._elastic_devices is not None:
             self._elastic_devices.prepare(trainer, hooks, max(1, len(self.device_ids)))
         self._checkpoints.resume(hooks, self._rank)
@@ -311,7 +311,7 @@ class _FitLoop(CooperativeLoop):
         other = fits.loop() if fits.loop is not None else None
         if other is not None and other is not self and other._trainer is not None:
             raise InvalidInputError(
-                f"{self._run.capitalize()} has more than one HermesCallback in one Trainer: leave "
+                f"{self._name.capitalize()} has more than one HermesCallback in one Trainer: leave "
                 "all but one out."
             )
         if other is not None and other is not self:
@@ -350,7 +350,7 @@ class _FitLoop(CooperativeLoop):
         self.begin(problem)
         inexact = why_not_exact(trainer)
         if self.storable and inexact is not None and trainer.is_global_zero:
-            log.warning("%s may differ in the last bits: %s.", self._run.capitalize(), inexact)
+            log.warning("%s may differ in the last bits: %s.", self._name.capitalize(), inexact)
         if self.elastic is not None:
             if self._number > 1:
                 raise self.elastic.refused("the objective calls fit more than once")
@@ -433,7 +433,7 @@ class _FitLoop(CooperativeLoop):
         """Note the time at which a validation begins."""
         self._validating_since = time.monotonic()
         if self.elastic is not None:
-            self.elastic.interrupted()
+            self.elastic.watch.interrupted()
 
     def within_validation(self) -> None:
         """Report progress, and yield the device to a trial that waits in memory."""
@@ -450,7 +450,7 @@ class _FitLoop(CooperativeLoop):
     def _park(self, session: Session, *, stores: bool) -> None:
         self._warn_of_random_workers()
         if self.elastic is not None:
-            self.elastic.interrupted()
+            self.elastic.watch.interrupted()
         with parked(self._fit.trainer) as self._leave_out_wait:
             super()._park(session, stores=stores)
         self._leave_out_wait = None
@@ -507,11 +507,11 @@ class _FitLoop(CooperativeLoop):
             self._elastic_devices.settle()
         elif session is not None and self.elastic is not None:
             raise self.elastic.refused("it trains in several processes")
-        self._saver = None if session is None else Saver(session, self._run)
+        self._saver = None if session is None else Saver(session, self._name)
         ranks = Ranks(
             count,
             context,
-            run=self._run,
+            trial=self._name,
             session=session,
             all_started=self._checkpoints.forget,
             report=self._report_for_ranks,

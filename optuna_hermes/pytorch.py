@@ -107,7 +107,7 @@ class Run(CooperativeLoop):
         """
         if self._looped:
             raise InvalidInputError(
-                f"run.epochs() must be used once in an objective, but {self._run} uses it again: "
+                f"run.epochs() must be used once in an objective, but {self._name} uses it again: "
                 "train all its epochs in one loop."
             )
         self._looped = True
@@ -147,7 +147,7 @@ class Run(CooperativeLoop):
     def _rest_of_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         if not self._batches_due:
             raise InvalidInputError(
-                f"run.batches() must be used once in each epoch of run.epochs(), but {self._run} "
+                f"run.batches() must be used once in each epoch of run.epochs(), but {self._name} "
                 "uses it outside or again: iterate over other loaders as they are."
             )
         self._batches_due = self._without_batches = False
@@ -180,7 +180,7 @@ class Run(CooperativeLoop):
         """
         if self._restored is not None:
             raise CheckpointError(
-                f"{self._run.capitalize()} was stored in a loop over run.epochs(), but goes on in "
+                f"{self._name.capitalize()} was stored in a loop over run.epochs(), but goes on in "
                 "run.loader(): bring that loop back, or remove the folder of its checkpoints."
             )
         return _LoaderPasses(loader, functools.partial(self._pass_over, loader, report))
@@ -209,7 +209,7 @@ class Run(CooperativeLoop):
         """
         if not self.n_batches and not self._batches_due:
             raise InvalidInputError(
-                f"run.report() must come in the loop over run.epochs(), but {self._run} has "
+                f"run.report() must come in the loop over run.epochs(), but {self._name} has "
                 "trained nothing: others could never have its device."
             )
         if self._session is not None and self._restored is not None:

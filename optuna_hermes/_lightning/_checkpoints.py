@@ -38,10 +38,10 @@ Tree = dict[str, Any]
 class Checkpoints:
     """The checkpoints of one trial, in its only process or in one of its ranks."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, trial: str) -> None:
         self.elastic_devices: ElasticDevices | None = None
         """Set if the trial's number of devices may change."""
-        self._run = run
+        self._name = trial
         self._found: tuple[Checkpoint, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
@@ -77,7 +77,7 @@ class Checkpoints:
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
         }
-        warn_of_lost(self._run, self._folder, self._unsaved.lost, ADVICE)
+        warn_of_lost(self._name, self._folder, self._unsaved.lost, ADVICE)
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
         if rank is None:
@@ -99,7 +99,7 @@ class Checkpoints:
         number, count = (0, 1) if rank is None else (rank.rank, rank.count)
         elastic_devices, before = self.elastic_devices, count_of(checkpoint)
         checkpoint = part_of(
-            checkpoint, number, count, self._run, any_count=elastic_devices is not None
+            checkpoint, number, count, self._name, any_count=elastic_devices is not None
         )
         self._loaded = loaded = checkpoint.pop(_KEY)
         loaded["gone"] = [part[_KEY]["loop"] for part in gone(checkpoint)]

@@ -76,7 +76,9 @@ def merged(parts: list[Tree]) -> Tree:
     return {**parts[0], _RANKS: parts[1:]}
 
 
-def part_of(checkpoint: Tree, rank: int, count: int, run: str, *, any_count: bool = False) -> Tree:
+def part_of(
+    checkpoint: Tree, rank: int, count: int, trial: str, *, any_count: bool = False
+) -> Tree:
     """The checkpoint as a rank is to load it.
 
     If there were fewer ranks before, a new one gets the part of rank 0. If there were more, the
@@ -93,7 +95,7 @@ def part_of(checkpoint: Tree, rank: int, count: int, run: str, *, any_count: boo
             return checkpoint
     elif len(parts) + 1 != count:
         raise CheckpointError(
-            f"A checkpoint of {run} must be resumed by as many processes as have written it, but "
+            f"A checkpoint of {trial} must be resumed by as many processes as have written it, but "
             f"these were {len(parts) + 1} and now are {count}: give the Trainer as many devices "
             "as before."
         )

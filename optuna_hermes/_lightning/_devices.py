@@ -28,7 +28,7 @@ class ElasticDevices:
         InvalidInputError: ``most`` is less than one.
     """
 
-    def __init__(self, most: int, run: str) -> None:
+    def __init__(self, most: int, trial: str) -> None:
         if type(most) is not int or most < 1:
             raise InvalidInputError(
                 f"max_devices must be a whole number of 1 or more but is {most!r}."
@@ -36,8 +36,8 @@ class ElasticDevices:
         self.seed: int | None = None
         """Seed of the order of samples and of new processes; the same for the whole trial."""
         self._most = most
-        self._run = run
-        self._watch = Stopwatch()
+        self._name = trial
+        self.watch = Stopwatch()
         self._reason: str | None = None
         self._trainer: Trainer | None = None
         self._batch_size = 1
@@ -46,8 +46,8 @@ class ElasticDevices:
     def refused(self, reason: str) -> InvalidInputError:
         return InvalidInputError(
             f"HermesCallback(max_devices={self._most}) needs a training that goes on with any "
-            f"number of devices, but {self._run} cannot: {reason}. Mend that, or leave max_devices "
-            "out."
+            f"number of devices, but {self._name} cannot: {reason}. Mend that, or leave "
+            "max_devices out."
         )
 
     # -- around a fit --------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class ElasticDevices:
         if not isinstance(getattr(loader, "batch_sampler", None), DividedReplay):
             raise self.refused(self._reason or why_not_regrouped(loader) or "its loader is another")
         self._trainer = trainer
-        self._watch.interrupted()
+        self.watch.interrupted()
 
     def seed_new(self, trainer: Trainer) -> None:
         """Seed a process that did not exist when the checkpoint was written.
@@ -118,7 +118,7 @@ class ElasticDevices:
         seed_everything(trial_seed(rank, batches_done(trainer)))
 
     def begin_epoch(self) -> None:
-        self._watch.interrupted()
+        self.watch.interrupted()
 
     def sizes(self, *, by_validation: bool) -> BatchSizes | None:
         """The sizes and devices that the trial may be given, None before training."""
@@ -130,7 +130,7 @@ class ElasticDevices:
             now=size,
             least=size,
             most=size,
-            seconds=self._watch.seconds,
+            seconds=self.watch.seconds,
             unit_samples=self._samples * (epochs or 1),
             most_devices=max(1, min(self._most, size)),
         )
@@ -141,10 +141,7 @@ class ElasticDevices:
     # -- speed ---------------------------------------------------------------------------------
 
     def batch_ended(self) -> None:
-        self._watch.batch_ended(self._batch_size)
-
-    def interrupted(self) -> None:
-        self._watch.interrupted()
+        self.watch.batch_ended(self._batch_size)
 
 
 def _unless_training(

@@ -59,7 +59,7 @@ class ElasticBatch:
         InvalidInputError: the limits or the scaling are invalid.
     """
 
-    def __init__(self, limits: tuple[int, int], scaling: str, run: str) -> None:
+    def __init__(self, limits: tuple[int, int], scaling: str, trial: str) -> None:
         if [type(each) for each in limits] != [int, int] or not 1 <= limits[0] <= limits[1]:
             raise InvalidInputError(
                 "elastic_batch must be two whole numbers of 1 or more, the smallest batch size and "
@@ -71,19 +71,19 @@ class ElasticBatch:
             )
         self._limits = limits
         self._scaling = scaling
-        self._run = run
+        self._name = trial
         self._replay: ElasticReplay | None = None
         self._trainer: Trainer | None = None
         self._pace: Pace | None = None
         self._windows = 1
         self._fixed = False
         self._wanted: int | None = None
-        self._watch = Stopwatch()
+        self.watch = Stopwatch()
 
     def refused(self, reason: str) -> InvalidInputError:
         return InvalidInputError(
             f"HermesCallback(elastic_batch={self._limits}) needs batches of any size, but "
-            f"those of {self._run} cannot change: {reason}. Mend that, or leave elastic_batch out."
+            f"those of {self._name} cannot change: {reason}. Mend that, or leave elastic_batch out."
         )
 
     # -- around a fit --------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class ElasticBatch:
         self._windows = trainer.accumulate_grad_batches
         # A batch size that the study searches is part of what it compares: it stays.
         self._fixed = _is_searched(first, params)
-        self._watch.interrupted()
+        self.watch.interrupted()
         if self._scaling != "accumulate" and trainer.lightning_module.automatic_optimization:
             self._pace = Pace(trainer, self._replay)
             epoch_loop = trainer.fit_loop.epoch_loop
@@ -130,7 +130,7 @@ class ElasticBatch:
 
     def begin_epoch(self) -> None:
         """Begin an epoch, all of which has the present batch size for now."""
-        self.interrupted()
+        self.watch.interrupted()
         if self._replay is not None and self._trainer is not None:
             self._replay.rewind()
             combined = self._trainer.fit_loop._combined_loader
@@ -151,7 +151,7 @@ class ElasticBatch:
             now=now,
             least=min(self._limits[0], now),
             most=max(self._most(), now),
-            seconds=self._watch.seconds,
+            seconds=self.watch.seconds,
             unit_samples=self._replay.samples * (epochs or 1),
         )
 
@@ -213,7 +213,7 @@ class ElasticBatch:
             schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
             scale_rates(trainer.optimizers, schedulers, factor)
         show_length(trainer)
-        self._watch.interrupted()
+        self.watch.interrupted()
 
     def _show_length(self) -> None:
         """Set the epoch's number of batches where Lightning reads it."""
@@ -254,10 +254,7 @@ class ElasticBatch:
 
     def batch_ended(self) -> None:
         if self._replay is not None:
-            self._watch.batch_ended(self._replay.size)
-
-    def interrupted(self) -> None:
-        self._watch.interrupted()
+            self.watch.batch_ended(self._replay.size)
 
 
 def _is_searched(size: int, params: Mapping[str, Any]) -> bool:

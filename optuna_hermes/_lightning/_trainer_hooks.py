@@ -40,9 +40,9 @@ class TrainerHooks:
         replay: makes the ``Replay`` of a loader; None for one that is not elastic.
     """
 
-    def __init__(self, trainer: Trainer, run: str, replay: Callable[..., Replay] | None) -> None:
+    def __init__(self, trainer: Trainer, trial: str, replay: Callable[..., Replay] | None) -> None:
         self.trainer = trainer
-        self._run = run
+        self._name = trial
         self._replay = replay or Replay
         self._replays: list[tuple[Any, Replay | Stream]] = []
         self._streams = Streams(self._known)
@@ -309,7 +309,7 @@ class TrainerHooks:
                 self._replays.append((loader, kept.pop(id(loader))))
             elif is_stream(loader) and len(loaders) == 1:
                 trained = functools.partial(_ready, progress)
-                self._replays.append((loader, Stream(loader, trained, self._streams, self._run)))
+                self._replays.append((loader, Stream(loader, trained, self._streams, self._name)))
             elif any(loader is known for known, _ in self._replays):
                 continue
             elif Replay.fits(loader) and not is_stateful(loader):

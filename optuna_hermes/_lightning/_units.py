@@ -15,11 +15,11 @@ class Units:
     If validations log the metric, every validation is a unit; otherwise every epoch is one.
     """
 
-    def __init__(self, monitor: str, run: str) -> None:
+    def __init__(self, monitor: str, trial: str) -> None:
         self.monitor = monitor
         self.by_validation = False
         """True if each validation is a unit, else each epoch is one."""
-        self._run = run
+        self._name = trial
         self._validated = False
         self._epoch_ended = False
 
@@ -65,7 +65,7 @@ class Units:
         """
         if several_devices and unsynchronised(trainer, self.monitor):
             raise MonitorError(
-                f"A metric that is compared must be that of all devices, but each of {self._run} "
+                f"A metric that is compared must be that of all devices, but each of {self._name} "
                 f"has a {self.monitor} of its own: log it with sync_dist=True."
             )
         return float(trainer.callback_metrics[self.monitor])

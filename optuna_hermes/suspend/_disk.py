@@ -54,7 +54,7 @@ def write(
     folder: Path,
     tree: Any,
     *,
-    run: str,
+    trial: str,
     units: int,
     known: Collection[Checkpoint] = (),
 ) -> Checkpoint:
@@ -63,7 +63,7 @@ def write(
     Args:
         folder: this trial's own folder.
         tree: the state, as ``pack`` takes it; must not change meanwhile.
-        run: the trial, as messages name it.
+        trial: its name in messages.
         units: units the trial has reported.
         known: the checkpoints that the ledger names. They stay, and so do all newer ones.
 
@@ -71,23 +71,23 @@ def write(
         CheckpointError: the tree holds what cannot be stored.
         UnwritableError: the file system has no room, or does not let this user write there.
     """
-    tensors, text = pack(tree, run)
+    tensors, text = pack(tree, trial)
     tensors[_TREE] = _octets(text.encode("utf-8", "surrogatepass"))
     with _writing:
         path = _next_path(folder.absolute(), units)
-        size, sha256 = _put(path, tensors, {**_FORMAT, "run": run})
+        size, sha256 = _put(path, tensors, {**_FORMAT, "trial": trial})
         _tidy(folder, {Path(state.path) for state in known})
     return Checkpoint(path=str(path), units=units, size_bytes=size, sha256=sha256)
 
 
 def read(
-    states: Sequence[Checkpoint], run: str, folder: Path | None
+    states: Sequence[Checkpoint], trial: str, folder: Path | None
 ) -> tuple[Checkpoint, Any] | None:
     """Read the newest checkpoint that is intact; None only if there is none at all.
 
     Args:
         states: newest first, as the ledger has them; their paths are checked against ``folder``.
-        run: the trial, as messages name it.
+        trial: its name in messages.
         folder: this trial's own folder, outside of which nothing is read; None if it has none.
 
     Returns:
@@ -98,10 +98,10 @@ def read(
     """
     global _ahead
     ahead, _ahead = _ahead, None
-    if all(_is_in(folder, state) for state in states) and ahead and ahead[0] == _key(states, run):
+    if all(_is_in(folder, state) for state in states) and ahead and ahead[0] == _key(states, trial):
         found = ahead[1].result()
     else:
-        found = _search(states, run, folder)
+        found = _search(states, trial, folder)
     if found is None:
         return None
     state, tree, problems = found
@@ -114,19 +114,19 @@ def read(
     return state, tree
 
 
-def read_ahead(states: Sequence[Checkpoint], run: str) -> None:
+def read_ahead(states: Sequence[Checkpoint], trial: str) -> None:
     """Begin the next ``read`` on a thread.
 
     The result is dropped if ``read`` is then called for other checkpoints.
     """
     global _ahead
     folder = Path(states[0].path).parent if states else None  # ``read`` checks it against its own
-    _ahead = _key(states, run), _on_thread(_search, tuple(states), run, folder)
+    _ahead = _key(states, trial), _on_thread(_search, tuple(states), trial, folder)
 
 
-def _key(states: Sequence[Checkpoint], run: str) -> object:
+def _key(states: Sequence[Checkpoint], trial: str) -> object:
     # With the process id: a thread that reads ahead does not survive a fork.
-    return os.getpid(), run, [(state.path, state.sha256) for state in states]
+    return os.getpid(), trial, [(state.path, state.sha256) for state in states]
 
 
 def _on_thread(call: Callable[..., T], *args: Any) -> Future[T]:
@@ -269,23 +269,23 @@ def _number(path: Path) -> int:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def _search(states: Sequence[Checkpoint], run: str, folder: Path | None) -> _Found | None:
+def _search(states: Sequence[Checkpoint], trial: str, folder: Path | None) -> _Found | None:
     """Return the newest usable checkpoint, its tree, and the errors of the newer ones."""
     problems: list[CheckpointError] = []
     for state in states:
         try:
             if not _is_in(folder, state):
                 raise CheckpointError(
-                    f"Checkpoint {state.path} of {run} must lie in its folder, {folder}, that is "
+                    f"Checkpoint {state.path} of {trial} must lie in its folder, {folder}, that is "
                     "no link: give the checkpoint_dir that it was written to."
                 )
-            return state, _load(state, run), problems
+            return state, _load(state, trial), problems
         except CheckpointError as error:
             problems.append(error)
     if not problems:
         return None
     raise CheckpointError(
-        f"No checkpoint of {run} can be used, and it is not started again in silence: "
+        f"No checkpoint of {trial} can be used, and it is not started again in silence: "
         + " ".join(str(problem) for problem in problems)
         + f" {_BRING_BACK}"
     ) from problems[0]
@@ -298,9 +298,9 @@ def _is_in(folder: Path | None, state: Checkpoint) -> bool:
     return Path(state.path).parent.resolve() == folder.resolve()
 
 
-def _load(state: Checkpoint, run: str) -> Any:
+def _load(state: Checkpoint, trial: str) -> Any:
     """Read and verify a checkpoint; return its tree."""
-    name = f"Checkpoint {state.path} of {run}"
+    name = f"Checkpoint {state.path} of {trial}"
     try:
         if not stat.S_ISREG(os.lstat(state.path).st_mode):
             raise CheckpointError(f"{name} must be a file, not a link or anything else.")
@@ -318,14 +318,14 @@ def _load(state: Checkpoint, run: str) -> Any:
             f"{name} is damaged: its SHA-256 must be {state.sha256} but is {content.sha256}."
         )
     try:
-        return _decoded(name, content, run)
+        return _decoded(name, content, trial)
     except CheckpointError:
         raise
     except Exception as error:  # the digest is right, but the content breaks the format
         raise CheckpointError(f"{name} cannot be decoded: {error!r}.") from error
 
 
-def _decoded(name: str, content: Content, run: str) -> Any:
+def _decoded(name: str, content: Content, trial: str) -> Any:
     metadata = content.header.get("__metadata__", {})
     if metadata.get("format") != _FORMAT["format"]:
         raise CheckpointError(f"{name} must be a file that optuna-hermes wrote, and is not.")
@@ -334,8 +334,8 @@ def _decoded(name: str, content: Content, run: str) -> Any:
             f"{name} must have format version {_FORMAT['version']} but has "
             f"{metadata['version']}: go on with the optuna-hermes that wrote it."
         )
-    if metadata["run"] != run:
-        raise CheckpointError(f"{name} must be of {run} but is of {metadata['run']}.")
+    if metadata["trial"] != trial:
+        raise CheckpointError(f"{name} must be of {trial} but is of {metadata['trial']}.")
     tensors = content.tensors()
     text = tensors.pop(_TREE).numpy().tobytes()
     return unpack(tensors, text.decode("utf-8", "surrogatepass"))

@@ -24,7 +24,7 @@ class Host(Tier):
 
     def __init__(self) -> None:
         self._arena = Arena(torch.device("cpu"))
-        self._run = "no trial"
+        self._trial = "no trial"
         self._sizes: dict[torch.UntypedStorage, int] = {}
         self._tree: dict[str, Any] | None = None
         self._logged = False
@@ -44,7 +44,7 @@ class Host(Tier):
         sizes = {storage: storage.nbytes() for storage in found if movable(storage)}
         self._keep(sizes, device, state.name)
         # All copies are made: only now may anything be emptied.
-        self._run, self._sizes, self._tree = state.name, sizes, tree
+        self._trial, self._sizes, self._tree = state.name, sizes, tree
         self._empty()
         left = self._left([storage for storage in found if storage not in sizes])
         return Footprint(device_bytes=left, host_bytes=self._arena.size_bytes)
@@ -58,7 +58,7 @@ class Host(Tier):
         except RuntimeError as error:
             self._empty()
             raise SuspendError(
-                f"{self._run.capitalize()} must have {sum(self._sizes.values())} bytes on "
+                f"{self._trial.capitalize()} must have {sum(self._sizes.values())} bytes on "
                 f"{self._arena.device} to come back: {error}. It stays in host memory; bring it "
                 "back when there is room."
             ) from error
@@ -74,7 +74,7 @@ class Host(Tier):
         if self._tree is None:
             raise SuspendError(
                 "Only a trial that waits in host memory, and could be stored when it came there, "
-                f"goes on to disk: {self._run} does not."
+                f"goes on to disk: {self._trial} does not."
             )
         places = {storage._cdata: index for index, storage in enumerate(self._sizes)}
         views: dict[int, torch.UntypedStorage] = {}
@@ -103,7 +103,9 @@ class Host(Tier):
         self._sizes, self._tree = {}, None
         self._arena.free()
 
-    def _keep(self, sizes: dict[torch.UntypedStorage, int], device: torch.device, run: str) -> None:
+    def _keep(
+        self, sizes: dict[torch.UntypedStorage, int], device: torch.device, trial: str
+    ) -> None:
         if self._arena.device != device:
             self._arena = Arena(device)
         try:
@@ -111,8 +113,8 @@ class Host(Tier):
         except RuntimeError as error:
             self._arena.free()
             raise SuspendError(
-                f"{run.capitalize()} must have {sum(sizes.values())} bytes of host memory to wait "
-                f"there: {error}. It is as it was; leave it on its device or store it on disk."
+                f"{trial.capitalize()} must have {sum(sizes.values())} bytes of host memory to "
+                f"wait there: {error}. It is as it was; leave it on its device or store it on disk."
             ) from error
 
     def _empty(self) -> None:
@@ -134,8 +136,8 @@ class Host(Tier):
             blocks = torch.cuda.memory_stats(device)["allocation.all.current"]
         if blocks and not self._logged:
             self._logged = True
-            run = self._run.capitalize()
-            log.info("%s leaves %d bytes in %d blocks on %s.", run, size, blocks, device)
+            trial = self._trial.capitalize()
+            log.info("%s leaves %d bytes in %d blocks on %s.", trial, size, blocks, device)
         return held
 
 

@@ -22,10 +22,10 @@ class LoaderPosition:
         known: returns the objects that are stored with the training, by ``id``.
     """
 
-    def __init__(self, known: Known, run: str) -> None:
+    def __init__(self, known: Known, trial: str) -> None:
         self.streams = Streams(known)
         """Attributes of iterable data sets."""
-        self._run = run
+        self._name = trial
         self.batch = 0
         """Trained batches of this epoch; the loop counts them."""
         self.length: int | None = None
@@ -107,7 +107,7 @@ class LoaderPosition:
             return None
         if loader not in self._replays:  # its workers, where they persist, hold the first one
             if stream:
-                made = Stream(loader, lambda: self.batch, self.streams, self._run)
+                made = Stream(loader, lambda: self.batch, self.streams, self._name)
                 self._replays[loader] = made
             else:
                 kind = Wrapped if wrapped else Replay

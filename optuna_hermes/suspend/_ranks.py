@@ -38,7 +38,7 @@ class Ranks:
     Args:
         count: number of ranks.
         context: the ``multiprocessing`` context by which the ranks are started.
-        run: the trial, as messages name it.
+        trial: its name in messages.
         session: the trial's, if it has one.
         all_started: called when all ranks have begun, to free what only they need.
         report: called with a unit and a value; returns True if the trial is pruned.
@@ -51,7 +51,7 @@ class Ranks:
         count: int,
         context: Any,
         *,
-        run: str,
+        trial: str,
         session: Session | None,
         all_started: Callable[[], None],
         report: Callable[[int, float], bool],
@@ -72,7 +72,7 @@ class Ranks:
             checkpoint_dir=session.checkpoint_dir if session is not None else None,
             devices=session.devices if session is not None else (),
         )
-        self._run = run
+        self._name = trial
         self._session = session
         self._all_started = all_started
         self._report = report
@@ -216,7 +216,7 @@ class Ranks:
             except (EOFError, OSError) as error:
                 self._lost = True
                 raise SuspendError(
-                    f"Every rank of {self._run} must give its state, but rank {rank} has ended."
+                    f"Every rank of {self._name} must give its state, but rank {rank} has ended."
                 ) from error
             if kind == "raised":
                 raise content
@@ -242,7 +242,7 @@ class _Stop:
     moves = False
 
     def __init__(self, ranks: Ranks, units: int, *, stores: bool) -> None:
-        self.name = ranks._run
+        self.name = ranks._name
         self.units = units
         self.stores = stores
         self.ended = ranks.closing

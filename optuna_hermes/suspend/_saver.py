@@ -36,11 +36,11 @@ class Saver:
     state waits in memory: until it can be written, or until there is a later one.
     """
 
-    def __init__(self, session: Session, run: str) -> None:
+    def __init__(self, session: Session, trial: str) -> None:
         self.gave_up = False
         """True if the last state was given up before it could be written."""
         self._session = session
-        self._run = run
+        self._name = trial
         self._saving: Future[None] | None = None
         self._give_up = threading.Event()
         self._unwritable = False
@@ -84,7 +84,9 @@ class Saver:
         while True:
             begin, known = time.monotonic(), session.checkpoints
             try:
-                state = write(session.checkpoint_dir, tree, run=self._run, units=units, known=known)
+                state = write(
+                    session.checkpoint_dir, tree, trial=self._name, units=units, known=known
+                )
             except UnwritableError as error:
                 self._warn(error)
                 took = time.monotonic() - begin
@@ -100,10 +102,10 @@ class Saver:
         """Log a warning, once per period in which nothing can be written."""
         if not self._unwritable:
             self._unwritable = True
-            log.warning("%s goes on without a new checkpoint. %s", self._run.capitalize(), error)
+            log.warning("%s goes on without a new checkpoint. %s", self._name.capitalize(), error)
 
 
-def warn_of_lost(run: str, folder: Path | None, names: Iterable[str], way_out: str) -> None:
+def warn_of_lost(trial: str, folder: Path | None, names: Iterable[str], way_out: str) -> None:
     """Log a warning that names values which no checkpoint holds, once per study.
 
     Args:
@@ -115,7 +117,7 @@ def warn_of_lost(run: str, folder: Path | None, names: Iterable[str], way_out: s
     log.warning(
         "%s changes %s while it trains, and no checkpoint holds that: when the trial comes back "
         "from disk it is as in the beginning. %s",
-        run.capitalize(),
+        trial.capitalize(),
         ", ".join(found),
         way_out,
     )

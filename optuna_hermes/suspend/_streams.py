@@ -97,12 +97,12 @@ class Stream:
     """The position of a loader over an iterable data set."""
 
     def __init__(
-        self, loader: DataLoader[Any], trained: Callable[[], int], streams: Streams, run: str
+        self, loader: DataLoader[Any], trained: Callable[[], int], streams: Streams, trial: str
     ) -> None:
         self._loader = weakref.ref(loader)
         self._trained = trained
         self._streams = streams
-        self._run = run
+        self._name = trial
         self._opened: dict[str, Any] | None = None
         self._resume: dict[str, Any] | None = None
         self._waiting: _Batches | None = None
@@ -116,7 +116,7 @@ class Stream:
         vars(loader)["_get_iterator"] = self._start
         log.info(
             "%s comes back to its place in %s by passing over what it has trained.",
-            run.capitalize(),
+            trial.capitalize(),
             type(loader.dataset).__name__,
         )
 
@@ -177,8 +177,8 @@ class Stream:
             reason = self._why_whole()
             self._whole = reason is not None
             if self._whole:
-                run = self._run.capitalize()
-                log.info("%s is stored between epochs only: %s.", run, reason)
+                trial = self._name.capitalize()
+                log.info("%s is stored between epochs only: %s.", trial, reason)
         return not self._whole
 
     def _why_whole(self) -> str | None:
@@ -229,9 +229,9 @@ class Stream:
                     batch = self.fetch(iterator)
                 except StopIteration:
                     raise CheckpointError(
-                        f"{self._run.capitalize()} has fetched {skip + resume['ahead']} batches of "
-                        f"{type(data).__name__}, which ends after {number} now: it must give the "
-                        "same again whenever its epoch is opened."
+                        f"{self._name.capitalize()} has fetched {skip + resume['ahead']} batches "
+                        f"of {type(data).__name__}, which ends after {number} now: it must give "
+                        "the same again whenever its epoch is opened."
                     ) from None
                 if number >= skip:
                     ahead.append(batch)

@@ -104,7 +104,7 @@ class TierMover:
         tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
         try:
             stored = write(
-                self._folder, tree, run=state.name, units=state.units, known=self._known()
+                self._folder, tree, trial=state.name, units=state.units, known=self._known()
             )
         except CheckpointError as error:
             if self.tier is None and not isinstance(error, UnwritableError):

@@ -28,13 +28,13 @@ _MAPPINGS = (OrderedDict, Counter)
 _KINDS = "biufc"  # NumPy's kinds: bool, integers with and without sign, real and complex
 
 
-def pack(tree: Any, run: str) -> tuple[dict[str, torch.Tensor], str]:
+def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
     """Take a tree of tensors and plain values apart.
 
     Args:
         tree: None, numbers, text, bytes, lists, tuples, sets, dictionaries (also ``OrderedDict``
             and ``Counter``), tensors, arrays, and sizes, dtypes and devices of torch.
-        run: the trial, as messages name it.
+        trial: its name in messages.
 
     Returns:
         Contiguous tensors in main memory by name, of which no two share memory, and the text that
@@ -43,15 +43,15 @@ def pack(tree: Any, run: str) -> tuple[dict[str, torch.Tensor], str]:
     Raises:
         CheckpointError: the tree holds anything else, also objects of subclasses.
     """
-    packer = _Packer(run)
+    packer = _Packer(trial)
     try:
         text = json.dumps(
             packer.encode(tree, ()), separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )
     except RecursionError as error:
         raise CheckpointError(
-            f"A checkpoint of {run} must be a tree, but a list or dictionary in it holds itself or "
-            "is nested too deeply: let state_dict return plain values."
+            f"A checkpoint of {trial} must be a tree, but a list or dictionary in it holds itself "
+            "or is nested too deeply: let state_dict return plain values."
         ) from error
     return packer.tensors, text
 
@@ -98,9 +98,9 @@ def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
 
 
 class _Packer:
-    def __init__(self, run: str) -> None:
+    def __init__(self, trial: str) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._run = run
+        self._name = trial
         self._references: dict[int, list[Any]] = {}
         self._storages: set[int] = set()
 
@@ -144,7 +144,7 @@ class _Packer:
         if _is_scalar(value):
             return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
         raise UnstorableError(
-            f"A checkpoint of {self._run} must hold only tensors, numbers, text, lists and "
+            f"A checkpoint of {self._name} must hold only tensors, numbers, text, lists and "
             f"dictionaries, but {' / '.join(map(str, place)) or 'its root'} holds a "
             f"{_described(value)}: let its state_dict return plain values."
         )

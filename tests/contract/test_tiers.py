@@ -49,7 +49,7 @@ class TestHost(TierContract):
         """The tree in host memory is the whole state of the run, whose tensors stay empty."""
         host = Host()
         host.suspend(training)
-        stored = write(tmp_path, host.tree(), run=training.name, units=training.units)
+        stored = write(tmp_path, host.tree(), trial=training.name, units=training.units)
         assert training.held_bytes() == 0
         found = read([stored], training.name, tmp_path)
         assert found is not None

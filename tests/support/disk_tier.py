@@ -29,7 +29,7 @@ class Disk(Tier):
                 f"{state.name.capitalize()} cannot be stored from here: suspend it in memory."
             )
         stored = write(
-            self._folder, state.dump(), run=state.name, units=state.units, known=self._known()
+            self._folder, state.dump(), trial=state.name, units=state.units, known=self._known()
         )
         self._stored = stored, state.name
         return Footprint(device_bytes=0, stored=stored)

@@ -33,7 +33,7 @@ def tree(units: int = 1) -> dict[str, Any]:
 
 
 def stored(folder: Path, units: int = 1, **options: Any) -> Checkpoint:
-    return write(folder, tree(units), run=RUN, units=units, **options)
+    return write(folder, tree(units), trial=RUN, units=units, **options)
 
 
 def found(*states: Checkpoint) -> tuple[Checkpoint, Any]:
@@ -117,7 +117,7 @@ def test_full_disk(tmp_path: Path) -> None:
         largest_file(1000),
         pytest.raises(CheckpointError, match=r"000002-unit-2\.safetensors: .*File too large"),
     ):
-        write(tmp_path, big, run=RUN, units=2)
+        write(tmp_path, big, trial=RUN, units=2)
     assert names(tmp_path) == [Path(state.path).name]
     assert found(state)[0] == state
 
@@ -220,7 +220,7 @@ def test_no_folder_can_be_made(tmp_path: Path) -> None:
 def test_what_cannot_be_stored(tmp_path: Path) -> None:
     """A tree that cannot be packed is refused before anything is written."""
     with pytest.raises(CheckpointError, match=r"of trial 7 .* but history / 0 holds a"):
-        write(tmp_path, {"history": [object()]}, run=RUN, units=1)
+        write(tmp_path, {"history": [object()]}, trial=RUN, units=1)
     assert names(tmp_path) == []
 
 
@@ -318,7 +318,7 @@ def test_every_byte_counts(tmp_path: Path) -> None:
 
 
 def of_another_trial(path: Path) -> None:
-    Path(write(path.parent, tree(), run="trial 8", units=1).path).rename(path)
+    Path(write(path.parent, tree(), trial="trial 8", units=1).path).rename(path)
 
 
 def of_a_later_version(path: Path) -> None:

@@ -27,7 +27,7 @@ RUN = "trial 7"
 
 
 def stored(folder: Path, units: int = 1, **options: Any) -> Checkpoint:
-    return write(folder, {"weight": torch.ones(3)}, run=RUN, units=units, **options)
+    return write(folder, {"weight": torch.ones(3)}, trial=RUN, units=units, **options)
 
 
 def as_written(path: Path) -> Checkpoint:
@@ -41,7 +41,7 @@ def forged(tree: object, **header: Any) -> bytes:
     """A file in the format of checkpoints with this tree."""
     text = json.dumps(tree).encode()
     parts = {
-        "__metadata__": {"format": "optuna-hermes checkpoint", "version": "1", "run": RUN},
+        "__metadata__": {"format": "optuna-hermes checkpoint", "version": "1", "trial": RUN},
         "tree": {"dtype": "U8", "shape": [len(text)], "data_offsets": [0, len(text)]},
     }
     head = json.dumps(parts | header).encode()

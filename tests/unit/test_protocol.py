@@ -14,6 +14,10 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import MOST_SIZES, BatchSizes, Checkpoint
 
+CHECKPOINT = {"path": "/c", "units": 1, "size_bytes": 1, "sha256": "0"}
+SIZES = {"now": 1, "least": 1, "most": 1}
+MANY = {size: 1.0 for size in range(1, MOST_SIZES + 2)}
+
 numbers = st.integers(0, 2**40)
 values = st.floats(allow_nan=False)
 tiers = st.sampled_from(["resident", "host", "disk"])
@@ -193,8 +197,15 @@ def test_unknown_types_are_refused() -> None:
         {"type": "Report", "epoch": 1, "unit": 1, "step": 2**63, "value": 0.5},
         {"type": "Ended", "epoch": 1, "state": "running"},
         {"type": "Ready", "study": "k" * 256},
+        {"type": "Saved", "epoch": 1, "checkpoint": {**CHECKPOINT, "path": "/" * 4097}},
+        {"type": "Saved", "epoch": 1, "checkpoint": {**CHECKPOINT, "size_bytes": 2**54}},
+        {"type": "Stretches", "epoch": 1, "sizes": {**SIZES, "now": 0}},
+        {"type": "Stretches", "epoch": 1, "sizes": {**SIZES, "seconds": MANY}},
     ],
-    ids=["no time", "less than nothing", "unit 0", "beyond a database", "not an end", "long"],
+    ids=[
+        *("no time", "less than nothing", "unit 0", "beyond a database", "not an end", "long"),
+        *("long path", "large file", "empty batch", "many sizes"),
+    ],
 )
 def test_numbers_that_cannot_be_are_refused(fields: dict[str, object]) -> None:
     """What no client measures cannot upset sums, promises of memory or the ledger's columns."""

@@ -83,7 +83,7 @@ class Run:
         self.ranks = Ranks(
             RANKS,
             FORK,
-            run="trial 1",
+            trial="trial 1",
             session=session,
             all_started=lambda: None,
             report=lambda unit, value: self.values.append(value) or prunes,

@@ -395,6 +395,19 @@ def test_what_the_ledger_knows_is_not_told_again(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_parts_of_a_journal_change_apart(tmp_path: Path) -> None:
+    """What one database has leaves what another lacks; the file goes with the last of it."""
+    left_behind(tmp_path, 1, 2)
+    _journal.change(tmp_path, unwritten=((1, 0.5),))
+    _journal.change(tmp_path, reports=(), checkpoints=())
+    assert _journal.find(tmp_path).unwritten == ((1, 0.5),)
+    left_behind(tmp_path, 3)
+    _journal.change(tmp_path, unwritten=())
+    assert _journal.find(tmp_path).newest_first == [stored(3)]
+    _journal.change(tmp_path, reports=(), checkpoints=())
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_no_number_costs_no_checkpoint(value: float, tmp_path: Path) -> None:
     """A trial that has diverged goes on from its newest checkpoint like others."""

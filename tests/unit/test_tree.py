@@ -120,7 +120,7 @@ def test_every_tree_comes_back_from_a_file(
     tmp_path_factory: pytest.TempPathFactory, tree: Any
 ) -> None:
     """What is written is read with equal types, bits and order."""
-    state = write(tmp_path_factory.mktemp("run"), tree, run="trial 7", units=1)
+    state = write(tmp_path_factory.mktemp("run"), tree, trial="trial 7", units=1)
     assert exact(read((state,), "trial 7", Path(state.path).parent)) == exact((state, tree))
 
 
@@ -331,7 +331,7 @@ def test_a_text_of_someone_else() -> None:
 def test_state_lies_in_memory_that_can_be_given_back(tmp_path: Path) -> None:
     """A tensor that was read can be moved to host memory: its storage is its own and resizable."""
     tree = {"a": torch.ones(3), "b": torch.ones(2, dtype=torch.complex64)}
-    found = read((write(tmp_path, tree, run="trial 7", units=1),), "trial 7", tmp_path)
+    found = read((write(tmp_path, tree, trial="trial 7", units=1),), "trial 7", tmp_path)
     assert found is not None
     for tensor in found[1].values():
         storage = tensor.untyped_storage()

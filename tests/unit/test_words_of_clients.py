@@ -226,7 +226,7 @@ def test_errors_that_are_the_device_s(
 
 def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
     """What is wrong with each is said, and both ways out."""
-    state = write(tmp_path, {"units": 1}, run="trial 7", units=1)
+    state = write(tmp_path, {"units": 1}, trial="trial 7", units=1)
     Path(state.path).unlink()
     with pytest.raises(CheckpointError) as error:
         read((state,), "trial 7", tmp_path)
