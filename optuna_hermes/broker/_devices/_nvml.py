@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from optuna_hermes.broker._devices._nvml_events import Listener
+from optuna_hermes.broker._devices._source import described, is_ours
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, Gpu, visible
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
@@ -138,9 +139,9 @@ class NvmlDevices:
                 "--devices to use it all the same"
             )
             return replace(device, problem=problem)
-        strangers = [pid for pid in holders or () if not _is_ours(pid, own_pids)]
+        strangers = [pid for pid in holders or () if not is_ours(pid, own_pids)]
         if strangers:
-            return replace(device, problem=f"{_described(strangers[0])} {_STRANGER}")
+            return replace(device, problem=f"{described(strangers[0])} {_STRANGER}")
         return replace(device, free=True, unlisted=not holders and not draws)
 
     def _unread(self, device: Device, error: Exception) -> Device:
@@ -351,28 +352,3 @@ def _known(nvml: Any, read: Callable[[], T]) -> T | None:
         nvml.NVMLError_ArgumentVersionMismatch,
     ):
         return None
-
-
-# -- whose processes
-
-
-def _is_ours(pid: int, own_pids: Collection[int]) -> bool:
-    """True if a process is one of ours, or was started by one."""
-    if pid in own_pids:
-        return True
-    import psutil  # here: hosts without a GPU need it not
-
-    try:
-        return any(parent.pid in own_pids for parent in psutil.Process(pid).parents())
-    except psutil.Error:  # it is gone, or in a container that we do not see into
-        return False
-
-
-def _described(pid: int) -> str:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return f"process {pid} ({process.name()} of {process.username()})"
-    except (psutil.Error, KeyError):
-        return f"process {pid}"

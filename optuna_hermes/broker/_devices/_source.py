@@ -31,7 +31,7 @@ class DeviceSlot:
 
     Args:
         id: ``cpu:0``, or the UUID of a GPU or of a MIG slice.
-        kind: ``cpu`` or ``gpu``.
+        kind: name of the source in ``Devices`` that knows its state.
     """
 
     id: str
@@ -138,7 +138,8 @@ class Devices:
         self, slots: Sequence[DeviceSlot], host: str = "localhost", *, named: bool = True
     ) -> None:
         gpus = [slot.id for slot in slots if slot.kind == "gpu"]
-        by_kind: dict[str, DeviceSource] = {"cpu": CpuSlots(len(slots) - len(gpus), host)}
+        n_cpu = sum(slot.kind == "cpu" for slot in slots)
+        by_kind: dict[str, DeviceSource] = {"cpu": CpuSlots(n_cpu, host)}
         if gpus:
             from optuna_hermes.broker._devices._nvml import NvmlDevices  # CPU slots have no driver
 
@@ -165,6 +166,32 @@ class Devices:
         """See ``DeviceSource``."""
         for source in set(self._sources.values()):
             source.close()
+
+
+# -- processes on a device
+
+
+def is_ours(pid: int, own_pids: Collection[int]) -> bool:
+    """True if a process is one of ours, or was started by one."""
+    if pid in own_pids:
+        return True
+    import psutil  # only where others may use a device
+
+    try:
+        return any(parent.pid in own_pids for parent in psutil.Process(pid).parents())
+    except psutil.Error:  # it is gone, or in a container that we do not see into
+        return False
+
+
+def described(pid: int) -> str:
+    """A process and its user, in words."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.name()} of {process.username()})"
+    except (psutil.Error, KeyError):
+        return f"process {pid}"
 
 
 # -- what a specification means

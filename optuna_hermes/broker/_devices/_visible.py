@@ -52,19 +52,24 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> list[str]:
     return list(found)
 
 
+def is_gpu(device_id: str) -> bool:
+    """True for an NVIDIA GPU, or a slice of one."""
+    return device_id.startswith(("GPU-", "MIG-"))
+
+
 def environment(device_ids: Iterable[str]) -> dict[str, str]:
-    """Environment variables that show a process these devices and no other GPU.
+    """Environment variables that show a process these devices and no others.
 
     They work only if they are set before the process initialises CUDA.
     """
-    gpus = [id_ for id_ in device_ids if not id_.startswith("cpu:")]
+    gpus = [id_ for id_ in device_ids if is_gpu(id_)]
     # CPU slots alone give an empty value, which shows no GPU.
     return {VISIBLE_VARIABLE: ",".join(gpus)}
 
 
 def hidden(device_ids: Iterable[str]) -> bool:
     """True if ``CUDA_VISIBLE_DEVICES`` shows this process none of these GPUs."""
-    gpus = {id_ for id_ in device_ids if not id_.startswith("cpu:")}
+    gpus = {id_ for id_ in device_ids if is_gpu(id_)}
     named = os.environ.get(VISIBLE_VARIABLE)
     if not gpus or named is None:
         return False
