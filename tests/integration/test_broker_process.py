@@ -122,7 +122,7 @@ def test_sigterm_ends_it_in_order(
 ) -> None:
     """After SIGTERM it serves whom it has, and takes the socket away when they have left."""
     os.kill(broker.welcome.pid, signal.SIGTERM)
-    assert broker.ask_status()["studies"] == []
+    assert broker.ask_status().studies == ()
     broker.close()
     wait_for(lambda: not (runtime_dir / "broker.sock").exists())
 
@@ -157,7 +157,7 @@ def test_a_bad_frame_closes_its_own_connection_only(
     with raw(runtime_dir) as sock:
         sock.sendall(frame)
         assert sock.recv(100) == b""
-    assert broker.ask_status()["devices"]
+    assert broker.ask_status().devices
 
 
 def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_dir: Path) -> None:
@@ -203,11 +203,11 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     assert worker.stdout is not None
     assert worker.stdout.readline() == "granted\n"
     child = psutil.Process(worker.pid).children()[0]
-    assert broker.ask_status()["devices"][0]["holder"]["pid"] == worker.pid  # type: ignore[index]
+    assert broker.ask_status().devices[0].holder.pid == worker.pid
     worker.kill()
     worker.wait()
     worker.stdout.close()
-    wait_for(lambda: broker.ask_status()["devices"][0]["holder"] is None, 5)  # type: ignore[index]
+    wait_for(lambda: broker.ask_status().devices[0].holder is None, 5)
     assert child.is_running()
     child.kill()
 

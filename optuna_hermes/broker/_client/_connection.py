@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -71,7 +70,7 @@ class Connection:
         length = wire.body_length(self._read(wire.HEADER_BYTES))
         return wire.decode_from_broker(self._read(length))
 
-    def ask_status(self, *, trials: bool = True, curves: bool = False) -> dict[str, object]:
+    def ask_status(self, *, trials: bool = True, curves: bool = False) -> wire.BrokerStatus:
         """Return the broker's status; only for connections on which nothing else is sent.
 
         Raises:
@@ -87,7 +86,7 @@ class Connection:
             raise BrokerConflictError(answer.reason)
         if not isinstance(answer, wire.Status):
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
-        return answer.document
+        return answer.status
 
     def want(self, message: wire.UserCommand) -> bool:
         """Send an override or another policy; only for connections on which nothing else is sent.
@@ -146,7 +145,7 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
-def broker_status(*, trials: bool = True, curves: bool = False) -> dict[str, Any] | None:
+def broker_status(*, trials: bool = True, curves: bool = False) -> wire.BrokerStatus | None:
     """Return the status of this host's broker, None if there is none.
 
     Args:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from optuna_hermes.broker._protocol._status import BrokerStatus
 from optuna_hermes.broker._protocol._values import Message
 from optuna_hermes.model import Checkpoint, TierName
 
@@ -113,9 +112,9 @@ class Dismiss(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Status of the broker, as plain JSON."""
+    """Answer to ``GetStatus``."""
 
-    document: dict[str, Any]
+    status: BrokerStatus
 
 
 FromBroker = (

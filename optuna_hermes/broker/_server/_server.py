@@ -165,9 +165,9 @@ class Server:
         with contextlib.nullcontext() if self._metrics is None else self._metrics.serving():
             await self._serve(ready)
 
-    def _shown(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        document = self._handler.status(time.monotonic(), trials=False)
-        return document, tuple(client.role for client in self._handler.state.clients.values())
+    def _shown(self) -> tuple[wire.BrokerStatus, tuple[str, ...]]:
+        status = self._handler.status(time.monotonic(), trials=False)
+        return status, tuple(client.role for client in self._handler.state.clients.values())
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
