@@ -18,7 +18,7 @@ from msgspec import structs
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import Connection, StudySpec, connect_or_start
+from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenStudy, StudyStatus
 from optuna_hermes.errors import (
@@ -83,8 +83,8 @@ MOST_FAILED_STARTS = 3
 _FAILED_START_SECONDS = 1.0
 """Pause before another one is forked: the cause of the failed start may be over by then."""
 
-POLL_SECONDS = 0.2
-_NEWS_SECONDS = 0.02
+TICK_SECONDS = 0.2
+"""Longest time between two looks at the clock, at signals, and at ``study.stop()``."""
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -272,7 +272,8 @@ class Driver:
             )
 
         connection.send(open_(counted))
-        self._watch(connection, pool, spec.key, max_alive, partial(open_, Counted()))
+        watched = WatchedStudy(connection, spec.key)
+        self._watch(watched, pool, spec.key, max_alive, partial(open_, Counted()))
 
     def _in_force(self, spec: StudySpec) -> StudySpec:
         """The spec with the policy now in force: it may have been changed while the study ran."""
@@ -283,7 +284,7 @@ class Driver:
 
     def _watch(
         self,
-        connection: Connection,
+        watched: WatchedStudy,
         pool: WorkerPool,
         key: str,
         max_alive: int,
@@ -296,47 +297,46 @@ class Driver:
         """
         drained_at, pause = math.inf, 0.0
         while True:
-            mine = self._look(connection, key)
+            mine = self._hear(watched, pool, pause)
+            pause = TICK_SECONDS
             self._call_back(mine)
-            for each in self._losses.look(key, mine.lost):
-                connection.send(each)
+            if given_up := self._losses.look(key, mine.lost):
+                watched.tell(*given_up)
             self._say_first_failure(mine.failures)
-            pool.wait(pause)
-            pause = POLL_SECONDS
             now = time.monotonic()
             if mine.draining:
                 drained_at = min(drained_at, now)
             late = now - drained_at > PARK_SECONDS
             if mine.finished and not mine.draining and (again := anew()).adopted:
-                connection.send(again)
+                watched.tell(again)
                 continue
             if mine.finished or late:
                 break
             if mine.draining:
                 continue
             self._look_at_starts(pool.starts, now)
+            # What is told is in the next status: it is not told again, nor said to the user again.
             if STOP in pool.said or self._should_stop(mine):
-                connection.send(Drain(study=key))
+                watched.tell(Drain(study=key))
                 continue
             if NOTHING_LEFT in pool.said and mine.may_open:
-                connection.send(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
+                watched.tell(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
             if now >= self._start_again_at:
                 pool.scale_to(min(max_alive, self._wanted(mine)))
         self._problem = mine.problem or self._problem
         self._stopped = mine.draining
         if self._stopped:
-            self._dismiss(connection, pool, key, at_once=late)
+            self._dismiss(watched, pool, at_once=late)
 
-    def _look(self, connection: Connection, key: str) -> StudyStatus:
-        """Ask the broker for the study's status, and show it as progress."""
-        status = connection.ask_status(trials=False)
-        mine = status.study(key)
-        if mine is None:
-            raise BrokerError("The broker does not know the study any more: look into broker.log.")
+    def _hear(self, watched: WatchedStudy, pool: WorkerPool, pause: float) -> StudyStatus:
+        """Wait for news of the broker or of the workers; show the study's status as progress."""
+        if pool.wait(pause, watched):
+            watched.hear()
+        mine, devices = watched.status()
         self._last = mine
-        self._progress.update(status.devices, mine)
+        self._progress.update(devices, mine)
         self._say_if_away(mine.away_seconds, mine.away_reason)
-        self._news.look(status.devices, time.monotonic())
+        self._news.look(devices, time.monotonic())
         return mine
 
     def _say_first_failure(self, failures: FailureSummary) -> None:
@@ -381,33 +381,30 @@ class Driver:
             self._away = False
             self._progress.note("The database is back.")
 
-    def _dismiss(
-        self, connection: Connection, pool: WorkerPool, key: str, *, at_once: bool = False
-    ) -> None:
+    def _dismiss(self, watched: WatchedStudy, pool: WorkerPool, *, at_once: bool = False) -> None:
         """End every worker, and wait until the broker has recorded the state of its trial.
 
         Workers whose trial is on disk end by themselves, once they have noted it for dashboards.
         """
         with contextlib.suppress(BrokerError):  # the ledger has the states without it
             if not at_once:
-                self._wait_for_workers(connection, pool, key, lambda mine: mine.counts.parked)
+                self._wait_for_workers(watched, pool, lambda mine: mine.counts.parked)
             pool.kill_all()
-            self._wait_for_workers(connection, pool, key, lambda mine: 0)
+            self._wait_for_workers(watched, pool, lambda mine: 0)
         pool.kill_all()  # skipped above if the broker failed first
 
     def _wait_for_workers(
         self,
-        connection: Connection,
+        watched: WatchedStudy,
         pool: WorkerPool,
-        key: str,
         left: Callable[[StudyStatus], int],
     ) -> None:
         """Wait until the broker counts at most ``left`` workers, or for ``LEAVE_SECONDS``."""
         end = time.monotonic() + LEAVE_SECONDS
-        mine = self._look(connection, key)
+        watched.tell()
+        mine = self._hear(watched, pool, 0.0)
         while mine.workers.alive > left(mine) and time.monotonic() < end:
-            pool.wait(_NEWS_SECONDS)
-            mine = self._look(connection, key)
+            mine = self._hear(watched, pool, TICK_SECONDS)
 
     def _wanted(self, mine: StudyStatus) -> int:
         """The number of workers to keep: those at work, and a reserve for the next leases."""

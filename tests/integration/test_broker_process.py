@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
 import signal
 import socket
 import stat
@@ -17,7 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect, connect_or_start
+from optuna_hermes.broker import (
+    Connection,
+    OpenStudy,
+    StudySpec,
+    WatchedStudy,
+    connect,
+    connect_or_start,
+)
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _starting
@@ -171,6 +179,29 @@ def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_di
         "This broker is of another version: when its studies have ended, "
         f"`kill {broker.welcome.pid}`."
     )
+
+
+def test_a_driver_is_told_without_asking(broker: Connection, tmp_path: Path) -> None:
+    """A worker that comes, and the broker's end, wake a driver that watches its study."""
+    study = spec(tmp_path)
+    broker.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+    watched = WatchedStudy(broker, "s")
+    assert watched.status()[0].workers.alive == 0
+    worker = connect("worker")
+    worker.send(wire.Ready(study="s"))
+    while watched.status()[0].workers.alive == 0:
+        assert select.select([watched], [], [], 10)[0]
+        watched.hear()
+    worker.close()
+    os.kill(broker.welcome.pid, signal.SIGKILL)
+    with pytest.raises(BrokerError, match="is gone"):
+        hear_all(watched)
+
+
+def hear_all(watched: WatchedStudy) -> None:
+    """Hear changes until none comes for ten seconds."""
+    while select.select([watched], [], [], 10)[0]:
+        watched.hear()
 
 
 def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def check(world: World) -> None:
     status = world.handler.status(world.now)
     json.dumps(msgspec.to_builtins(status), allow_nan=False)
     wire.frame(wire.Status(status=status))
+    world.handler.changes(world.now)
+    assert not world.handler.changes(world.now), "a change is told once"
 
 
 def check_broken(world: World, device: str) -> None:

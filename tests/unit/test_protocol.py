@@ -145,6 +145,13 @@ from_broker = st.one_of(
     st.builds(wire.Recall, epoch=numbers),
     st.builds(wire.Prepare, number=numbers, checkpoints=st.tuples(checkpoints, checkpoints)),
     st.builds(wire.Status, status=statuses),
+    st.builds(
+        wire.StudyChanged,
+        study=st.builds(study_status, key=keys, spent_seconds=seconds),
+        devices=st.tuples(st.builds(device_status, id=st.text())),
+        leased=numbers,
+        asked=st.booleans(),
+    ),
 )
 
 

@@ -34,7 +34,7 @@ from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._worker_pool import WorkerPool
 from support.disk_tier import Disk
-from support.statuses import broker_status, study_status
+from support.statuses import study_status
 from support.tier_contract import Training
 
 
@@ -149,16 +149,6 @@ def test_brokers_that_end_at_once(
         "It is gone. That was the 10th time in a row, so no other one is started."
     )
     assert notes == ["It is gone. Starting another one: training goes on."] * 9
-
-
-def test_a_broker_that_has_lost_the_study(notes: Notes) -> None:
-    """Its log has the reason."""
-    connection: Any = types.SimpleNamespace(ask_status=lambda trials: broker_status())
-    with pytest.raises(BrokerError) as error:
-        driver(notes)._look(connection, "s")
-    assert str(error.value) == (
-        "The broker does not know the study any more: look into broker.log."
-    )
 
 
 def test_a_fork_server_that_has_ended() -> None:

@@ -33,6 +33,7 @@ from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._scheduler import Scheduler
 from optuna_hermes.broker._core._status import broker_status
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._study_watches import tell, watch, watchers
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
 from optuna_hermes.ledger._records import HostRecord
@@ -207,6 +208,17 @@ class EventHandler:
             return False
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
+    @property
+    def watched(self) -> bool:
+        """True if any driver is to be told of the next change of its study."""
+        return any(watchers(self.state))
+
+    def changes(self, now: float) -> list[events.Command]:
+        """Messages to drivers whose studies have changed since they were told last."""
+        turn = Turn(state=self.state, now=now)
+        tell(turn, self._memory.problem)
+        return turn.commands
+
     def presence(self) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
@@ -241,9 +253,8 @@ class EventHandler:
         return CurveCache(shape_of)
 
     def status(self, now: float, *, trials: bool = True, curves: bool = False) -> wire.BrokerStatus:
-        problems = {id_: self._memory.problem(slot) for id_, slot in self.state.slots.items()}
-        shapes = self._shapes if curves else None
-        return broker_status(self.state, now, problems=problems, trials=trials, shapes=shapes)
+        problem, shapes = self._memory.problem, self._shapes if curves else None
+        return broker_status(self.state, now, problem=problem, trials=trials, shapes=shapes)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -274,6 +285,8 @@ class EventHandler:
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
             turn.send(connection, wire.Status(status=told))
+        elif isinstance(message, wire.WatchStudy):
+            watch(turn, connection, message, self._memory.problem)
         elif isinstance(message, wire.Parked):
             self._ends.parked(turn, connection, message)
             self._scheduler.schedule(turn)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core import _failures as failures
@@ -37,7 +37,7 @@ def broker_status(
     state: BrokerState,
     now: float,
     *,
-    problems: Mapping[str, str],
+    problem: Callable[[Slot], str],
     trials: bool,
     shapes: CurveCache[Shape] | None = None,
 ) -> BrokerStatus:
@@ -46,7 +46,7 @@ def broker_status(
     Args:
         state: the broker's state.
         now: seconds of the broker's clock.
-        problems: why a device cannot be granted, by its id; empty if it can.
+        problem: why a device cannot be granted; empty if it can.
         trials: whether to list every trial of every study.
         shapes: of the curves of the trials that are listed; None leaves them out.
     """
@@ -60,9 +60,7 @@ def broker_status(
             used_bytes=state.host_used_bytes, budget_bytes=state.host_budget_bytes
         ),
         awaited=tuple(sorted({each.holder.pid for each in state.awaited.values()})),
-        devices=tuple(
-            device_status(slot, state, now, problems[id_]) for id_, slot in state.slots.items()
-        ),
+        devices=all_devices(state, now, problem),
         studies=tuple(
             study_status(
                 study, state, now, tuple(_row(trial, study, next(found)) for trial in each)
@@ -72,7 +70,13 @@ def broker_status(
     )
 
 
-def device_status(slot: Slot, state: BrokerState, now: float, problem: str) -> DeviceStatus:
+def all_devices(
+    state: BrokerState, now: float, problem: Callable[[Slot], str]
+) -> tuple[DeviceStatus, ...]:
+    return tuple(_device(slot, state, now, problem(slot)) for slot in state.slots.values())
+
+
+def _device(slot: Slot, state: BrokerState, now: float, problem: str) -> DeviceStatus:
     device, lease = slot.device, slot.lease
     return DeviceStatus(
         id=device.id,

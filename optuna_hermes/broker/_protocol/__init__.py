@@ -22,6 +22,7 @@ from optuna_hermes.broker._protocol._from_broker import Recall as Recall
 from optuna_hermes.broker._protocol._from_broker import Refused as Refused
 from optuna_hermes.broker._protocol._from_broker import Resize as Resize
 from optuna_hermes.broker._protocol._from_broker import Status as Status
+from optuna_hermes.broker._protocol._from_broker import StudyChanged as StudyChanged
 from optuna_hermes.broker._protocol._from_broker import Welcome as Welcome
 from optuna_hermes.broker._protocol._from_broker import Yield as Yield
 from optuna_hermes.broker._protocol._from_client import Beat as Beat
@@ -50,6 +51,7 @@ from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
 from optuna_hermes.broker._protocol._from_client import UserCommand as UserCommand
+from optuna_hermes.broker._protocol._from_client import WatchStudy as WatchStudy
 from optuna_hermes.broker._protocol._status import BestTrial as BestTrial
 from optuna_hermes.broker._protocol._status import BrokerStatus as BrokerStatus
 from optuna_hermes.broker._protocol._status import DeviceStatus as DeviceStatus

@@ -56,7 +56,7 @@ class Meter:
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, wire.Report):
             self.reports += 1
-        elif not isinstance(message, (wire.Beat, wire.GetStatus)):
+        elif not isinstance(message, (wire.Beat, wire.GetStatus, wire.WatchStudy)):
             self.decisions.add(seconds)
 
 
