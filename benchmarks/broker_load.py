@@ -116,7 +116,7 @@ def _measure(
     sent = sum(_ask(pipes, "look")) - sent
     wall = time.monotonic() - begin
     cores = (_processor_seconds(process) - spent) / wall
-    status: Any = viewer.ask_status(trials=False)
+    status = viewer.ask_status(trials=False)
     handles = process.num_fds()
     viewer.close()
     grants = _grant_ms(_ask(pipes, "stop"), begin)
@@ -129,7 +129,7 @@ def _measure(
         "grant_ms_max": max(grants),
         "broker_cores": cores,
         "broker_memory_bytes": memory,
-        "switches": status["studies"][0]["switches"],
+        "switches": status.studies[0].switches,
         "handles": handles,
     }
 

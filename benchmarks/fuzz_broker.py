@@ -229,11 +229,11 @@ class Honest:
         try:
             while not self._stop.wait(STATUS_SECONDS):
                 begin = time.perf_counter()
-                document: dict[str, Any] = self._driver.ask_status()
+                status = self._driver.ask_status()
                 self.latencies.append(time.perf_counter() - begin)
-                mine = next(s for s in document["studies"] if s["key"] == KEY)
-                self.seen = sum(trial["units"] for trial in mine["trials"])
-                self.problem = self.problem or mine["problem"] or ""
+                mine = next(study for study in status.studies if study.key == KEY)
+                self.seen = sum(trial.units for trial in mine.trials)
+                self.problem = self.problem or mine.problem or ""
         except BrokerError as error:
             self.problem = f"driver: {error}"
 

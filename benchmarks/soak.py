@@ -109,8 +109,8 @@ class Study:
         vanishes = self._random.random() < 0.2
         deadline = time.monotonic() + (0.5 if vanishes else STUDY_SECONDS)
         while time.monotonic() < deadline:
-            (entry,) = [s for s in _studies(driver) if s["key"] == self._key] or [None]
-            if entry is None or entry["finished"]:
+            (entry,) = [s for s in _studies(driver) if s.key == self._key] or [None]
+            if entry is None or entry.finished:
                 break
             time.sleep(0.1)
         if vanishes:
@@ -266,9 +266,8 @@ class Worker:
                     return None
 
 
-def _studies(driver: Connection) -> list[Any]:
-    found: Any = driver.ask_status(trials=False)["studies"]
-    return list(found)
+def _studies(driver: Connection) -> tuple[wire.StudyStatus, ...]:
+    return driver.ask_status(trials=False).studies
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import optuna
 
+from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.cli import run
 from optuna_hermes.cli._studies import broker_status
 from optuna_hermes.cli._top import StudySource
@@ -97,10 +97,10 @@ async def draw(driver: subprocess.Popen[bytes], storage: str, study: tuple[str, 
         while time.monotonic() < begin + SEEN_SECONDS or not interesting(runs()):
             check(driver)
             await pilot.pause(0.5)
-        waiting = [each for each in runs() if each["state"] in ("parked", "stored")]
-        waiting.sort(key=lambda each: float(each["value"]))
-        run(["boost", *study, str(waiting[1]["trial"])])
-        run(["hold", *study, str(waiting[3]["trial"])])
+        waiting = [each for each in runs() if each.state in ("parked", "stored")]
+        waiting.sort(key=lambda each: each.value)
+        run(["boost", *study, str(waiting[1].number)])
+        run(["hold", *study, str(waiting[3].number)])
         await pilot.press("v", "down", "down")
         IMAGES.mkdir(exist_ok=True)
         for width, height in SIZES:
@@ -115,16 +115,15 @@ def without_fonts(picture: str) -> str:
     return re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
 
 
-def runs() -> list[dict[str, Any]]:
+def runs() -> list[TrialRow]:
     """What the broker tells of the trials; nothing while there is none."""
-    document = broker_status()
-    studies = [] if document is None else document["studies"]
-    return list(studies[0]["runs"]) if studies else []
+    status = broker_status()
+    return list(status.studies[0].trials) if status and status.studies else []
 
 
-def interesting(known: list[dict[str, Any]]) -> bool:
+def interesting(known: list[TrialRow]) -> bool:
     """Whether trials are in several states, and nearly all have begun."""
-    states = [each["state"] for each in known]
+    states = [each.state for each in known]
     waiting = states.count("parked") + states.count("stored")
     return len(states) >= N_TRIALS - 2 and "done" in states and waiting > 3
 

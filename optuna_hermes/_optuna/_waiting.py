@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import optuna
 
@@ -17,6 +17,8 @@ from optuna_hermes.errors import HermesError
 
 if TYPE_CHECKING:
     import psutil
+
+    from optuna_hermes.broker._protocol import HolderStatus
 
 NOTICE_SECONDS = 5.0
 """Seconds of waiting after which the holders of the devices are logged."""
@@ -143,9 +145,9 @@ class Wait:
         self._next_look_above = max(_LOOK_SECONDS, 2 * seconds)
         above = {process.pid: process for process in _ancestors()}
         outer = [
-            above[holder["pid"]]
+            above[holder.pid]
             for _, holder in _holders()
-            if holder["pid"] in above and holder["study"] != self._study
+            if holder.pid in above and holder.study != self._study
         ]
         waits = [_idleness.seconds(each.pid, _cpu_seconds(each)) for each in outer]
         if max(waits, default=0.0) < SHARE_SECONDS:
@@ -180,13 +182,13 @@ def _cpu_seconds(process: psutil.Process) -> float | None:
     return None
 
 
-def _holders() -> Iterator[tuple[str, dict[str, Any]]]:
+def _holders() -> Iterator[tuple[str, HolderStatus]]:
     """The devices of this host that are held, with their holders."""
     with contextlib.suppress(HermesError):
         status = broker_status(trials=False)
-        for device in [] if status is None else status["devices"]:
-            if device["holder"] is not None:
-                yield device["id"], device["holder"]
+        for device in () if status is None else status.devices:
+            if device.holder is not None:
+                yield device.id, device.holder
 
 
 class _Notices:
@@ -205,8 +207,7 @@ class _Notices:
                 return
             self._last = now
         has = ", ".join(
-            f"{device} has trial {holder['trial']} of study {holder['study']!r} "
-            f"(process {holder['pid']})"
+            f"{device} has trial {holder.trial} of study {holder.study!r} (process {holder.pid})"
             for device, holder in _holders()
         )
         words = (

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._sessions import OwnSession as OwnSession
     from optuna_hermes.broker._client._sessions import sessions as sessions
     from optuna_hermes.broker._client._starting import connect_or_start as connect_or_start
+    from optuna_hermes.broker._client._watched_study import WatchedStudy as WatchedStudy
     from optuna_hermes.broker._protocol import OpenStudy as OpenStudy
     from optuna_hermes.broker._protocol import StudySpec as StudySpec
 
@@ -24,6 +25,7 @@ _MODULES = {
     "OwnSession": "_client._sessions",
     "TrialSession": "_client._session",
     "StudySpec": "_protocol",
+    "WatchedStudy": "_client._watched_study",
     "broker_status": "_client._connection",
     "connect": "_client._connection",
     "connect_or_start": "_client._starting",

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from optuna_hermes.cli._output import show, show_json
@@ -22,6 +23,7 @@ from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
+    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger, TrialRecord
     from optuna_hermes.model import Curve
 
@@ -47,7 +49,8 @@ def status(
       optuna-hermes status --storage sqlite:///study.db --study-name digits
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
-    document: Document
+    from optuna_hermes.view.tables import status_view, trial_view
+
     if trial is not None:
         if storage is None or study_name is None:
             raise InvalidInputError(
@@ -55,20 +58,21 @@ def status(
                 "URL and --study-name NAME."
             )
         document = trial_document(storage, study_name, trial, broker_status())
-    else:
-        document = {"broker": broker_status(curves=True), "study": None}
-        if study_name is not None:
-            storage = storage_of(storage, study_name)
-            document["study"] = _study_document(storage, study_name, document["broker"])
-    if json:
-        show_json(document)
+        if json:
+            show_json(document)
+        else:
+            show(trial_view(document))
         return
-    from optuna_hermes.view.tables import status_view, trial_view
+    broker, study = broker_status(curves=True), None
+    if study_name is not None:
+        study = _study_document(storage_of(storage, study_name), study_name, broker)
+    if json:
+        show_json({"broker": msgspec.to_builtins(broker), "study": study})
+    else:
+        show(status_view(broker, study))
 
-    show(status_view(document) if trial is None else trial_view(document))
 
-
-def _study_document(storage: str, name: str, broker: Document | None) -> Document:
+def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Document:
     from optuna_hermes.ledger import live_hosts
     from optuna_hermes.view.history import live_overrides, trial_states
 
@@ -116,7 +120,7 @@ def _figures(run: TrialRecord) -> Document:
     }
 
 
-def trial_document(storage: str, name: str, number: int, broker: Document | None) -> Document:
+def trial_document(storage: str, name: str, number: int, broker: BrokerStatus | None) -> Document:
     """The figures and the event log of one trial, as plain JSON.
 
     Args:
@@ -133,7 +137,9 @@ def trial_document(storage: str, name: str, number: int, broker: Document | None
         return _trial_document(study, ledger, number, broker)
 
 
-def _trial_document(study: Study, ledger: Ledger, number: int, broker: Document | None) -> Document:
+def _trial_document(
+    study: Study, ledger: Ledger, number: int, broker: BrokerStatus | None
+) -> Document:
     from optuna_hermes import _optuna
     from optuna_hermes.ledger import live_hosts
     from optuna_hermes.view.history import live_overrides, trial_states
@@ -182,20 +188,18 @@ def _unknown(name: str, number: int, count: int, is_trial: bool) -> str:
     return f"Study {name!r} has no trial {number} (there: {numbers}): name one of those."
 
 
-def _where(run: TrialRecord, state: str, broker: Document | None) -> Document:
+def _where(run: TrialRecord, state: str, broker: BrokerStatus | None) -> Document:
     """Host, tier and device of a trial's state; no tier once it is over, or before it has any."""
-    from optuna_hermes.view.history import entry_of
-
     tier, device = run.tier, None
     if state in ("done", "failed", "pending"):
         tier = None
     elif state == "stored":
         tier = "disk"
     else:
-        entry = entry_of(broker, run.study) or {}
-        for live in entry.get("trials", ()):
-            if live["trial"] == run.number:
-                tier, device = live["tier"], live["device"]
+        served = None if broker is None else broker.study(run.study)
+        for row in served.trials if served else ():
+            if row.number == run.number:
+                tier, device = row.tier, row.device
     return {"host": run.host, "tier": tier, "device": device}
 
 

@@ -17,6 +17,7 @@ from optuna_hermes.errors import InvalidInputError, StorageError
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes._tables import StudyFacts
+    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger
 
 PROGRAM = "optuna-hermes"
@@ -176,7 +177,7 @@ def _no_ledger(name: str) -> StorageError:
     )
 
 
-def broker_status(*, curves: bool = False) -> dict[str, Any] | None:
+def broker_status(*, curves: bool = False) -> BrokerStatus | None:
     """The status of this host's broker, None if there is none."""
     from optuna_hermes.broker import broker_status
 

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
@@ -21,7 +21,7 @@ from optuna_hermes.errors import BrokerError, InvalidInputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from optuna_hermes.broker._protocol import ChangePolicy, SetOverrides
+    from optuna_hermes.broker._protocol import BrokerStatus, ChangePolicy, SetOverrides
     from optuna_hermes.view.history import Bar, StudyHistory
     from optuna_hermes.view.picture import Picture
 
@@ -86,24 +86,22 @@ class StudySource:
 
     def look(self, key: str) -> Picture:
         """The present picture, of the broker if it serves the named study."""
-        from optuna_hermes.view.history import entry_of
         from optuna_hermes.view.picture import picture_of, picture_of_history
 
-        document = self._reader.status()
+        broker = self._reader.status()
         if self._name is None:
-            if document is None:
+            if broker is None:
                 raise BrokerError("No broker runs on this host any more.")
         else:
             if not self._named_key:
-                self._read(document)
-            if entry_of(document, self._named_key) is None:
+                self._read(broker)
+            if broker is None or broker.study(self._named_key) is None:
                 history = self._history
                 if history is None or time.monotonic() - self._read_at > REST_SECONDS:
-                    history = self._read(document)
+                    history = self._read(broker)
                 return picture_of_history(history, self._name, time.time(), _READ_ONLY)
-        assert document is not None
         self._history = None  # read at once when the broker ends
-        self._before = picture_of(document, key or self._named_key, time.time(), self._before)
+        self._before = picture_of(broker, key or self._named_key, time.time(), self._before)
         return self._before
 
     def past(self) -> Sequence[Bar]:
@@ -150,9 +148,9 @@ class StudySource:
         finally:
             connection.close()
 
-    def _read(self, document: dict[str, Any] | None) -> StudyHistory:
+    def _read(self, broker: BrokerStatus | None) -> StudyHistory:
         """Update the history from the ledger."""
-        history = self._reader.history(document)
+        history = self._reader.history(broker)
         assert history is not None, "top() has opened the ledger before"
         self._history, self._read_at = history, time.monotonic()
         self._named_key = history.key

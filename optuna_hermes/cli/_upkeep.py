@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, 
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.upkeep import Rows
 
 
@@ -123,7 +124,7 @@ def gc(
     from optuna_hermes.view.formats import plural, size
 
     held_by, now = broker_status(), time.time()
-    serving = [] if held_by is None else [entry["key"] for entry in held_by["studies"]]
+    serving = [] if held_by is None else [served.key for served in held_by.studies]
     with study_and_ledger(storage, study_name) as (study, ledger):
         folders = [_optuna.checkpoint_root(study)]
         if checkpoint_dir is not None:
@@ -149,7 +150,7 @@ def gc(
         note(f"The ledger names checkpoints in {folder!r} too: say --checkpoint-dir for those.")
 
 
-def _host(broker: Mapping[str, Any] | None) -> str | None:
+def _host(broker: BrokerStatus | None) -> str | None:
     """The host whose leases may be cleared."""
     from optuna_hermes.broker import _election as election
     from optuna_hermes.broker import _holders as holders

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optuna_hermes import _optuna
+from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
 from optuna_hermes.model import LIVE_STATES
 
@@ -96,7 +97,7 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
 
 
 def held_trials(
-    status: Mapping[str, Any] | None, study: _optuna.Study, ledger: Ledger
+    status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger
 ) -> frozenset[int]:
     """The unfinished trials of a study that belong to a live process, on any host.
 
@@ -112,13 +113,11 @@ def held_trials(
     return _held_here(status, study).union(elsewhere)
 
 
-def _held_here(status: Mapping[str, Any] | None, study: _optuna.Study) -> frozenset[int]:
-    entries = [] if status is None else status["studies"]
-    key = _optuna.known_key(study)
-    entry = next((each for each in entries if each["key"] == key), None)
-    if entry is None:
+def _held_here(status: BrokerStatus | None, study: _optuna.Study) -> frozenset[int]:
+    served = None if status is None else status.study(_optuna.known_key(study) or "")
+    if served is None:
         return frozenset()
-    if entry["driver_pid"] is not None:  # the driver may resume any of them at any moment
+    if served.driver_pid is not None:  # the driver may resume any of them at any moment
         trials = study.get_trials(deepcopy=False)
         return frozenset(t.number for t in trials if not t.state.is_finished())
-    return frozenset(r["trial"] for r in entry["trials"] if r["state"] in ("running", "parked"))
+    return frozenset(t.number for t in served.trials if t.state in ("running", "parked"))

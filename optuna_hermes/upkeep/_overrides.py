@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect
@@ -125,9 +125,7 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
         yield None
         return
     with contextlib.closing(connection):
-        document = connection.ask_status(trials=False)
-        entries: Collection[dict[str, object]] = document["studies"]  # type: ignore[assignment]
-        yield connection if any(entry["key"] == key for entry in entries) else None
+        yield connection if connection.ask_status(trials=False).study(key) else None
 
 
 def _write(

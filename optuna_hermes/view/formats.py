@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._protocol import DeviceStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
 _LOG_FROM = 3.0
@@ -26,13 +31,15 @@ def printable(text: str) -> str:
 
 
 def all_printable(value: Any) -> Any:
-    """A document in which every text is ``printable``."""
+    """A document, or a status, in which every text is ``printable``."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
         return {all_printable(key): all_printable(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [all_printable(each) for each in value]
+    if isinstance(value, msgspec.Struct):
+        return msgspec.convert(all_printable(msgspec.to_builtins(value)), type(value))
     return value
 
 
@@ -95,16 +102,9 @@ def energy(watt_hours: float | None) -> str:
 _POWER = {"going": "being powered down", "off": "powered down", "coming": "being powered up"}
 
 
-def idle(device: Mapping[str, Any]) -> str:
-    """The state of a device without a holder.
-
-    Example:
-        >>> idle({"healthy": True}), idle({"healthy": True, "power": "off"})
-        ('free', 'powered down')
-    """
-    # A broker that was started by an earlier version does not say "power".
-    free = "free" if device["healthy"] else "not healthy"
-    return _POWER.get(device.get("power", "on"), free)
+def idle(device: DeviceStatus) -> str:
+    """The state of a device without a holder."""
+    return _POWER.get(device.power, "free" if device.healthy else "not healthy")
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:

@@ -8,12 +8,13 @@ from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
+    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger, TrialRecord
 
 
@@ -103,7 +104,7 @@ def read_history(
     ledger: Ledger,
     facts: StudyFacts,
     *,
-    broker: Mapping[str, Any] | None = None,
+    broker: BrokerStatus | None = None,
     before: StudyHistory | None = None,
 ) -> StudyHistory:
     """Read the history of a study.
@@ -157,17 +158,11 @@ def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
     return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
 
 
-def entry_of(broker: Mapping[str, Any] | None, key: str) -> Mapping[str, Any] | None:
-    """The entry of a study in the status of this host's broker, None if it does not serve it."""
-    entries = () if broker is None else broker["studies"]
-    return next((entry for entry in entries if entry["key"] == key), None)
-
-
 def trial_states(
     ledger: Ledger,
     facts: StudyFacts,
     runs: Collection[TrialRecord],
-    broker: Mapping[str, Any] | None,
+    broker: BrokerStatus | None,
     alive: Container[str],
 ) -> dict[int, str]:
     """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
@@ -180,7 +175,7 @@ def trial_states(
         alive: the brokers of all hosts whose heartbeat in the ledger is recent.
     """
     key, here = str(facts.key), (None, socket.gethostname())
-    served = entry_of(broker, key) is not None
+    served = broker is not None and broker.study(key) is not None
     # A run that a process may have is as the ledger says: checkpoints decide for the others.
     lost = {
         run.number

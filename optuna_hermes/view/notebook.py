@@ -7,13 +7,15 @@ import io
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.view.progress import LEGEND, device_lines, study_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from optuna_hermes.broker._protocol import DeviceStatus, StudyStatus
 
 DRAW_SECONDS = 0.5
 """Least time between two drawings."""
@@ -53,16 +55,16 @@ class Cell:
         self._replace: Callable[[dict[str, str]], None] | None = None
         self._next = 0.0
         self._notes: deque[str] = deque(maxlen=MOST_NOTES)
-        self._last: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self._last: tuple[Sequence[DeviceStatus], StudyStatus] | None = None
 
-    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+    def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Draw anew, at most every ``DRAW_SECONDS``."""
-        self._last = document, study
+        self._last = devices, study
         # Each drawing goes through the kernel's socket into the browser.
         now = self._clock()
         if now >= self._next:
             self._next = now + DRAW_SECONDS
-            self._show(device_lines(document))
+            self._show(device_lines(devices))
 
     def note(self, text: str) -> None:
         """Add a line below, and draw at once."""
@@ -87,11 +89,11 @@ class Cell:
             self._replace(texts)
 
     def _html(
-        self, devices: list[tuple[str, str, str]], study: dict[str, Any] | None, line: list[str]
+        self, devices: list[tuple[str, str, str]], study: StudyStatus | None, line: list[str]
     ) -> str:
         parts = []
         if study is not None and self._total:
-            done = study["counts"]["done"] + study["counts"]["failed"]
+            done = study.counts.ended
             parts.append(f'<progress value="{done}" max="{self._total}" style="width:100%">')
             parts.append("</progress>")
         parts += [f'<div title="{LEGEND}"><b>{html.escape(each)}</b></div>' for each in line]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._curve_shape import shape_of
 from optuna_hermes.model import Curve
 from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus, TrialRow
     from optuna_hermes.view.history import StudyHistory, TrialHistory
 
 STATES = ("running", "parked", "stored", "pending", "done", "failed")
@@ -149,64 +150,62 @@ def ordered(
 # -- a broker's status -------------------------------------------------------------------------
 
 
-def picture_of(
-    document: Mapping[str, Any], key: str, at: float, before: Picture | None = None
-) -> Picture:
+def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None = None) -> Picture:
     """The picture of a broker's status.
 
     Args:
-        document: its status, with runs and curves.
+        broker: its status, with trials and curves.
         key: of the study to show; the first one is shown if this is not served.
         at: Unix time.
         before: the previous picture: power is measured between the two.
     """
     known = {} if before is None else {each.id: each for each in before.devices}
-    found = map(_device, document["devices"])
+    found = map(_device, broker.devices)
     devices = tuple(_with_power(device, known.get(device.id), at) for device in found)
-    entries = {str(entry["key"]): entry for entry in document["studies"]}
-    entry = entries.get(key) or next(iter(entries.values()), None)
-    if entry is None:
-        return Picture(at=at, host=document["host"], devices=devices)
+    study = broker.study(key) or next(iter(broker.studies), None)
+    if study is None:
+        return Picture(at=at, host=broker.host, devices=devices)
     held: dict[int | None, list[DeviceLine]] = {}
     for device in devices:
-        if device.study == entry["name"]:
+        if device.study == study.name:
             held.setdefault(device.trial, []).append(device)
-    best = entry["best"]
     return Picture(
         at=at,
-        host=document["host"],
-        key=entry["key"],
-        study=entry["name"],
-        studies=tuple(entries),
-        policy=entry["policy"],
-        maximize=entry["maximize"],
+        host=broker.host,
+        key=study.key,
+        study=study.name,
+        studies=tuple(each.key for each in broker.studies),
+        policy=study.policy,
+        maximize=study.maximize,
         devices=devices,
-        trials=tuple(_trial(run, held.get(run["trial"], [])) for run in entry["trials"]),
-        best=None if best is None or best["value"] is None else (best["trial"], best["value"]),
-        device_seconds=entry["device_seconds"],
-        watt_hours=entry["watt_hours"],
-        problem=_problem(entry),
+        trials=tuple(_trial(row, held.get(row.number, [])) for row in study.trials),
+        best=None if study.best is None else (study.best.trial, study.best.value),
+        device_seconds=study.device_seconds,
+        watt_hours=study.watt_hours,
+        problem=_problem(study),
     )
 
 
-def _device(entry: Mapping[str, Any]) -> DeviceLine:
-    holder = entry["holder"]
-    fields = {
-        "id": entry["id"],
-        "memory_bytes": entry["memory_bytes"],
-        "memory_free_bytes": entry["memory_free_bytes"],
-        "joules": entry["energy_joules"],
-    }
+def _device(device: DeviceStatus) -> DeviceLine:
+    holder = device.holder
+    line = DeviceLine(
+        id=device.id,
+        state=device.problem or formats.idle(device),
+        memory_bytes=device.memory_bytes,
+        memory_free_bytes=device.memory_free_bytes,
+        joules=device.energy_joules,
+    )
     if holder is None:
-        return DeviceLine(**fields, state=entry["problem"] or formats.idle(entry))
-    seconds = {name: holder[name] for name in ("since_seconds", "left_seconds", "slice_seconds")}
-    return DeviceLine(
-        **fields,
-        **seconds,
-        state=holder["state"],
-        study=holder["study"],
-        trial=holder["trial"],
-        epoch=holder["epoch"],
+        return line
+    return replace(
+        line,
+        state=holder.state,
+        study=holder.study,
+        trial=holder.trial,
+        epoch=holder.epoch,
+        since_seconds=holder.since_seconds,
+        left_seconds=holder.left_seconds,
+        slice_seconds=holder.slice_seconds,
     )
 
 
@@ -221,31 +220,31 @@ def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> Dev
     return replace(device, counted=at, watts=spent / seconds)
 
 
-def _trial(run: Mapping[str, Any], held: Sequence[DeviceLine]) -> TrialLine:
+def _trial(row: TrialRow, held: Sequence[DeviceLine]) -> TrialLine:
     trains = sum(device.since_seconds for device in held)
     return TrialLine(
-        number=run["trial"],
-        state=run["state"],
-        override=run["override"],
-        value=run["value"],
-        slope=run.get("slope"),
-        curve=tuple(run.get("curve", ())),
-        units=run["units"],
-        seconds=run["device_seconds"] + trains,
-        tier=run["tier"],
+        number=row.number,
+        state=row.state,
+        override=row.override,
+        value=row.value,
+        slope=row.slope,
+        curve=row.curve,
+        units=row.units,
+        seconds=row.device_seconds + trains,
+        tier=row.tier,
         device=" ".join(device.id for device in held) or None,
-        slices=run["slices"],
-        suspensions=run["suspensions"],
-        watt_hours=run["watt_hours"],
+        slices=row.slices,
+        suspensions=row.suspensions,
+        watt_hours=row.watt_hours,
     )
 
 
-def _problem(entry: Mapping[str, Any]) -> str:
-    if entry["problem"]:
-        return str(entry["problem"])
-    if entry["away_seconds"] is not None:
+def _problem(study: StudyStatus) -> str:
+    if study.problem:
+        return study.problem
+    if study.away_seconds is not None:
         return "The database does not answer: training goes on."
-    if entry["draining"]:
+    if study.draining:
         return "The study is being suspended."
     return ""
 

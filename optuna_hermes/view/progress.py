@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
+
+    from optuna_hermes.broker._protocol import DeviceStatus, StudyStatus
 
 LEGEND = "live: not finished; of these parked: suspended in memory, stored: suspended on disk."
 """Explanation of the words of ``study_line``, shown once before the first one."""
@@ -26,13 +28,8 @@ LINE_SECONDS = 5.0
 class ProgressDisplay(Protocol):
     """Display of a study's progress."""
 
-    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
-        """Show the current state.
-
-        Args:
-            document: a broker's status.
-            study: the entry of this study in it.
-        """
+    def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
+        """Show the current state of the broker's devices, and of this study."""
 
     def note(self, text: str) -> None:
         """Show a line of text."""
@@ -69,9 +66,9 @@ class Unfailing:
     def __init__(self, shown: ProgressDisplay | None) -> None:
         self._shown = shown
 
-    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+    def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """See ``ProgressDisplay``."""
-        self._try(lambda shown: shown.update(document, study))
+        self._try(lambda shown: shown.update(devices, study))
 
     def note(self, text: str) -> None:
         """See ``ProgressDisplay``."""
@@ -103,10 +100,10 @@ class Lines:
         self._shown: object = None
         self._next = 0.0
 
-    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+    def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Print the study's line if it is time, and counts or best value are new."""
         now = self._clock()
-        state = (study["counts"], study["best"])
+        state = (study.counts, study.best)
         if state == self._shown or now < self._next:
             return
         if self._shown is None:
@@ -136,9 +133,9 @@ class Screen:
         self._console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
 
-    def update(self, document: dict[str, Any], study: dict[str, Any]) -> None:
+    def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Draw anew."""
-        view = live_view(document, study, self._total)
+        view = live_view(devices, study, self._total)
         if self._live is None:
             from rich.live import Live
 
@@ -165,51 +162,50 @@ class Screen:
             self._live = None
 
 
-def study_line(study: dict[str, Any], total: int | None) -> str:
-    """The state of a study in a line, from its entry in a broker's status."""
-    counts = study["counts"]
-    done = counts["done"] + counts["failed"]
-    live = counts["running"] + counts["parked"] + counts["stored"] + counts["pending"]
+def study_line(study: StudyStatus, total: int | None) -> str:
+    """The state of a study in a line."""
+    counts, best = study.counts, study.best
     parts = [
-        f"{done} done" if total is None else f"{done} of {total} done",
-        f"{live} live",
-        f"{counts['parked']} parked",
-        f"{counts['stored']} stored",
+        f"{counts.ended} done" if total is None else f"{counts.ended} of {total} done",
+        f"{counts.live} live",
+        f"{counts.parked} parked",
+        f"{counts.stored} stored",
     ]
-    if counts["failed"]:
-        parts.append(f"{counts['failed']} failed")
-    best = study["best"]
+    if counts.failed:
+        parts.append(f"{counts.failed} failed")
     if best is not None:
-        parts.append(f"best {formats.number(best['value'])} (trial {best['trial']})")
-    parts.append(f"{study['device_seconds']:.1f} device-seconds")
-    return f"{formats.printable(study['name'])}: {', '.join(parts)}"
+        parts.append(f"best {formats.number(best.value)} (trial {best.trial})")
+    parts.append(f"{study.device_seconds:.1f} device-seconds")
+    return f"{formats.printable(study.name)}: {', '.join(parts)}"
 
 
-def device_lines(document: dict[str, Any]) -> list[tuple[str, str, str]]:
+def device_lines(devices: Sequence[DeviceStatus]) -> list[tuple[str, str, str]]:
     """Name, activity and its duration, for every device of a broker."""
     lines = []
-    for device in document["devices"]:
-        holder = device["holder"]
+    for device in devices:
+        holder = device.holder
         if holder is None:
-            lines.append((device["id"], formats.idle(device), ""))
+            lines.append((device.id, formats.idle(device), ""))
             continue
-        what = "a new trial" if holder["trial"] is None else f"trial {holder['trial']}"
-        if holder["state"] == "yielding":
+        what = "a new trial" if holder.trial is None else f"trial {holder.trial}"
+        if holder.state == "yielding":
             what += ", being suspended"
-        lines.append((device["id"], what, formats.duration(holder["since_seconds"])))
+        lines.append((device.id, what, formats.duration(holder.since_seconds)))
     return lines
 
 
-def live_view(document: dict[str, Any], study: dict[str, Any], total: int | None) -> RenderableType:
+def live_view(
+    devices: Sequence[DeviceStatus], study: StudyStatus, total: int | None
+) -> RenderableType:
     """The content of ``Screen``."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    devices = Table.grid(padding=(0, 2))
-    devices.add_column(style="cyan", no_wrap=True)
-    devices.add_column(min_width=24)
-    devices.add_column(justify="right")
-    for line in device_lines(document):
-        devices.add_row(*map(Text, line))
-    return Group(devices, Text(study_line(study, total), style="bold"))
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(min_width=24)
+    table.add_column(justify="right")
+    for line in device_lines(devices):
+        table.add_row(*map(Text, line))
+    return Group(table, Text(study_line(study, total), style="bold"))

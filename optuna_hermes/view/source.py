@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import BrokerError
 from optuna_hermes.view.history import StudyHistory, read_history
@@ -12,6 +12,7 @@ from optuna_hermes.view.history import StudyHistory, read_history
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
     from optuna_hermes.broker import Connection
+    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger
 
 FACTS_SECONDS = 2.0
@@ -37,7 +38,7 @@ class StudyReader:
         self._facts: StudyFacts | None = None
         self._facts_due = 0.0
 
-    def status(self) -> dict[str, Any] | None:
+    def status(self) -> BrokerStatus | None:
         """The status of this host's broker, None if none answers."""
         from optuna_hermes.broker import connect
 
@@ -53,7 +54,7 @@ class StudyReader:
                     return None
         return None
 
-    def history(self, broker: Mapping[str, Any] | None) -> StudyHistory | None:
+    def history(self, broker: BrokerStatus | None) -> StudyHistory | None:
         """The history of the study as of now, None as long as it has no ledger.
 
         Args:

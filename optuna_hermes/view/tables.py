@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
+    from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus
     from optuna_hermes.view.picture import Picture
 
 Document = Mapping[str, Any]
@@ -56,34 +59,32 @@ _EVENTS = {
 # -- the broker and a study --------------------------------------------------------------------
 
 
-def status_view(document: Document) -> RenderableType:
-    """The document of ``optuna-hermes status`` as tables.
+def status_view(broker: BrokerStatus | None, study: Document | None) -> RenderableType:
+    """Both parts of ``optuna-hermes status`` as tables.
 
     Args:
-        document: ``broker`` (the broker's status, or None) and ``study`` (the ledger's content,
-            or None).
+        broker: the broker's status, None if there is none.
+        study: the ledger's content, None if no study is named.
     """
     from rich.console import Group
 
     from optuna_hermes.view.picture import picture_of
 
     # Names, parameters and errors are other people's texts.
-    document = formats.all_printable(document)
-    broker, study = document["broker"], document["study"]
+    broker, study = formats.all_printable(broker), formats.all_printable(study)
     parts: list[RenderableType] = []
     if broker is None:
         parts.append("No broker runs on this host: nothing trains.")
     else:
-        devices = map(_device, broker["devices"])
+        devices = map(_device, broker.devices)
         columns = ("device", "trial", "state", "since", "memory")
-        parts += _titled(f"Devices of {broker['host']}", _table(devices, *columns))
-        for entry in broker["studies"]:
-            title = f"Study {entry['name']}, policy {entry['policy']}"
-            parts += _titled(title, _table(_served(entry)))
-            listed = entry.get("trials", [])
-            if 0 < len(listed) <= NAMED and (study is None or study["name"] != entry["name"]):
-                parts.append(_Trials(picture_of(broker, entry["key"], at=0.0)))
-        if not broker["studies"]:
+        parts += _titled(f"Devices of {broker.host}", _table(devices, *columns))
+        for served in broker.studies:
+            title = f"Study {served.name}, policy {served.policy}"
+            parts += _titled(title, _table(_served(served)))
+            if 0 < len(served.trials) <= NAMED and (study is None or study["name"] != served.name):
+                parts.append(_Trials(picture_of(broker, served.key, at=0.0)))
+        if not broker.studies:
             parts.append("The broker serves no study.")
     if study is not None:
         parts += _titled(f"Study {study['name']}, as its ledger has it", _ledger(study))
@@ -115,64 +116,74 @@ class _Trials:
             yield Text(f" {line}".rstrip(), "" if place else "bold", no_wrap=True)
 
 
-def _device(device: Document) -> tuple[str, str, str, str, str]:
-    holder, free = device["holder"], device["memory_free_bytes"]
-    memory = ""
-    if device["memory_bytes"] is not None:
+def _device(device: DeviceStatus) -> tuple[str, str, str, str, str]:
+    holder, memory = device.holder, ""
+    if device.memory_bytes is not None:
+        free = device.memory_free_bytes
         left = "?" if free is None else formats.size(free)
-        memory = f"{left} of {formats.size(device['memory_bytes'])} free"
+        memory = f"{left} of {formats.size(device.memory_bytes)} free"
     if holder is None:
-        return device["id"], "", device["problem"] or formats.idle(device), "", memory
-    trial = "a new one" if holder["trial"] is None else str(holder["trial"])
-    since = formats.duration(holder["since_seconds"])
-    return device["id"], f"{holder['study']} {trial}", holder["state"], since, memory
+        return device.id, "", device.problem or formats.idle(device), "", memory
+    trial = "a new one" if holder.trial is None else str(holder.trial)
+    since = formats.duration(holder.since_seconds)
+    return device.id, f"{holder.study} {trial}", holder.state, since, memory
 
 
-def _served(entry: Document) -> Rows:
+def _served(study: StudyStatus) -> Rows:
     """The rows of a study that a broker serves."""
-    yield from _figures(entry)
-    yield "driver", str(entry["driver_pid"] or "none: nobody opens new trials")
-    if entry["away_seconds"] is not None:
-        away = formats.duration(entry["away_seconds"])
-        then = "training goes on" if entry["problem"] is None else "every trial is to be on disk"
+    yield from _states(structs.asdict(study.counts), [(t.number, t.state) for t in study.trials])
+    best = None if study.best is None else (study.best.trial, study.best.value)
+    yield from _figures(best, study.device_seconds, study.watt_hours)
+    yield "driver", str(study.driver_pid or "none: nobody opens new trials")
+    if study.away_seconds is not None:
+        away = formats.duration(study.away_seconds)
+        then = "training goes on" if study.problem is None else "every trial is to be on disk"
         yield "database", f"does not answer since {away}: {then}"
-    for override in ("held", "boosted", "finishing"):
-        if entry.get(override):
-            yield override, formats.ranges(entry[override])
-    if entry["no_room"]:
-        who = formats.ranges(entry["no_room"])
+    overrides = (("held", study.held), ("boosted", study.boosted), ("finishing", study.finishing))
+    for override, numbers in overrides:
+        if numbers:
+            yield override, formats.ranges(numbers)
+    if study.no_room:
+        who = formats.ranges(study.no_room)
         yield "no room", f"{who}: no device has the memory until another trial has left it"
-    if entry["problem"]:
-        yield "problem", entry["problem"]
+    if study.problem:
+        yield "problem", study.problem
 
 
-def _figures(study: Document) -> Rows:
-    """The rows of every study: its trials by state, its best value, its device time."""
-    runs = study.get("trials", [])
+def _states(counts: Mapping[str, int], trials: Sequence[tuple[int, str]]) -> Rows:
+    """The rows of a study's trials by state: their numbers, if they are few."""
     for state in _STATES:
-        found = [run["trial"] for run in runs if run["state"] == state]
-        count = study["counts"].get(state, 0)
+        found = [number for number, each in trials if each == state]
+        count = counts.get(state, 0)
         # A broker lists the trials of a very large study in part.
         if 0 < len(found) == count <= NAMED:
             yield state, formats.ranges(found)
         elif count:
             yield state, formats.plural(count, "trial")
-    best = study["best"]
+
+
+def _figures(
+    best: tuple[int, float] | None, device_seconds: float, watt_hours: float | None
+) -> Rows:
+    """The rows of a study's best trial and its value, and of its device time and energy."""
     if best is not None:
-        yield "best until now", f"{formats.number(best['value'])} (trial {best['trial']})"
-    yield "device time", formats.duration(study["device_seconds"])
-    yield from _energy(study)
+        yield "best until now", f"{formats.number(best[1])} (trial {best[0]})"
+    yield "device time", formats.duration(device_seconds)
+    yield from _energy(watt_hours)
 
 
-def _energy(document: Document) -> Rows:
-    if document["watt_hours"] is not None:
-        yield "energy", formats.energy(document["watt_hours"])
+def _energy(watt_hours: float | None) -> Rows:
+    if watt_hours is not None:
+        yield "energy", formats.energy(watt_hours)
 
 
 def _ledger(study: Document) -> Table:
     if len(study["trials"]) > NAMED:
+        listed = [(run["trial"], run["state"]) for run in study["trials"]]
+        best = study["best"] and (study["best"]["trial"], study["best"]["value"])
+        figures = _figures(best, study["device_seconds"], study["watt_hours"])
         more = "optuna-hermes status TRIAL shows its event log, --json lists all"
-        return _table([*_figures(study), ("one trial", more)])
+        return _table([*_states(study["counts"], listed), *figures, ("one trial", more)])
     is_counted = study["watt_hours"] is not None
     rows = [
         (
@@ -234,7 +245,7 @@ def _trial_rows(document: Document) -> Rows:
         yield "curve", formats.sparkline(curve["values"], _CURVE_WIDTH, log=False)
     trained = formats.plural(document["units_trained"], "unit")
     yield "trained", f"{trained}, {formats.duration(document['device_seconds'])} of a device"
-    yield from _energy(document)
+    yield from _energy(document["watt_hours"])
     slices = formats.plural(document["slices"], "slice")
     yield "slices", f"{slices}, suspended {formats.plural(document['suspensions'], 'time')}"
     if checkpoints:
@@ -310,7 +321,7 @@ def _result(document: Document) -> Rows:
     devices = ", ".join(document["devices"])
     text = f"{formats.duration(used)} on {devices}, in {formats.duration(took)}"
     yield "device time", text
-    yield from _energy(document)
+    yield from _energy(document["watt_hours"])
     switches = formats.plural(document["switches"], "switch", "switches")
     yield "switching", f"{switches}, {100 * document['overhead_fraction']:.1f} % of device time"
 

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import optuna
 from msgspec import structs
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import Connection, StudySpec, connect_or_start
+from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
 from optuna_hermes.broker._imports import anywhere
-from optuna_hermes.broker._protocol import Counted, Drain, OpenStudy
+from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenStudy, StudyStatus
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
@@ -84,8 +83,8 @@ MOST_FAILED_STARTS = 3
 _FAILED_START_SECONDS = 1.0
 """Pause before another one is forked: the cause of the failed start may be over by then."""
 
-POLL_SECONDS = 0.2
-_NEWS_SECONDS = 0.02
+TICK_SECONDS = 0.2
+"""Longest time between two looks at the clock, at signals, and at ``study.stop()``."""
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -115,7 +114,7 @@ class Driver:
         self._began = pool.began
         self._import_seconds = 0.0
         self._stopped = self._over = False
-        self._last: dict[str, Any] = {}
+        self._last: StudyStatus | None = None
         self._devices: tuple[str, ...] = ()
         self._away = False
         self._news = DeviceNews(progress.note)
@@ -258,7 +257,7 @@ class Driver:
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
             connection.send(described)
-        counted = _counted(self._last) if self._last else None
+        counted = _counted(self._last) if self._last is not None else None
 
         def open_(counted: Counted | None) -> OpenStudy:
             return _optuna.patiently(
@@ -273,19 +272,19 @@ class Driver:
             )
 
         connection.send(open_(counted))
-        self._watch(connection, pool, spec.key, max_alive, partial(open_, Counted()))
+        watched = WatchedStudy(connection, spec.key)
+        self._watch(watched, pool, spec.key, max_alive, partial(open_, Counted()))
 
     def _in_force(self, spec: StudySpec) -> StudySpec:
         """The spec with the policy now in force: it may have been changed while the study ran."""
         mine = self._last
-        if not mine:
+        if mine is None:
             return spec
-        folders = tuple(mine["policy_folders"])
-        return structs.replace(spec, policy=mine["policy"], folders=folders)
+        return structs.replace(spec, policy=mine.policy, folders=mine.policy_folders)
 
     def _watch(
         self,
-        connection: Connection,
+        watched: WatchedStudy,
         pool: WorkerPool,
         key: str,
         max_alive: int,
@@ -298,55 +297,56 @@ class Driver:
         """
         drained_at, pause = math.inf, 0.0
         while True:
-            mine = self._look(connection, key)
+            mine = self._hear(watched, pool, pause)
+            pause = TICK_SECONDS
             self._call_back(mine)
-            for each in self._losses.look(key, mine["lost"]):
-                connection.send(each)
-            self._say_first_failure(mine["failures"])
-            pool.wait(pause)
-            pause = POLL_SECONDS
+            if given_up := self._losses.look(key, mine.lost):
+                watched.tell(*given_up)
+            self._say_first_failure(mine.failures)
             now = time.monotonic()
-            if mine["draining"]:
+            if mine.draining:
                 drained_at = min(drained_at, now)
             late = now - drained_at > PARK_SECONDS
-            if mine["finished"] and not mine["draining"] and (again := anew()).adopted:
-                connection.send(again)
+            if mine.finished and not mine.draining and (again := anew()).adopted:
+                watched.tell(again)
                 continue
-            if mine["finished"] or late:
+            if mine.finished or late:
                 break
-            if mine["draining"]:
+            if mine.draining:
                 continue
             self._look_at_starts(pool.starts, now)
+            # What is told is in the next status: it is not told again, nor said to the user again.
             if STOP in pool.said or self._should_stop(mine):
-                connection.send(Drain(study=key))
+                watched.tell(Drain(study=key))
                 continue
-            if NOTHING_LEFT in pool.said and _may_open(mine):
-                connection.send(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
+            if NOTHING_LEFT in pool.said and mine.may_open:
+                watched.tell(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
             if now >= self._start_again_at:
                 pool.scale_to(min(max_alive, self._wanted(mine)))
-        self._problem = mine["problem"] or self._problem
-        self._stopped = mine["draining"]
+        self._problem = mine.problem or self._problem
+        self._stopped = mine.draining
         if self._stopped:
-            self._dismiss(connection, pool, key, at_once=late)
+            self._dismiss(watched, pool, at_once=late)
 
-    def _look(self, connection: Connection, key: str) -> dict[str, Any]:
-        """Ask the broker for the study's status, and show it as progress."""
-        document = connection.ask_status(trials=False)
-        self._last = mine = _entry(document, key)
-        self._progress.update(document, mine)
-        self._say_if_away(mine["away_seconds"], mine.get("away_reason", ""))
-        devices: Any = document["devices"]
+    def _hear(self, watched: WatchedStudy, pool: WorkerPool, pause: float) -> StudyStatus:
+        """Wait for news of the broker or of the workers; show the study's status as progress."""
+        if pool.wait(pause, watched):
+            watched.hear()
+        mine, devices = watched.status()
+        self._last = mine
+        self._progress.update(devices, mine)
+        self._say_if_away(mine.away_seconds, mine.away_reason)
         self._news.look(devices, time.monotonic())
         return mine
 
-    def _say_first_failure(self, failures: dict[str, Any]) -> None:
+    def _say_first_failure(self, failures: FailureSummary) -> None:
         """Note the reason of the first failure, once: it may be the same for all trials."""
-        if failures["first"] is not None and not self._failed_said:
+        if failures.first is not None and not self._failed_said:
             self._failed_said = True
-            if failures["first"] in self._losses.failed:
+            if failures.first in self._losses.failed:
                 return  # noted by Losses already
             self._progress.note(
-                f"Trial {failures['first']} has failed: {one_line(failures['error'])}. Its "
+                f"Trial {failures.first} has failed: {one_line(failures.error)}. Its "
                 "output.log has the rest; others go on."
             )
 
@@ -381,56 +381,51 @@ class Driver:
             self._away = False
             self._progress.note("The database is back.")
 
-    def _dismiss(
-        self, connection: Connection, pool: WorkerPool, key: str, *, at_once: bool = False
-    ) -> None:
+    def _dismiss(self, watched: WatchedStudy, pool: WorkerPool, *, at_once: bool = False) -> None:
         """End every worker, and wait until the broker has recorded the state of its trial.
 
         Workers whose trial is on disk end by themselves, once they have noted it for dashboards.
         """
         with contextlib.suppress(BrokerError):  # the ledger has the states without it
             if not at_once:
-                self._wait_for_workers(connection, pool, key, lambda mine: mine["counts"]["parked"])
+                self._wait_for_workers(watched, pool, lambda mine: mine.counts.parked)
             pool.kill_all()
-            self._wait_for_workers(connection, pool, key, lambda mine: 0)
+            self._wait_for_workers(watched, pool, lambda mine: 0)
         pool.kill_all()  # skipped above if the broker failed first
 
     def _wait_for_workers(
         self,
-        connection: Connection,
+        watched: WatchedStudy,
         pool: WorkerPool,
-        key: str,
-        left: Callable[[dict[str, Any]], int],
+        left: Callable[[StudyStatus], int],
     ) -> None:
         """Wait until the broker counts at most ``left`` workers, or for ``LEAVE_SECONDS``."""
         end = time.monotonic() + LEAVE_SECONDS
-        mine = self._look(connection, key)
-        while mine["workers"]["alive"] > left(mine) and time.monotonic() < end:
-            pool.wait(_NEWS_SECONDS)
-            mine = self._look(connection, key)
+        watched.tell()
+        mine = self._hear(watched, pool, 0.0)
+        while mine.workers.alive > left(mine) and time.monotonic() < end:
+            mine = self._hear(watched, pool, TICK_SECONDS)
 
-    def _wanted(self, mine: dict[str, Any]) -> int:
+    def _wanted(self, mine: StudyStatus) -> int:
         """The number of workers to keep: those at work, and a reserve for the next leases."""
-        busy = int(mine["workers"]["alive"] - mine["workers"]["idle"])
-        counts, reserve = mine["counts"], READY_PER_DEVICE * len(self._devices)
-        if mine["unstarted"] is not None:
-            reserve = min(reserve, mine["unstarted"] + counts["pending"] + counts["stored"])
+        busy = mine.workers.alive - mine.workers.idle
+        reserve = READY_PER_DEVICE * len(self._devices)
+        if mine.unstarted is not None:
+            reserve = min(reserve, mine.unstarted + mine.counts.pending + mine.counts.stored)
         return busy + max(reserve, len(self._devices))
 
-    def _should_stop(self, mine: dict[str, Any]) -> bool:
+    def _should_stop(self, mine: StudyStatus) -> bool:
         if self._problem is not None:
             return True
-        settings = self._settings
-        spent = (
-            settings.device_seconds is not None and mine["spent_seconds"] >= settings.device_seconds
-        )
-        if mine["failures"]["hopeless"] and best_of(self._study) is None:
+        budget = self._settings.device_seconds
+        spent = budget is not None and mine.spent_seconds >= budget
+        if mine.failures.hopeless and best_of(self._study) is None:
             return True
         if self._interrupted and not self._said_so:
             self._said_so = True
             self._progress.note(_SUSPENDING)
-        if mine["all_held"]:
-            self._progress.note(_HELD.format(plural(len(mine["held"]), "trial")))
+        if mine.all_held:
+            self._progress.note(_HELD.format(plural(len(mine.held), "trial")))
             return True
         return spent or self._is_over()
 
@@ -447,11 +442,10 @@ class Driver:
         self._interrupted = True
         self._interrupted_at = now
 
-    def _call_back(self, mine: dict[str, Any]) -> None:
-        done = mine["counts"]["done"] + mine["counts"]["failed"]
-        if not self._callbacks or done == self._last_done:
+    def _call_back(self, mine: StudyStatus) -> None:
+        if not self._callbacks or mine.counts.ended == self._last_done:
             return
-        self._last_done = done
+        self._last_done = mine.counts.ended
         for trial in self._study.get_trials():
             if trial.state.is_finished() and trial.number not in self._called_back:
                 self._called_back.add(trial.number)
@@ -459,25 +453,25 @@ class Driver:
                     callback(self._study, trial)
 
     def _last_policy(self) -> str:
-        asked = self._settings.policy
-        last = str(self._last.get("policy", asked))
-        return asked if last == anywhere(asked) else last
+        asked, last = self._settings.policy, self._last
+        return asked if last is None or last.policy == anywhere(asked) else last.policy
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
-        if self._last.get("away_seconds") is not None:  # an outage: no trial can be read
+        last = self._last
+        if last is not None and last.away_seconds is not None:  # no trial can be read
             raise StorageError(self._problem or _AWAY)
         trials = _optuna.patiently(trial_results, self._study, ledger)
-        used = float(self._last.get("spent_seconds", 0.0))
-        overhead = float(self._last.get("overhead_seconds", 0.0))
-        failures = self._last.get("failures", {})
+        failures = None if last is None else last.failures
         return OptimizeResult(
             study=self._study.study_name,
             policy=self._last_policy(),
             devices=self._devices,
             elapsed_seconds=elapsed,
             device_seconds=sum(trial.device_seconds for trial in trials),
-            switches=int(self._last.get("switches", 0)),
-            overhead_fraction=overhead / used if used else 0.0,
+            switches=0 if last is None else last.switches,
+            overhead_fraction=(
+                last.overhead_seconds / last.spent_seconds if last and last.spent_seconds else 0.0
+            ),
             best=best_of(self._study),
             trials=trials,
             stopped=self._stopped,
@@ -488,24 +482,13 @@ class Driver:
         )
 
 
-def _counted(mine: dict[str, Any]) -> Counted:
+def _counted(mine: StudyStatus) -> Counted:
     """The counters of the previous broker, without the time of leases that had not ended."""
     return Counted(
-        switches=mine["switches"],
-        overhead_seconds=mine["overhead_seconds"],
-        spent_seconds=max(0.0, mine["spent_seconds"] - mine["held_seconds"]),
+        switches=mine.switches,
+        overhead_seconds=mine.overhead_seconds,
+        spent_seconds=max(0.0, mine.spent_seconds - mine.held_seconds),
     )
-
-
-def _may_open(mine: dict[str, Any]) -> bool:
-    return mine["unstarted"] is None or mine["unstarted"] > 0
-
-
-def _entry(document: dict[str, Any], key: str) -> dict[str, Any]:
-    for study in document["studies"]:
-        if study["key"] == key:
-            return dict(study)
-    raise BrokerError("The broker does not know the study any more: look into broker.log.")
 
 
 @contextlib.contextmanager

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._protocol import Ending, GiveUp
+from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, TrialLoss
 from optuna_hermes.workers._words import described
 
 STATUS_SECONDS = 2.0
@@ -52,12 +51,12 @@ class Losses:
         self._said: set[tuple[int, int]] = set()
         self.failed: set[int] = set()
 
-    def look(self, key: str, lost: list[dict[str, Any]]) -> list[GiveUp]:
+    def look(self, key: str, lost: Sequence[TrialLoss]) -> list[GiveUp]:
         """Report new losses in the broker's status.
 
         Args:
             key: the study's key.
-            lost: the status's entries of trials without a process.
+            lost: as in the status.
 
         Returns:
             Messages to the broker: trials that have ended in Optuna by now.
@@ -65,31 +64,31 @@ class Losses:
         heard = (each for each in lost if self._is_heard(each))
         return [self._give_up(key, each) for each in heard if self._say(each)]
 
-    def _is_heard(self, loss: Mapping[str, Any]) -> bool:
+    def _is_heard(self, loss: TrialLoss) -> bool:
         """True if the exit status is known, or was waited for long enough."""
-        if loss["pid"] is None or self._status_of(loss["pid"]) is not None:
+        if loss.pid is None or self._status_of(loss.pid) is not None:
             return True
         now = time.monotonic()
-        since = self._seen.setdefault((loss["trial"], loss["losses"]), now)
+        since = self._seen.setdefault((loss.trial, loss.losses), now)
         return now - since > STATUS_SECONDS
 
-    def _say(self, loss: Mapping[str, Any]) -> bool:
+    def _say(self, loss: TrialLoss) -> bool:
         """Note the loss of a process, once; True if its trial is given up."""
-        this = loss["trial"], loss["losses"]
-        if loss["given_up"] or this in self._said:
-            return bool(loss["given_up"])
+        this = loss.trial, loss.losses
+        if loss.given_up or this in self._said:
+            return loss.given_up
         self._said.add(this)
         self._note(
-            f"Trial {loss['trial']} has lost its process ({self._how(loss)}), for time "
-            f"{loss['losses']} of {loss['most_losses']} without a new unit; it goes on in another."
+            f"Trial {loss.trial} has lost its process ({self._how(loss)}), for time "
+            f"{loss.losses} of {loss.most_losses} without a new unit; it goes on in another."
         )
         return False
 
-    def _give_up(self, key: str, loss: Mapping[str, Any]) -> GiveUp:
+    def _give_up(self, key: str, loss: TrialLoss) -> GiveUp:
         """Set a trial to FAIL in Optuna, unless its last process has set its end."""
-        number, id_ = loss["trial"], loss["trial_id"]
+        number, id_ = loss.trial, loss.trial_id
         reason = (
-            f"its process ended {loss['losses']} times without a new unit, the last time by "
+            f"its process ended {loss.losses} times without a new unit, the last time by "
             f"{self._how(loss)}"
         )
         end = _optuna.end_of(self._study, id_)
@@ -101,11 +100,11 @@ class Losses:
         state: Ending = "failed" if end == TrialState.FAIL else "done"
         return GiveUp(study=key, number=number, reason=reason, state=state)
 
-    def _how(self, loss: Mapping[str, Any]) -> str:
+    def _how(self, loss: TrialLoss) -> str:
         """The cause of the end of the trial's last process, in words."""
-        if loss["hung"]:
+        if loss.hung:
             return "SIGKILL, since it hung: see --hang-seconds"
-        return described(None if loss["pid"] is None else self._status_of(loss["pid"]))
+        return described(None if loss.pid is None else self._status_of(loss.pid))
 
 
 def _last_words(number: int, reason: str, folder: Path) -> str:
@@ -143,7 +142,7 @@ class DeviceNews:
         self._said: dict[str, str] = {}
         self._seen: dict[str, tuple[str, float]] = {}
 
-    def look(self, devices: Iterable[Mapping[str, Any]], now: float) -> None:
+    def look(self, devices: Iterable[DeviceStatus], now: float) -> None:
         """Note changes in the devices' problems.
 
         Args:
@@ -151,7 +150,7 @@ class DeviceNews:
             now: seconds of any clock.
         """
         for device in devices:
-            id_, problem = device["id"], device["problem"]
+            id_, problem = device.id, device.problem
             before, since = self._seen.get(id_, ("", now))
             if problem != before:
                 since = now

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
+from optuna_hermes.broker._protocol import FailureSummary
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.view.formats import plural
@@ -170,26 +171,26 @@ def _value(trial: FrozenTrial) -> float | None:
     return float(reported[max(reported)]) if reported else None
 
 
-def failure_of(trials: Sequence[TrialResult], failures: Mapping[str, Any]) -> str | None:
+def failure_of(trials: Sequence[TrialResult], failures: FailureSummary | None) -> str | None:
     """The reason why no trial has succeeded or will; None if one has, or may still.
 
     Args:
         trials: all trials of the study.
-        failures: the broker's summary of those that failed in this call.
+        failures: of this call, None if a broker has told of none.
     """
-    hopeless = bool(failures.get("hopeless"))
+    hopeless = failures is not None and failures.hopeless
     failed = [trial.number for trial in trials if trial.state == "FAIL"]
     if any(trial.state in ("COMPLETE", "PRUNED") for trial in trials) or not failed:
         return None
     if len(failed) < len(trials) and not hopeless:
         return None
-    first, error = failures.get("first"), failures.get("error") or "see its output.log"
-    first = failed[0] if first is None else first
-    if hopeless:
-        what = f"The last {failures['alike']} trials have failed alike, and none has succeeded"
-    else:
-        what = f"All trials have failed ({len(failed)})"
-    return f"{what}. Trial {first}: {one_line(error)}."
+    what = f"All trials have failed ({len(failed)})"
+    first, error = failed[0], ""
+    if failures is not None and failures.first is not None:
+        first, error = failures.first, failures.error
+        if failures.hopeless:
+            what = f"The last {failures.alike} trials have failed alike, and none has succeeded"
+    return f"{what}. Trial {first}: {one_line(error or 'see its output.log')}."
 
 
 def one_line(error: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any
 
 import psutil
 
@@ -36,7 +35,8 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
     absent_at, has_lost_broker = math.inf, False
     while not should_stop():
         status, now = broker_status(trials=False), time.monotonic()
-        found = _driver(status, key)
+        study = None if status is None else status.study(key)
+        found = None if study is None else study.driver_pid
         has_lost_broker = has_lost_broker or status is None
         if found is not None:
             pid, absent_at = found, math.inf
@@ -47,12 +47,3 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
                 return None
         time.sleep(_LOOK_SECONDS)
     return pid
-
-
-def _driver(status: dict[str, Any] | None, key: str) -> int | None:
-    """The process for which the broker serves a study, None if there is none."""
-    for study in [] if status is None else status["studies"]:
-        if study["key"] == key:
-            found: int | None = study["driver_pid"]
-            return found
-    return None

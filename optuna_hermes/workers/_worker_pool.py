@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import errors
@@ -27,6 +28,7 @@ from optuna_hermes.workers._processes import INSIDE_VARIABLE, command, refuse_in
 from optuna_hermes.workers._words import Starts, described
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker import WatchedStudy
     from optuna_hermes.workers._settings import Settings
     from optuna_hermes.workers._worker import WorkerInput
 
@@ -144,11 +146,17 @@ class WorkerPool:
         """The exit status of a worker, or minus a signal; None while unknown."""
         return self._statuses.get(pid)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for a message of the fork server, or for ``seconds``."""
-        readable, _, _ = select.select([self._socket], [], [], seconds)
-        if readable:
+    def wait(self, seconds: float, other: WatchedStudy) -> bool:
+        """Wait for a message of the fork server or of another, or for ``seconds``.
+
+        Returns:
+            True if the other has something to hear.
+        """
+        # Not select(), which knows no file descriptor above 1023: a new broker's may be any.
+        readable = wait([self._socket, other.fileno()], seconds)
+        if self._socket in readable:
             self._read()
+        return other.fileno() in readable
 
     def kill_all(self) -> None:
         """SIGKILL every worker, those being forked too, and wait until they are gone."""

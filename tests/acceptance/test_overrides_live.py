@@ -15,6 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes.broker import connect
+from optuna_hermes.broker._protocol import StudyStatus
 from optuna_hermes.cli import run
 from optuna_hermes.cli._top import StudySource
 from optuna_hermes.errors import BrokerError, HermesError
@@ -46,12 +47,11 @@ OBJECTIVE = textwrap.dedent(
 )
 
 
-def status() -> dict[str, Any]:
+def status() -> StudyStatus:
     """What the broker tells of its one study."""
     with contextlib.closing(connect("viewer")) as connection:
-        document: Any = connection.ask_status()
-    (study,) = document["studies"]
-    return dict(study)
+        (study,) = connection.ask_status().studies
+    return study
 
 
 def running() -> set[int]:
@@ -61,10 +61,10 @@ def running() -> set[int]:
     """
     time.sleep(0.1)
     try:
-        runs = status()["trials"]
+        trials = status().trials
     except (BrokerError, ValueError):
         return set()
-    return {r["trial"] for r in runs if r["state"] == "running" and r["units"] > 1}
+    return {t.number for t in trials if t.state == "running" and t.units > 1}
 
 
 def test_what_people_want_is_done(
@@ -108,7 +108,7 @@ def test_what_people_want_is_done(
     assert say("policy", "round-robin") == {"study": "s", "policy": "round-robin"}
     top.override(picture.key, 2, "boosted")
     seen = status()
-    assert (seen["policy"], seen["held"], seen["boosted"]) == ("round-robin", [0], [2])
+    assert (seen.policy, seen.held, seen.boosted) == ("round-robin", (0,), (2,))
 
     top.finish(picture.key, 1)
     trials = optuna.load_study(study_name="s", storage=storage_url).trials

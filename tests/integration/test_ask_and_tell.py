@@ -52,8 +52,7 @@ def holders() -> list[int | None]:
     """The trials that have a device."""
     status = broker_status()
     assert status is not None
-    found = (device["holder"] for device in status["devices"])
-    return [holder["trial"] for holder in found if holder is not None]
+    return [device.holder.trial for device in status.devices if device.holder is not None]
 
 
 def is_free() -> bool:

@@ -195,9 +195,9 @@ def test_an_attack_disturbs_nobody_else(
         driver.ask_status()
     attacker.communicate()
     assert sent > 10
-    shown: Any = driver.ask_status()
-    mine = next(study for study in shown["studies"] if study["key"] == "honest")
-    assert mine["problem"] is None
+    shown = driver.ask_status()
+    mine = next(study for study in shown.studies if study.key == "honest")
+    assert mine.problem is None
     wait_for(lambda: _units(driver.ask_status()) == sent)
     wait_for(lambda: broker.num_fds() <= handles + 8)
     assert broker.memory_info().rss < memory + 64_000_000
@@ -209,5 +209,5 @@ def test_an_attack_disturbs_nobody_else(
 
 
 def _units(document: Any) -> int:
-    mine = next(study for study in document["studies"] if study["key"] == "honest")
-    return sum(trial["units"] for trial in mine["trials"])
+    mine = next(study for study in document.studies if study.key == "honest")
+    return sum(trial.units for trial in mine.trials)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import select
 import signal
 import socket
 import stat
@@ -17,7 +18,14 @@ from typing import Any
 import psutil
 import pytest
 
-from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect, connect_or_start
+from optuna_hermes.broker import (
+    Connection,
+    OpenStudy,
+    StudySpec,
+    WatchedStudy,
+    connect,
+    connect_or_start,
+)
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _starting
@@ -122,7 +130,7 @@ def test_sigterm_ends_it_in_order(
 ) -> None:
     """After SIGTERM it serves whom it has, and takes the socket away when they have left."""
     os.kill(broker.welcome.pid, signal.SIGTERM)
-    assert broker.ask_status()["studies"] == []
+    assert broker.ask_status().studies == ()
     broker.close()
     wait_for(lambda: not (runtime_dir / "broker.sock").exists())
 
@@ -157,7 +165,7 @@ def test_a_bad_frame_closes_its_own_connection_only(
     with raw(runtime_dir) as sock:
         sock.sendall(frame)
         assert sock.recv(100) == b""
-    assert broker.ask_status()["devices"]
+    assert broker.ask_status().devices
 
 
 def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_dir: Path) -> None:
@@ -171,6 +179,29 @@ def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_di
         "This broker is of another version: when its studies have ended, "
         f"`kill {broker.welcome.pid}`."
     )
+
+
+def test_a_driver_is_told_without_asking(broker: Connection, tmp_path: Path) -> None:
+    """A worker that comes, and the broker's end, wake a driver that watches its study."""
+    study = spec(tmp_path)
+    broker.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+    watched = WatchedStudy(broker, "s")
+    assert watched.status()[0].workers.alive == 0
+    worker = connect("worker")
+    worker.send(wire.Ready(study="s"))
+    while watched.status()[0].workers.alive == 0:
+        assert select.select([watched], [], [], 10)[0]
+        watched.hear()
+    worker.close()
+    os.kill(broker.welcome.pid, signal.SIGKILL)
+    with pytest.raises(BrokerError, match="is gone"):
+        hear_all(watched)
+
+
+def hear_all(watched: WatchedStudy) -> None:
+    """Hear changes until none comes for ten seconds."""
+    while select.select([watched], [], [], 10)[0]:
+        watched.hear()
 
 
 def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:
@@ -203,11 +234,11 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     assert worker.stdout is not None
     assert worker.stdout.readline() == "granted\n"
     child = psutil.Process(worker.pid).children()[0]
-    assert broker.ask_status()["devices"][0]["holder"]["pid"] == worker.pid  # type: ignore[index]
+    assert broker.ask_status().devices[0].holder.pid == worker.pid
     worker.kill()
     worker.wait()
     worker.stdout.close()
-    wait_for(lambda: broker.ask_status()["devices"][0]["holder"] is None, 5)  # type: ignore[index]
+    wait_for(lambda: broker.ask_status().devices[0].holder is None, 5)
     assert child.is_running()
     child.kill()
 

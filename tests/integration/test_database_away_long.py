@@ -151,8 +151,8 @@ def kill_broker(runtime_dir: Path, wait_for: Callable[..., Any], but: int = 0) -
 def served() -> Any:
     """What the broker says of its only study."""
     with closing(connect("viewer")) as connection:
-        document: Any = connection.ask_status(trials=False)
-        return document["studies"][0] if document["studies"] else None
+        status = connection.ask_status(trials=False)
+        return status.studies[0] if status.studies else None
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_an_absence_that_is_too_long_sends_all_to_disk(
         wait_for(scene.begun, 60)
         with scene.away():
             wait_for(lambda: "does not answer; training goes on" in running.stderr, 30)
-            wait_for(lambda: served()["problem"], 30)
+            wait_for(lambda: served().problem, 30)
             words = " ".join(re.sub("[│┃]", " ", cli("status").stdout).split())
             assert "The database did not answer for 3 s, so every trial was suspended" in words
             assert "bring it back, then run the same command again" in words

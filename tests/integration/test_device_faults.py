@@ -17,6 +17,7 @@ import pytest
 from optuna_hermes.broker import Connection, connect_or_start
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._client import _starting
+from optuna_hermes.broker._protocol import DeviceStatus
 
 GPUS = "GPU-aaaa,GPU-bbbb"
 
@@ -54,14 +55,13 @@ def start(runtime_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[s
         connection.close()
 
 
-def second_gpu(broker: Connection) -> dict[str, Any]:
+def second_gpu(broker: Connection) -> DeviceStatus:
     """What status says of GPU-bbbb."""
-    devices: Any = broker.ask_status()["devices"]
-    return dict(devices[-1])
+    return broker.ask_status().devices[-1]
 
 
 def problem(broker: Connection) -> str:
-    return str(second_gpu(broker)["problem"])
+    return second_gpu(broker).problem
 
 
 def _begins(text: str, start: str) -> bool:
@@ -87,7 +87,7 @@ def test_status_follows_the_driver(
     ):
         say(words)
         wait_for(lambda start=beginning: _begins(problem(broker), start), message=beginning)
-    assert second_gpu(broker)["healthy"]
+    assert second_gpu(broker).healthy
     log = election.log_path(runtime_dir).read_text()
     wait_for(lambda: "XID 13 (an exception of a kernel) was reported" in log)
     for words in ("process 4242 computes on it", "all is well again", "XID 79", "GPU is lost"):
@@ -108,7 +108,7 @@ def test_a_slice_of_a_gpu_is_a_device(
     """A MIG slice is served by its UUID, and lost with its GPU."""
     say("mig")
     broker = start("MIG-cccc")
-    assert (second_gpu(broker)["id"], problem(broker)) == ("MIG-cccc", "")
+    assert (second_gpu(broker).id, problem(broker)) == ("MIG-cccc", "")
     say("mig xid=94")
     wait_for(lambda: "it reported XID 94" in problem(broker))
 

@@ -78,7 +78,7 @@ def test_a_trial_that_can_only_wait_in_memory_begins_again(
                 raise optuna.TrialPruned
         return 0.0
 
-    stop_when(lambda mine: mine["counts"]["parked"] > 0)
+    stop_when(lambda mine: mine.counts.parked > 0)
     states = {trial.state for trial in run(study, forgetful).trials}
     assert states == {"PENDING"}
     mark.touch()

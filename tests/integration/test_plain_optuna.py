@@ -118,10 +118,10 @@ def test_maximised_values_are_turned_round(storage_url: str, wait_for: Callable[
     trial.report(0.75, 1)
     assert not trial.should_prune()
     watcher = connect("viewer")
-    shown = watcher.ask_status()["studies"][0]  # type: ignore[index]
+    shown = watcher.ask_status().studies[0]
     watcher.close()
     study.tell(trial, 0.75)
-    assert shown["trials"][0]["value"] == 0.75
+    assert shown.trials[0].value == 0.75
     ledger = open_ledger(_optuna.ledger_url(study))
     curves = wait_for(lambda: ledger.load_curves(_optuna.study_key(study)))  # reports may wait
     assert curves[0].values == (-0.75,)

@@ -231,7 +231,7 @@ def test_the_broker_hangs_up_on_another_user(
     assert os.waitstatus_to_exitcode(status) == 0
     told = "of uid 65534 was turned away: a broker serves its own user, so start one there"
     assert told in election.log_path(folder).read_text()
-    assert ours.ask_status()["devices"]
+    assert ours.ask_status().devices
     ours.close()
 
 

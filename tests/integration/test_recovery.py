@@ -308,15 +308,15 @@ def test_a_broker_that_is_asked_to_end_leaves_its_holders_to_the_next(
     driver.close()
     start_broker()
     holder = wait_for(lambda: shown_holder("cpu:0"))
-    assert (holder["pid"], holder["epoch"], holder["trial"]) == (worker.pid, 1, 0)
+    assert (holder.pid, holder.epoch, holder.trial) == (worker.pid, 1, 0)
 
 
 def shown_holder(device: str) -> Any:
     """Who has a device, as the broker's status shows it."""
     viewer = connect_patiently("viewer")
-    document: Any = viewer.ask_status()
+    status = viewer.ask_status()
     viewer.close()
-    return next(each["holder"] for each in document["devices"] if each["id"] == device)
+    return next(each.holder for each in status.devices if each.id == device)
 
 
 def test_a_worker_that_is_stopped_when_its_broker_dies_loses_its_device_with_its_life(
@@ -327,7 +327,7 @@ def test_a_worker_that_is_stopped_when_its_broker_dies_loses_its_device_with_its
     driver = drive(tmp_path)
     holder = start_worker(0, "signal.pause()")
     heard(holder)
-    wait_for(lambda: shown_holder("cpu:0")["trial"] == 0)
+    wait_for(lambda: shown_holder("cpu:0").trial == 0)
     other = start_worker(1, "signal.pause()")
     holder.send_signal(signal.SIGSTOP)
     broker.kill()
@@ -354,12 +354,12 @@ def test_a_broker_that_was_stopped_goes_on(
     holder = start_worker(0, lives, 0.1)
     heard(holder)
     start_worker(1, "signal.pause()", 0.1)
-    wait_for(lambda: shown_holder("cpu:0")["state"] == "yielding")
+    wait_for(lambda: shown_holder("cpu:0").state == "yielding")
     broker.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     wait_for(lambda: time.monotonic() > stopped + 4.5)  # longer than its patience
     broker.send_signal(signal.SIGCONT)
-    assert shown_holder("cpu:0")["pid"] == holder.pid
+    assert shown_holder("cpu:0").pid == holder.pid
     assert not dead(holder.pid)
     driver.close()
 
@@ -377,7 +377,7 @@ def test_the_device_of_a_dead_worker_is_given_on_within_a_second(
     heard(holder)
     child = wait_for(lambda: psutil.Process(holder.pid).children())[0]
     other = start_worker(1, "signal.pause()")
-    wait_for(lambda: shown_holder("cpu:0")["trial"] == 0)
+    wait_for(lambda: shown_holder("cpu:0").trial == 0)
     killed = time.monotonic()
     holder.kill()
     granted = float(heard(other))
@@ -400,7 +400,7 @@ def test_a_hung_worker_is_killed_and_its_device_given_on(
     driver = drive(tmp_path, slice_seconds=0.1)
     holder = start_worker(0, "while True: pass", 0.1)
     heard(holder)
-    wait_for(lambda: shown_holder("cpu:0")["trial"] == 0)
+    wait_for(lambda: shown_holder("cpu:0").trial == 0)
     if hangs == "stopped":
         holder.send_signal(signal.SIGSTOP)
     other = start_worker(1, "signal.pause()", 0.1)

@@ -94,6 +94,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         wire.Drain(study=random.choice([key, "honest"])),
         wire.GiveUp(study=random.choice([key, "honest"]), number=0, reason="so"),
         wire.GetStatus(),
+        wire.WatchStudy(study=random.choice([key, "honest"]), now=random.random() < 0.5),
     ]
     return random.choice(messages)
 

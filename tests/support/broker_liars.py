@@ -55,6 +55,7 @@ def about_study(world: World, key: str, random: Random) -> wire.FromClient:
         wire.Finished(study=key, numbers=(number,)),
         wire.ChangePolicy(study=key, policy="fifo"),
         wire.GetStatus(),
+        wire.WatchStudy(study=key, now=True),
         wire.Quit(),
         wire.Hello(version=wire.VERSION, role="worker"),
     ]

@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
+import msgspec
+
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Lease, Slot
 from optuna_hermes.broker._core._events import Send
@@ -39,8 +41,11 @@ def check(world: World) -> None:
     _check_devices(world)
     _check_promises(world)
     _check_grants(world)
-    json.dumps(world.handler.status(world.now), allow_nan=False)
-    wire.frame(wire.Status(document=world.handler.status(world.now)))
+    status = world.handler.status(world.now)
+    json.dumps(msgspec.to_builtins(status), allow_nan=False)
+    wire.frame(wire.Status(status=status))
+    world.handler.changes(world.now)
+    assert not world.handler.changes(world.now), "a change is told once"
 
 
 def check_broken(world: World, device: str) -> None:

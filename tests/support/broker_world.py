@@ -414,8 +414,8 @@ class World:
         """Let every driver end trials in Optuna that lost too many processes."""
         for key, study in list(self.handler.state.studies.items()):
             for loss in list(failures.losses_shown(study)):
-                if loss["given_up"] and study.driver in self.processes:
-                    trial = self.studies[key].trials[loss["trial"]]
+                if loss.given_up and study.driver in self.processes:
+                    trial = self.studies[key].trials[loss.trial]
                     trial.end = trial.end or "failed"
                     message = wire.GiveUp(
                         study=key, number=trial.number, reason="crash", state=trial.end

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import (
     EndLease,
@@ -36,9 +34,9 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
     return worker, epoch
 
 
-def shown(broker: FakeBroker, key: str = "s") -> dict[str, Any]:
-    studies = broker.handler.status(broker.now)["studies"]
-    return next(study for study in studies if study["key"] == key)
+def shown(broker: FakeBroker, key: str = "s") -> wire.StudyStatus:
+    studies = broker.handler.status(broker.now).studies
+    return next(study for study in studies if study.key == key)
 
 
 def test_a_slice_that_ends_meanwhile_goes_on() -> None:
@@ -50,11 +48,11 @@ def test_a_slice_that_ends_meanwhile_goes_on() -> None:
     broker.apply(away())
     broker.advance(10 * SLICE)
     assert broker.last(first, "Yield") is None
-    assert shown(broker)["away_seconds"] == 10 * SLICE
+    assert shown(broker).away_seconds == 10 * SLICE
     broker.apply(BACK)
     assert broker.last(first, "Yield") is not None
     assert broker.last(waiting, "Grant") is None
-    assert shown(broker)["away_seconds"] is None
+    assert shown(broker).away_seconds is None
 
 
 def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
@@ -92,7 +90,7 @@ def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
     broker.apply(LedgerAway(studies=("s",), reason="Locked.", unasked=(epoch,)))
     broker.advance(100.0)
     assert broker.killed() == []
-    assert broker.handler.status(broker.now)["devices"][0]["holder"]["state"] == "running"
+    assert broker.handler.status(broker.now).devices[0].holder.state == "running"
     before = len(broker.log)
     broker.apply(BACK)
     asked = [c for c in broker.log[before:] if isinstance(c, Send)]
@@ -137,8 +135,8 @@ def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
     assert broker.last(worker, "Yield") is None
     assert broker.killed() == []
     broker.apply(BACK)
-    holder = broker.handler.status(broker.now)["devices"][0]["holder"]
-    assert (holder["since_seconds"], holder["left_seconds"]) == (0.0, SLICE)
+    holder = broker.handler.status(broker.now).devices[0].holder
+    assert (holder.since_seconds, holder.left_seconds) == (0.0, SLICE)
 
 
 def test_a_database_that_stays_away_sends_all_to_disk() -> None:
@@ -148,12 +146,12 @@ def test_a_database_that_stays_away_sends_all_to_disk() -> None:
     first, epoch = training(broker)
     held = broker.worker()
     grant = broker.last(held, "Grant")
-    unstarted = shown(broker)["unstarted"]
+    unstarted = shown(broker).unstarted
     broker.apply(away(grant.epoch))
     broker.advance(AWAY_SECONDS - 1)
-    assert shown(broker)["problem"] is None
+    assert shown(broker).problem is None
     broker.advance(1)
-    problem = shown(broker)["problem"]
+    problem = shown(broker).problem
     assert "did not answer for 300 s" in problem
     assert "run the same command again. No route to host." in problem
     assert broker.last(first, "Yield").tier == "disk"
@@ -161,12 +159,12 @@ def test_a_database_that_stays_away_sends_all_to_disk() -> None:
     assert Withdraw(epoch=grant.epoch) in broker.log
     assert any(isinstance(c, EndLease) and c.epoch == grant.epoch for c in broker.log)
     assert broker.last(held, "Dismiss") is not None
-    assert shown(broker)["unstarted"] == unstarted + 1
-    assert not shown(broker)["finished"]
+    assert shown(broker).unstarted == unstarted + 1
+    assert not shown(broker).finished
     saved = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
     parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
     broker.say(first, parked)
-    assert shown(broker)["finished"]
+    assert shown(broker).finished
 
 
 def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
@@ -187,7 +185,7 @@ def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
     broker.apply(WritesFailed(epochs=(again.epoch,), reason="stale", study="s"))
     evict = broker.last(first, "Evict")
     assert (evict.epoch, evict.tier) == (epoch, "disk")
-    assert shown(broker)["counts"]["parked"] == 1
+    assert shown(broker).counts.parked == 1
     broker.check()
 
 
@@ -197,5 +195,5 @@ def test_what_is_refused_without_a_lease_ends_its_study() -> None:
     broker.driver()
     worker, _ = training(broker)
     broker.apply(WritesFailed(epochs=(), reason="no such table", study="s", paths=("/c",)))
-    assert shown(broker)["problem"] == "no such table"
+    assert shown(broker).problem == "no such table"
     assert broker.last(worker, "Yield").tier == "disk"

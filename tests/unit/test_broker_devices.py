@@ -34,8 +34,8 @@ def test_a_gpu_with_a_stranger_is_granted_once_they_leave() -> None:
     broker.poll("GPU-0", free=False, problem="process 7 of another user computes on it")
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
-    shown = broker.handler.status(0.0)["devices"][0]
-    assert shown["problem"] == "process 7 of another user computes on it"
+    shown = broker.handler.status(0.0).devices[0]
+    assert shown.problem == "process 7 of another user computes on it"
     broker.poll("GPU-0", free=True, problem="")
     assert broker.last(worker, "Grant").devices == ("GPU-0",)
 
@@ -106,7 +106,7 @@ def test_a_lost_gpu_is_used_again_when_it_is_back() -> None:
     other = broker.worker()
     broker.advance(60)
     assert broker.last(other, "Grant") is None
-    assert not broker.handler.status(broker.now)["devices"][0]["healthy"]
+    assert not broker.handler.status(broker.now).devices[0].healthy
     broker.poll("GPU-0", **WELL)
     assert told(broker, "device back") == [(None, {"device": "GPU-0"})]
     assert broker.last(other, "Grant").number == 0
@@ -215,7 +215,7 @@ def test_memory_that_nobody_holds_is_a_strangers() -> None:
         "10.74 GB of its memory are taken by processes that cannot be listed here: find them where "
         "they can, and wait for them or end them"
     )
-    assert broker.handler.status(0.0)["devices"][0]["problem"] == words
+    assert broker.handler.status(0.0).devices[0].problem == words
     broker.poll("GPU-0", memory_free_bytes=78 * GIB)  # what a driver and a desktop take
     assert broker.last(worker, "Grant") is not None
 

@@ -35,8 +35,8 @@ def test_a_counter_says_what_a_lease_took() -> None:
     broker, worker, epoch = _training(_gpu(energy_joules=1000.0, power_watts=700.0))
     broker.now = 10.0
     broker.poll("GPU-a", energy_joules=4600.0)
-    (entry,) = broker.handler.status(broker.now)["studies"]
-    assert entry["watt_hours"] == pytest.approx(1.0)
+    (entry,) = broker.handler.status(broker.now).studies
+    assert entry.watt_hours == pytest.approx(1.0)
     broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
     assert _joules(broker) == pytest.approx(3600.0)
 
@@ -64,9 +64,9 @@ def test_where_nothing_is_known_nothing_is_said() -> None:
     broker.now = 10.0
     broker.say(worker, wire.Ended(epoch=epoch, state="done"))
     assert _joules(broker) is None
-    (entry,) = broker.handler.status(broker.now)["studies"]
-    assert entry["watt_hours"] is None
-    assert entry["trials"][0]["watt_hours"] is None
+    (entry,) = broker.handler.status(broker.now).studies
+    assert entry.watt_hours is None
+    assert entry.trials[0].watt_hours is None
 
 
 def test_slices_add_up() -> None:

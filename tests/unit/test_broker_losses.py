@@ -35,8 +35,8 @@ def lose(broker: FakeBroker, times: int, units: int = 0) -> None:
 
 def lost(broker: FakeBroker) -> list[tuple[int, bool]]:
     """The losses of the trials without a process, and whether they are given up."""
-    (study,) = broker.handler.status(broker.now)["studies"]
-    return [(each["losses"], each["given_up"]) for each in study["lost"]]
+    (study,) = broker.handler.status(broker.now).studies
+    return [(each.losses, each.given_up) for each in study.lost]
 
 
 def test_a_trial_that_only_loses_processes_gets_no_further_one() -> None:
@@ -122,8 +122,8 @@ def fail(broker: FakeBroker, number: int, error: str, units: int = 0) -> None:
 
 
 def hopeless(broker: FakeBroker) -> bool:
-    (study,) = broker.handler.status(broker.now)["studies"]
-    return bool(study["failures"]["hopeless"])
+    (study,) = broker.handler.status(broker.now).studies
+    return study.failures.hopeless
 
 
 def test_equal_failures_and_nothing_else_are_hopeless() -> None:
@@ -136,8 +136,8 @@ def test_equal_failures_and_nothing_else_are_hopeless() -> None:
     assert not hopeless(broker)
     fail(broker, MOST_ALIKE, "ValueError: lr=0.1")
     assert hopeless(broker)
-    (study,) = broker.handler.status(broker.now)["studies"]
-    assert (study["failures"]["first"], study["failures"]["error"]) == (0, "KeyError: x")
+    (study,) = broker.handler.status(broker.now).studies
+    assert (study.failures.first, study.failures.error) == (0, "KeyError: x")
 
 
 @pytest.mark.parametrize("by", ["success", "unit", "time"])
@@ -246,5 +246,5 @@ def test_a_trial_that_hangs_again_and_again_is_given_up() -> None:
     broker.advance(20.0)
     assert broker.killed() == [worker]
     broker.hang_up(worker)
-    (study,) = broker.handler.status(broker.now)["studies"]
-    assert [(each["losses"], each["hung"]) for each in study["lost"]] == [(1, True)]
+    (study,) = broker.handler.status(broker.now).studies
+    assert [(each.losses, each.hung) for each in study.lost] == [(1, True)]

@@ -29,7 +29,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
 
 
 def states(broker: FakeBroker) -> list[str]:
-    return [trial["state"] for trial in broker.handler.status(broker.now)["studies"][0]["trials"]]
+    return [trial.state for trial in broker.handler.status(broker.now).studies[0].trials]
 
 
 def test_a_worker_waits_for_one_trial() -> None:
@@ -59,7 +59,7 @@ def test_a_driver_serves_one_study() -> None:
     broker.apply(StudyRead(connection=driver, message=OPENING))
     assert "open another" in broker.last(driver, "Refused").reason
     broker.hang_up(driver)
-    assert broker.handler.status(0.0)["studies"] == []
+    assert broker.handler.status(0.0).studies == ()
 
 
 def test_who_is_gone_gets_nothing() -> None:
@@ -68,7 +68,7 @@ def test_who_is_gone_gets_nothing() -> None:
     driver = broker.connect("driver")
     broker.hang_up(driver)
     assert broker.apply(StudyRead(connection=driver, message=OPENING)) == []
-    assert broker.handler.status(0.0)["studies"] == []
+    assert broker.handler.status(0.0).studies == ()
 
 
 def test_a_trial_that_is_trained_is_not_registered_again() -> None:
@@ -86,7 +86,7 @@ def test_a_trial_that_has_ended_is_not_registered_again() -> None:
     trial = broker.connect("plain")
     register(broker, trial, 0, trials=(TrialRecord(study="s", number=0, trial_id=0, state="done"),))
     assert "create another" in broker.last(trial, "Refused").reason
-    assert broker.handler.status(0.0)["studies"] == []
+    assert broker.handler.status(0.0).studies == ()
 
 
 def test_a_trial_that_has_ended_is_not_begun_again() -> None:
@@ -102,7 +102,7 @@ def test_a_trial_that_has_ended_is_not_begun_again() -> None:
     ]
     broker.hang_up(second)
     assert states(broker) == ["done"]
-    assert broker.handler.status(0.0)["studies"][0]["unstarted"] == 1
+    assert broker.handler.status(0.0).studies[0].unstarted == 1
 
 
 def test_a_lease_keeps_its_trial() -> None:
@@ -149,8 +149,8 @@ def test_a_trial_whose_lease_was_refused_may_still_be_created() -> None:
     broker.driver(unstarted=1)
     worker = broker.worker()
     broker.apply(WritesFailed(epochs=(broker.last(worker, "Grant").epoch,), reason="disk full"))
-    study = broker.handler.status(0.0)["studies"][0]
-    assert (study["unstarted"], study["workers"]["idle"]) == (1, 0)
+    study = broker.handler.status(0.0).studies[0]
+    assert (study.unstarted, study.workers.idle) == (1, 0)
     assert broker.last(worker, "Dismiss") is not None
 
 

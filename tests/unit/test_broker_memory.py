@@ -65,9 +65,8 @@ def report(broker: FakeBroker, worker: int, epoch: int, value: float) -> None:
     broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
 
 
-def shown(broker: FakeBroker, number: int) -> dict[str, Any]:
-    trial: dict[str, Any] = broker.handler.status(broker.now)["studies"][0]["trials"][number]
-    return trial
+def shown(broker: FakeBroker, number: int) -> wire.TrialRow:
+    return broker.handler.status(broker.now).studies[0].trials[number]
 
 
 def events(broker: FakeBroker) -> list[EventRecord]:
@@ -97,10 +96,10 @@ def test_a_trial_is_moved_when_the_next_one_does_not_fit() -> None:
     assert broker.last(first, "Yield").tier == "host"
     park(broker, first, 1, free=99, tier="host", held_bytes=1, host_bytes=59)
     assert broker.last(second, "Grant") is not None
-    assert shown(broker, 0)["tier"] == "host"
-    assert (shown(broker, 0)["held_bytes"], shown(broker, 0)["host_bytes"]) == (1, 59)
-    host = broker.handler.status(broker.now)["host_memory"]
-    assert host == {"used_bytes": 59, "budget_bytes": 1000}
+    assert shown(broker, 0).tier == "host"
+    assert (shown(broker, 0).held_bytes, shown(broker, 0).host_bytes) == (1, 59)
+    host = broker.handler.status(broker.now).host_memory
+    assert (host.used_bytes, host.budget_bytes) == (59, 1000)
 
 
 def test_without_host_memory_a_trial_goes_to_disk() -> None:
@@ -192,7 +191,7 @@ def test_host_memory_is_promised_to_one_trial_only() -> None:
         broker.poll(gpu, memory_free_bytes=ALL - BIG)
     broker.advance(1.5)
     assert {broker.last(worker, "Yield").tier for worker in workers[:2]} == {"host", "disk"}
-    assert broker.handler.status(broker.now)["host_memory"]["used_bytes"] == BIG
+    assert broker.handler.status(broker.now).host_memory.used_bytes == BIG
 
 
 # -- when a device is granted
@@ -252,7 +251,7 @@ def test_a_drained_trial_that_cannot_be_stored_is_not_waited_for() -> None:
     assert broker.last(first, "Evict") == wire.Evict(epoch=1, tier="disk")
     park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
     assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
-    assert broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now).studies[0].finished
 
 
 def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end() -> None:
@@ -264,9 +263,9 @@ def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end
     broker.say(1, wire.Drain(study="s"))
     assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 2
     broker.hang_up(second)
-    assert not broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert not broker.handler.status(broker.now).studies[0].finished
     park(broker, first, 1, free=40)
-    assert broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now).studies[0].finished
 
 
 def test_a_worker_that_does_not_answer_is_killed() -> None:
@@ -318,7 +317,7 @@ def test_a_device_is_not_kept_for_a_process_that_will_not_come() -> None:
     assert broker.last(worker, "Yield").tier == "disk"
     park(broker, worker, epoch, free=40, stores=False, moves=False)
     assert broker.last(worker, "Grant").number == 0
-    assert broker.handler.status(broker.now)["studies"][0]["unstarted"] == 1
+    assert broker.handler.status(broker.now).studies[0].unstarted == 1
 
 
 def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> None:
@@ -328,7 +327,7 @@ def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> No
     broker.poll(GPU, memory_free_bytes=40)
     broker.say(first, wire.Ended(epoch=1, state="done"))
     assert broker.last(second, "Grant") is None
-    assert not broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert not broker.handler.status(broker.now).studies[0].finished
 
 
 # -- outgrown
@@ -363,7 +362,7 @@ def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     broker.hang_up(first)
     grant = broker.last(third, "Grant")
     assert (grant.number, grant.alone, grant.checkpoints) == (1, True, (checkpoint(),))
-    assert broker.handler.status(broker.now)["studies"][0]["problem"] is None
+    assert broker.handler.status(broker.now).studies[0].problem is None
 
 
 def test_a_trial_is_alone_when_nobody_can_leave() -> None:
@@ -398,7 +397,7 @@ def test_a_trial_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_st
         park(broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, stores=False)
         assert trial.alone is alone
         broker.poll(GPU, memory_free_bytes=ALL)
-    problem = broker.handler.status(0.0)["studies"][0]["problem"]
+    problem = broker.handler.status(0.0).studies[0].problem
     assert problem.startswith(f"Trial 0 could not come back to {GPU}: it needs ")
     assert problem.endswith("It had the device to itself: end what else takes its memory.")
 
@@ -419,13 +418,13 @@ def test_a_trial_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     epoch = train(broker, second, stores=False)
     broker.advance(20.0)
     assert broker.last(second, "Yield").epoch < epoch
-    assert broker.handler.status(broker.now)["studies"][0]["no_room"] == [0]
+    assert broker.handler.status(broker.now).studies[0].no_room == (0,)
     broker.say(second, wire.Ended(epoch=epoch, state="done"))
     broker.poll(GPU, memory_free_bytes=ALL)
     broker.hang_up(second)
     assert broker.last(first, "Grant").epoch > epoch
-    assert broker.handler.status(broker.now)["studies"][0]["no_room"] == []
-    assert broker.handler.status(broker.now)["studies"][0]["problem"] is None
+    assert broker.handler.status(broker.now).studies[0].no_room == ()
+    assert broker.handler.status(broker.now).studies[0].problem is None
 
 
 def test_on_cpu_slots_a_trial_is_alone_without_parked_trials_of_its_study() -> None:
@@ -508,7 +507,7 @@ def test_the_next_trial_comes_back_beside_the_one_that_trains() -> None:
     park(broker, second, 2, free=15)
     broker.advance(0.3)
     assert broker.last(first, "Yield") == wire.Yield(epoch=3, tier="resident")
-    assert shown(broker, 1)["tier"] == "resident"
+    assert shown(broker, 1).tier == "resident"
     park(broker, first, 3, free=15)
     assert broker.last(second, "Grant").epoch == 4
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 
 from optuna_hermes.broker import _protocol as wire
@@ -25,9 +27,9 @@ from support.broker import FakeBroker
 
 
 def figures(broker: FakeBroker, meter: Meter | None = None) -> Figures:
-    document = broker.handler.status(broker.now, trials=False)
+    status = broker.handler.status(broker.now, trials=False)
     roles = tuple(client.role for client in broker.handler.state.clients.values())
-    return Figures(document=document, roles=roles, meter=meter or Meter())
+    return Figures(status=status, roles=roles, meter=meter or Meter())
 
 
 def scraped(given: Figures) -> dict[str, float]:
@@ -90,11 +92,10 @@ def test_studies_of_one_name_are_one_line() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(key="a")
     given = figures(broker)
-    study = given.document["studies"][0]
-    given.document["studies"].append(
-        {**study, "key": "b", "counts": {**study["counts"], "done": 3}}
-    )
-    seen = scraped(given)
+    (study,) = given.status.studies
+    other = structs.replace(study, key="b", counts=structs.replace(study.counts, done=3))
+    both = structs.replace(given.status, studies=(study, other))
+    seen = scraped(replace(given, status=both))
     assert seen['optuna_hermes_trials{state="done",study="a"}'] == 3
 
 

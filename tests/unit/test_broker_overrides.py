@@ -155,12 +155,12 @@ def test_nothing_is_left_but_what_is_held() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker, epoch = training(broker, 0)
-    shown = broker.handler.status(broker.now)["studies"][0]
-    assert not shown["all_held"]
+    shown = broker.handler.status(broker.now).studies[0]
+    assert not shown.all_held
     override(broker, 0, "held")
     park(broker, worker, epoch)
-    shown = broker.handler.status(broker.now)["studies"][0]
-    assert (shown["all_held"], shown["held"], shown["trials"][0]["override"]) == (True, [0], "held")
+    shown = broker.handler.status(broker.now).studies[0]
+    assert (shown.all_held, shown.held, shown.trials[0].override) == (True, (0,), "held")
 
 
 # -- boost -------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     assert ask(FINISHED) == wire.Agreed()
     assert [record.state for record in broker.ledger.load_trials("s")] == ["done"]
     assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
-    assert broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now).studies[0].finished
 
 
 def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
@@ -287,7 +287,7 @@ def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
     broker.ledger.save_override("s", 0, "finishing")
     after = broker.successor(known=())
     after.driver(unstarted=0)
-    assert after.handler.status(after.now)["studies"][0]["held"] == [0]
+    assert after.handler.status(after.now).studies[0].held == (0,)
     assert after.ledger.load_overrides("s") == {0: "held"}
 
 
@@ -304,7 +304,7 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
     assert broker.last(worker, "Yield") is None
     answer = want(broker, wire.ChangePolicy(study="s", policy="round-robin"))
     assert answer == wire.Agreed()
-    assert broker.handler.status(broker.now)["studies"][0]["policy"] == "round-robin"
+    assert broker.handler.status(broker.now).studies[0].policy == "round-robin"
     assert broker.handler.state.studies["s"].memory is None
     broker.advance(1.5)
     assert broker.last(worker, "Yield") is not None

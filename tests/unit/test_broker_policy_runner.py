@@ -171,7 +171,7 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     epoch = begin(broker, worker, 0)
     broker.handler.state.studies["s"].policy = Pruning()
     broker.advance(1.0)
-    problems = {s["key"]: s["problem"] for s in broker.handler.status(broker.now)["studies"]}
+    problems = {s.key: s.problem for s in broker.handler.status(broker.now).studies}
     assert "kills nothing" in problems["s"]
     assert "trial 0" in problems["s"]
     assert problems["other"] is None

@@ -54,8 +54,8 @@ def test_a_device_that_nobody_needs_goes_down_once() -> None:
     assert _switches(broker) == [("cpu:2", False)]
     assert _kinds(broker) == ["powered down"]
     assert unpowered(broker.handler.state) == ("cpu:2",)
-    (shown,) = [d for d in broker.handler.status(0.0)["devices"] if d["id"] == "cpu:2"]
-    assert shown["power"] == "off"
+    (shown,) = [d for d in broker.handler.status(0.0).devices if d.id == "cpu:2"]
+    assert shown.power == "off"
 
 
 def test_without_commands_nothing_is_switched() -> None:
@@ -117,7 +117,7 @@ def test_a_device_that_cannot_be_woken_is_tried_again() -> None:
     trial = [broker.plain(number, policy="energy:fifo") for number in (1, 2)][-1]
     _switched(broker, "cpu:2", up=True, problem="it does not answer")
     broker.poll("cpu:2", free=True)
-    problems = {d["id"]: d["problem"] for d in broker.handler.status(0.0)["devices"]}
+    problems = {d.id: d.problem for d in broker.handler.status(0.0).devices}
     assert problems == {"cpu:0": "", "cpu:1": "", "cpu:2": "it does not answer"}
     assert broker.last(trial, "Grant") is None
     broker.now += RETRY_SECONDS

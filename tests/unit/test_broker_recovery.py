@@ -62,14 +62,13 @@ def taking_turns() -> tuple[FakeBroker, int, int, int, int]:
     return broker, first, epoch, second, begin(broker, second, 1)
 
 
-def shown(broker: FakeBroker, number: int = 0) -> dict[str, Any]:
-    trials = broker.handler.status(broker.now)["studies"][0]["trials"]
-    return next(trial for trial in trials if trial["trial"] == number)
+def shown(broker: FakeBroker, number: int = 0) -> wire.TrialRow:
+    trials = broker.handler.status(broker.now).studies[0].trials
+    return next(trial for trial in trials if trial.number == number)
 
 
-def unstarted(broker: FakeBroker) -> int:
-    count: int = broker.handler.status(broker.now)["studies"][0]["unstarted"]
-    return count
+def unstarted(broker: FakeBroker) -> int | None:
+    return broker.handler.status(broker.now).studies[0].unstarted
 
 
 # -- going on ----------------------------------------------------------------------------------
@@ -86,8 +85,8 @@ def test_a_holder_goes_on_under_its_old_epoch(driver_first: bool) -> None:
     if not driver_first:
         after.driver(policy="round-robin")
     after.say(worker, report(epoch, 1))
-    assert shown(after)["state"] == "running"
-    assert shown(after)["units"] == 1
+    assert shown(after).state == "running"
+    assert shown(after).units == 1
     assert after.leases() == []
     assert not after.handler.state.recovering
     after.check()
@@ -99,7 +98,7 @@ def test_device_time_of_leases_that_did_not_reach_the_ledger_counts() -> None:
     after = broker.successor()
     after.driver(policy="round-robin")
     worker = after.resume(pid, resume(epoch, held_seconds=2.0, device_seconds=9.0))
-    assert shown(after)["device_seconds"] == pytest.approx(7.0)
+    assert shown(after).device_seconds == pytest.approx(7.0)
     after.advance(1.0)
     after.say(worker, report(epoch, 1))
     (curve,) = (trial.curve for trial in after.handler.state.trials())
@@ -109,12 +108,12 @@ def test_device_time_of_leases_that_did_not_reach_the_ledger_counts() -> None:
 def test_device_time_of_a_parked_trial_counts() -> None:
     """Its last lease is over, and the row that says so is lost."""
     broker, pid, epoch, _, _ = taking_turns()
-    known = shown(broker)["device_seconds"]
+    known = shown(broker).device_seconds
     after = broker.successor()
     after.driver(policy="round-robin")
     said = resume(epoch, parked=parked(epoch), held_seconds=7.0, device_seconds=known + 1)
     after.resume(pid, said)
-    assert shown(after)["device_seconds"] == pytest.approx(known + 1)
+    assert shown(after).device_seconds == pytest.approx(known + 1)
 
 
 def test_a_new_lease_is_above_all_old_ones() -> None:
@@ -166,8 +165,8 @@ def test_a_parked_trial_stays_in_the_memory_of_its_process() -> None:
     after.driver(policy="round-robin", unstarted=0)
     parking = after.resume(first, resume(epoch, parked=parked(epoch, held_bytes=7)))
     holder = after.resume(second, resume(held, 1))
-    assert (shown(after)["state"], shown(after)["tier"]) == ("parked", "resident")
-    assert shown(after)["held_bytes"] == 7
+    assert (shown(after).state, shown(after).tier) == ("parked", "resident")
+    assert shown(after).held_bytes == 7
     after.advance(1.5)
     after.say(holder, parked(held))
     assert after.last(parking, "Grant").number == 0
@@ -182,7 +181,7 @@ def test_device_time_counts_through_the_outage() -> None:
     after.driver(policy="round-robin")
     worker = after.resume(pid, resume(epoch, held_seconds=5.0))
     after.say(worker, wire.Ended(epoch=epoch, state="done"))
-    assert shown(after)["device_seconds"] == pytest.approx(5.0)
+    assert shown(after).device_seconds == pytest.approx(5.0)
 
 
 def test_what_a_driver_counts_is_counted_on() -> None:
@@ -192,11 +191,11 @@ def test_what_a_driver_counts_is_counted_on() -> None:
     after.resume(pid, resume(epoch))
     counted = wire.Counted(switches=7, overhead_seconds=2.0, spent_seconds=30.0)
     after.driver(policy="round-robin", counted=counted)
-    study = after.handler.status(after.now)["studies"][0]
-    assert (study["switches"], study["overhead_seconds"]) == (7, 2.0)
-    assert study["spent_seconds"] - study["held_seconds"] == 30.0
+    study = after.handler.status(after.now).studies[0]
+    assert (study.switches, study.overhead_seconds) == (7, 2.0)
+    assert study.spent_seconds - study.held_seconds == 30.0
     anew, _, _ = holding()
-    assert anew.handler.status(0.0)["studies"][0]["switches"] == 0
+    assert anew.handler.status(0.0).studies[0].switches == 0
 
 
 # -- what was on its way -----------------------------------------------------------------------
@@ -215,7 +214,7 @@ def test_reports_that_were_not_written_arrive_once() -> None:
     curve = after.ledger.load_curves("s")[0]
     assert curve.steps == (1, 2, 3)
     assert curve.device_seconds[1:] == (12.0, 13.0)
-    assert shown(after)["units_trained"] == 3
+    assert shown(after).units_trained == 3
 
 
 def test_a_value_that_is_no_number_is_not_told_twice() -> None:
@@ -225,7 +224,7 @@ def test_a_value_that_is_no_number_is_not_told_twice() -> None:
     broker.say(pid, nan)
     after = broker.successor()
     after.resume(pid, resume(epoch, reports=(nan,)))
-    assert shown(after)["units_trained"] == 1
+    assert shown(after).units_trained == 1
 
 
 def test_a_checkpoint_that_was_not_written_is_kept_now() -> None:
@@ -247,7 +246,7 @@ def test_a_trial_that_has_parked_meanwhile_resumes_as_parked() -> None:
     after.driver(policy="round-robin")
     other = after.worker()
     after.resume(pid, resume(epoch, reports=(report(epoch, 1),), parked=parked(epoch)))
-    assert shown(after)["state"] == "parked"
+    assert shown(after).state == "parked"
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
     assert after.last(other, "Grant").number is None
     assert after.ledger.load_curves("s")[0].units == 1
@@ -264,7 +263,7 @@ def test_a_trial_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) ->
     after.driver(policy="round-robin")
     worker = after.resume(pid, resume(epoch, checkpoints=(checkpoint(3),), parked=stored))
     assert after.last(worker, "Kept").path == "/c/3"
-    assert shown(after)["state"] == "stored"
+    assert shown(after).state == "stored"
     assert [each.checkpoint.path for each in after.ledger.load_checkpoints("s")] == ["/c/3"]
     assert after.last(worker, "Refused") is None
 
@@ -293,7 +292,7 @@ def test_a_trial_on_its_way_to_disk_gets_no_device() -> None:
     after.hang_up(after.connection_of(second))
     assert after.last(moving, "Grant") is None
     after.say(moving, parked(epoch, tier="disk", checkpoint=checkpoint()))
-    assert shown(after)["state"] == "stored"
+    assert shown(after).state == "stored"
 
 
 def test_a_grant_that_never_arrived_is_void() -> None:
@@ -343,7 +342,7 @@ def test_a_trial_that_has_stopped_needs_no_device_to_come_back() -> None:
     after.resume(second, resume(held, 1))
     waiting = after.resume(first, resume(epoch, parked=parked(epoch)))
     assert after.last(waiting, "Refused") is None
-    assert shown(after)["state"] == "parked"
+    assert shown(after).state == "parked"
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
 
 
@@ -395,7 +394,7 @@ def test_no_trial_is_created_twice_or_never(driver_first: bool, counted: bool, b
     if not begun:
         after.say(worker, wire.Begin(epoch=epoch, number=5, trial_id=5))
     assert unstarted(after) == 1
-    assert shown(after, 5)["state"] == "running"
+    assert shown(after, 5).state == "running"
 
 
 def test_a_trial_of_the_queue_is_counted_by_its_number() -> None:
@@ -482,7 +481,7 @@ def test_a_users_own_process_is_never_killed() -> None:
     assert after.last(idle, "Grant") is None
     back = after.resume(pid, resume(epoch), role="plain")
     assert after.last(back, "Refused") is None
-    assert shown(after)["state"] == "running"
+    assert shown(after).state == "running"
 
 
 def test_a_worker_that_has_said_hello_is_not_killed() -> None:
@@ -518,8 +517,8 @@ def test_a_broker_that_dies_again_leaves_word_of_all() -> None:
     assert len(after.handler.state.awaited) == 2
     after.resume(first, resume(epoch, parked=parked(epoch)))
     after.resume(second, resume(held, 1))
-    assert shown(after, 0)["state"] == "parked"
-    assert shown(after, 1)["state"] == "running"
+    assert shown(after, 0).state == "parked"
+    assert shown(after, 1).state == "running"
     assert after.killed() == []
     after.check()
 
@@ -578,7 +577,7 @@ def test_what_the_ledger_does_not_say_is_refused(said: dict[str, Any], why: str)
     worker = after.resume(pid, resume(**fields))
     assert why in after.last(worker, "Refused").reason
     assert after.killed() == [pid]
-    assert shown(after)["state"] == "pending"
+    assert shown(after).state == "pending"
     after.check()
 
 
@@ -618,7 +617,7 @@ def test_two_processes_cannot_go_on_with_one_trial() -> None:
     after.resume(pid, resume(epoch))
     second = after.resume(77, resume(epoch))
     assert "Another process" in after.last(second, "Refused").reason
-    assert shown(after)["state"] == "running"
+    assert shown(after).state == "running"
 
 
 def test_a_trial_that_has_ended_is_not_begun_again_but_its_reports_count() -> None:
@@ -628,7 +627,7 @@ def test_a_trial_that_has_ended_is_not_begun_again_but_its_reports_count() -> No
     after.driver(policy="round-robin", ended={0: "done"})
     worker = after.resume(pid, resume(epoch, reports=(report(epoch, 1),)))
     assert "has ended" in after.last(worker, "Refused").reason
-    assert shown(after)["state"] == "done"
+    assert shown(after).state == "done"
     assert after.ledger.load_curves("s")[0].units == 1
     assert [(trial.state, trial.units) for trial in after.ledger.load_trials("s")] == [("done", 1)]
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
@@ -642,8 +641,8 @@ def test_a_trial_is_read_again_only_when_nobody_has_it() -> None:
     after.say(holder, report(held, 1))
     after.resume(first, resume(epoch, parked=parked(epoch)))
     after.driver(policy="round-robin")
-    assert shown(after, 1)["state"] == "running"
-    assert shown(after, 1)["units"] == 1
+    assert shown(after, 1).state == "running"
+    assert shown(after, 1).units == 1
 
 
 def test_time_alone_ends_the_wait() -> None:
@@ -680,6 +679,6 @@ def test_what_is_told_late_counts_once() -> None:
         broker.say(worker, report(epoch, unit))
     for unit in (1, 2, 3):
         broker.say(worker, report(epoch, unit, age_seconds=5.0))
-    assert (shown(broker)["units"], shown(broker)["units_trained"]) == (3, 3)
+    assert (shown(broker).units, shown(broker).units_trained) == (3, 3)
     broker.say(worker, report(epoch, 3))  # trained again
-    assert (shown(broker)["units"], shown(broker)["units_trained"]) == (3, 4)
+    assert (shown(broker).units, shown(broker).units_trained) == (3, 4)

@@ -207,8 +207,8 @@ def test_device_time_is_that_of_both(host: Host) -> None:
     host.broker.now += 3.0
     host.broker.say(host.worker, wire.Report(epoch=host.epoch, unit=1, step=1, value=0.5))
     assert host.trial.curve.device_seconds == (pytest.approx(before + 6.0),)
-    (entry,) = host.broker.handler.status(host.broker.now)["studies"]
-    assert entry["held_seconds"] == pytest.approx(6.0)
+    (entry,) = host.broker.handler.status(host.broker.now).studies
+    assert entry.held_seconds == pytest.approx(6.0)
     host.policy.counts[0] = 2
     host.broker.poll("cpu:0")
     assert host.policy.trial(0).attained_seconds == pytest.approx(before + 6.0)

@@ -88,8 +88,8 @@ def test_what_one_host_trains_the_other_leaves_alone() -> None:
     seen = hosts.b.handler.state.studies["s"].trials[0]
     assert (seen.state, seen.curve.values) == ("running", (0.5,))
     assert hosts.owners() == ["a"]
-    document = hosts.b.handler.status(hosts.now)["studies"][0]
-    assert not document["finished"]
+    document = hosts.b.handler.status(hosts.now).studies[0]
+    assert not document.finished
 
 
 def test_what_is_stored_on_one_host_goes_on_on_the_other() -> None:
@@ -202,16 +202,16 @@ def test_all_hosts_together_open_no_trial_too_many() -> None:
     assert hosts.a.last(first, "Grant") is not None
     assert hosts.b.last(second, "Grant") is None
     assert hosts.b.handler.state.studies["s"].unstarted == 0
-    (document,) = hosts.b.handler.status(hosts.b.now)["studies"]
-    assert not document["finished"], "the other host is about to begin a trial"
+    (document,) = hosts.b.handler.status(hosts.b.now).studies
+    assert not document.finished, "the other host is about to begin a trial"
     epoch = begin(hosts.a, first, 0)
     hosts.advance(2 * REFRESH_SECONDS)
     assert hosts.b.last(second, "Grant") is None
     assert hosts.b.handler.state.studies["s"].problem is None
     hosts.a.say(first, wire.Ended(epoch=epoch, state="done"))
     hosts.advance(2 * REFRESH_SECONDS)
-    (document,) = hosts.b.handler.status(hosts.b.now)["studies"]
-    assert document["finished"]
+    (document,) = hosts.b.handler.status(hosts.b.now).studies
+    assert document.finished
 
 
 def test_of_two_that_claim_a_trial_one_wins() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
@@ -88,8 +89,8 @@ def test_the_best_value_never_gets_worse() -> None:
     best = []
     for unit, value in enumerate([math.nan, -math.inf, 0.5, 0.2, 0.9, math.nan], start=1):
         report(broker, worker, epoch, unit, value)
-        best.append(broker.handler.status(broker.now)["studies"][0]["best"])
-    assert [None if each is None else each["value"] for each in best] == [
+        best.append(broker.handler.status(broker.now).studies[0].best)
+    assert [None if each is None else each.value for each in best] == [
         *(None, None),
         *(0.5, 0.2, 0.2, 0.2),
     ]
@@ -102,7 +103,7 @@ def test_messages_of_an_old_lease_are_dropped() -> None:
     worker = broker.worker()
     epoch = begin(broker, worker, 0)
     report(broker, worker, epoch - 1, 1, 0.5)
-    assert broker.handler.status(0.0)["studies"][0]["trials"][0]["units"] == 0
+    assert broker.handler.status(0.0).studies[0].trials[0].units == 0
 
 
 def test_nobody_reports_for_someone_else() -> None:
@@ -112,7 +113,7 @@ def test_nobody_reports_for_someone_else() -> None:
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
     report(broker, second, epoch, 1, 0.5)
-    assert broker.handler.status(0.0)["studies"][0]["trials"][0]["units"] == 0
+    assert broker.handler.status(0.0).studies[0].trials[0].units == 0
 
 
 def test_a_dead_worker_frees_its_device_and_its_trial_is_stored() -> None:
@@ -227,7 +228,7 @@ def test_a_worker_that_dies_before_its_trial_exists_loses_no_trial() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     broker.hang_up(broker.worker())
-    assert broker.handler.status(0.0)["studies"][0]["unstarted"] == 1
+    assert broker.handler.status(0.0).studies[0].unstarted == 1
     assert broker.last(broker.worker(), "Grant") is not None
 
 
@@ -242,7 +243,7 @@ def test_a_trial_has_one_process() -> None:
     broker.hang_up(second)
     broker.check()
     begin(broker, broker.worker(), 1)
-    assert broker.handler.status(0.0)["studies"][0]["counts"]["running"] == 2
+    assert broker.handler.status(0.0).studies[0].counts.running == 2
 
 
 def test_parked_trials_make_room_for_new_trials() -> None:
@@ -260,7 +261,7 @@ def test_parked_trials_make_room_for_new_trials() -> None:
     assert broker.last(first, "Evict") == wire.Evict(epoch=epoch)
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     broker.hang_up(first)
-    states = [trial["state"] for trial in broker.handler.status(broker.now)["studies"][0]["trials"]]
+    states = [trial.state for trial in broker.handler.status(broker.now).studies[0].trials]
     assert states == ["stored", "running"]
     park(broker, second, after)
     assert broker.last(broker.worker(), "Grant").number is None
@@ -297,10 +298,10 @@ def test_draining_suspends_everything() -> None:
     assert broker.last(first, "Evict") is not None
     assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="disk")
     assert broker.last(idle, "Dismiss") is not None
-    assert not broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert not broker.handler.status(broker.now).studies[0].finished
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     park(broker, second, after, tier="disk", checkpoint=checkpoint())
-    assert broker.handler.status(broker.now)["studies"][0]["finished"]
+    assert broker.handler.status(broker.now).studies[0].finished
 
 
 def test_a_silent_worker_is_killed_after_the_grace_period() -> None:
@@ -422,8 +423,8 @@ def test_a_study_comes_back_from_its_ledger() -> None:
             checkpoints=(saved,),
         )
     )
-    shown = next(s for s in broker.handler.status(0.0)["studies"] if s["key"] == "t")
-    assert [trial["state"] for trial in shown["trials"]] == ["done", "stored", "pending", "done"]
+    shown = next(s for s in broker.handler.status(0.0).studies if s.key == "t")
+    assert [trial.state for trial in shown.trials] == ["done", "stored", "pending", "done"]
     broker.worker(key="t")
     assert max(c.epoch for c in broker.log if isinstance(c, LeaseRecord)) == 91
 
@@ -446,8 +447,8 @@ def test_a_lease_that_was_not_written_is_not_held() -> None:
     epoch = broker.last(broker.worker(), "Grant").epoch
     broker.apply(WritesFailed(epochs=(epoch,), reason="disk full"))
     shown = broker.handler.status(0.0)
-    assert shown["devices"][0]["holder"] is None
-    assert shown["studies"][0]["problem"] == "disk full"
+    assert shown.devices[0].holder is None
+    assert shown.studies[0].problem == "disk full"
 
 
 def test_a_policy_that_raises_ends_its_study_only() -> None:
@@ -462,9 +463,9 @@ def test_a_policy_that_raises_ends_its_study_only() -> None:
 
     study.policy = Broken()
     worker = broker.worker()
-    shown = broker.handler.status(0.0)["studies"][0]
-    assert "no idea" in shown["problem"]
-    assert shown["finished"]
+    shown = broker.handler.status(0.0).studies[0]
+    assert "no idea" in shown.problem
+    assert shown.finished
     assert broker.last(worker, "Dismiss") is not None
 
 
@@ -490,4 +491,34 @@ def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignme
     study.policy = Broken()
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
-    assert "at most" in broker.handler.status(0.0)["studies"][0]["problem"]
+    assert "at most" in broker.handler.status(0.0).studies[0].problem
+
+
+def test_the_json_of_a_status_keeps_its_names() -> None:
+    """Scripts read ``optuna-hermes status --json``: what it names stays, in every part."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=1)
+    begin(broker, broker.worker(), 0)
+    status = msgspec.to_builtins(broker.handler.status(broker.now, curves=True))
+    assert [*status] == ["host", "host_memory", "awaited", "devices", "studies"]
+    assert [*status["host_memory"]] == ["used_bytes", "budget_bytes"]
+    named = "id kind healthy memory_bytes memory_free_bytes power power_watts energy_joules"
+    assert [*status["devices"][0]] == [*named.split(), "holder", "problem"]
+    named = "study trial state pid epoch since_seconds left_seconds slice_seconds"
+    assert [*status["devices"][0]["holder"]] == named.split()
+    (study,) = status["studies"]
+    named = (
+        "key name policy maximize policy_folders driver_pid draining problem away_seconds "
+        "away_reason held boosted finishing all_held no_room finished unstarted workers counts "
+        "lost failures device_seconds watt_hours held_seconds spent_seconds overhead_seconds "
+        "switches best trials"
+    )
+    assert [*study] == named.split()
+    assert [*study["workers"]] == ["alive", "idle"]
+    assert [*study["counts"]] == ["pending", "running", "parked", "stored", "done", "failed"]
+    assert [*study["failures"]] == ["first", "error", "alike", "hopeless"]
+    named = (
+        "trial state override tier held_bytes host_bytes device units units_trained value slices "
+        "suspensions device_seconds watt_hours curve slope"
+    )
+    assert [*study["trials"][0]] == named.split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.workers._notices import DeviceNews
+from support.statuses import device_status
 
 
 def test_what_lasts_is_told_once() -> None:
@@ -10,8 +11,8 @@ def test_what_lasts_is_told_once() -> None:
     lines: list[str] = []
     news = DeviceNews(lines.append)
     for now, problem in enumerate(["", "lost", "", "lost", "lost", "lost", "lost", "lost"]):
-        news.look([{"id": "GPU-a", "problem": problem}, {"id": "cpu:0", "problem": ""}], now)
+        news.look([device_status(id="GPU-a", problem=problem), device_status(id="cpu:0")], now)
     assert lines == ["GPU-a: lost."]
     for now in range(10, 20):
-        news.look([{"id": "GPU-a", "problem": ""}], now)
+        news.look([device_status(id="GPU-a")], now)
     assert lines == ["GPU-a: lost.", "GPU-a: all is well again."]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.errors import ProtocolError
 from optuna_hermes.model import MOST_SIZES, BatchSizes, Checkpoint
+from support.statuses import broker_status, device_status, study_status
 
 CHECKPOINT = {"path": "/c", "units": 1, "size_bytes": 1, "sha256": "0"}
 SIZES = {"now": 1, "least": 1, "most": 1}
@@ -111,6 +112,22 @@ from_client = st.one_of(
     st.builds(wire.Ended, epoch=numbers, state=st.sampled_from(["done", "failed"])),
     st.builds(wire.GiveUp, study=st.just("s"), number=numbers, reason=st.text()),
 )
+statuses = st.builds(
+    broker_status,
+    st.builds(
+        study_status,
+        key=keys,
+        unstarted=st.none() | numbers,
+        away_seconds=st.none() | seconds,
+        held=st.lists(numbers),
+        trials=st.lists(
+            st.fixed_dictionaries(
+                {"trial": numbers, "tier": st.none() | tiers, "curve": st.lists(st.none() | values)}
+            )
+        ),
+    ),
+    devices=st.lists(st.builds(device_status, id=st.text(), energy_joules=st.none() | seconds)),
+)
 from_broker = st.one_of(
     st.builds(wire.Refused, reason=st.text()),
     st.builds(
@@ -127,7 +144,14 @@ from_broker = st.one_of(
     st.builds(wire.Evict, epoch=numbers, tier=tiers),
     st.builds(wire.Recall, epoch=numbers),
     st.builds(wire.Prepare, number=numbers, checkpoints=st.tuples(checkpoints, checkpoints)),
-    st.builds(wire.Status, document=st.dictionaries(st.text(), st.none() | st.text())),
+    st.builds(wire.Status, status=statuses),
+    st.builds(
+        wire.StudyChanged,
+        study=st.builds(study_status, key=keys, spent_seconds=seconds),
+        devices=st.tuples(st.builds(device_status, id=st.text())),
+        leased=numbers,
+        asked=st.booleans(),
+    ),
 )
 
 

@@ -57,8 +57,8 @@ def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
     assert len(trial.curve) == 40
     assert (trial.curve[0], trial.curve[-1]) == (1000.0, 501.0)
     assert (trial.units, trial.slope) == (500, -1.0)
-    plain = broker.handler.status(broker.now)["studies"][0]["trials"][0]
-    assert "curve" not in plain
+    plain = broker.handler.status(broker.now).studies[0].trials[0]
+    assert plain.curve == ()
 
 
 def test_the_study_that_is_asked_for_is_shown() -> None:

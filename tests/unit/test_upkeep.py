@@ -8,13 +8,13 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna, upkeep
+from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
@@ -23,6 +23,7 @@ from optuna_hermes.ledger import (
     open_ledger,
 )
 from optuna_hermes.model import Checkpoint
+from support.statuses import broker_status, study_status
 
 NOW = 1_000_000_000.0
 OLD = NOW - 2 * upkeep.ORPHAN_SECONDS
@@ -101,9 +102,9 @@ def house(storage_url: str) -> Iterator[House]:
     house.ledger.close()
 
 
-def entry(key: str, driver_pid: int | None, **states: str) -> dict[str, Any]:
+def serving(key: str, driver_pid: int | None, **states: str) -> BrokerStatus:
     trials = [{"trial": int(name[1:]), "state": state} for name, state in states.items()]
-    return {"key": key, "driver_pid": driver_pid, "trials": trials}
+    return broker_status(study_status(key=key, driver_pid=driver_pid, trials=trials))
 
 
 # -- who holds what ----------------------------------------------------------------------------
@@ -112,7 +113,7 @@ def entry(key: str, driver_pid: int | None, **states: str) -> dict[str, Any]:
 def test_without_a_broker_nothing_is_held(house: House) -> None:
     """No broker, or one that does not know the study, holds no trial."""
     house.suspended(1.0)
-    other = {"studies": [entry("other", 1, t0="running")]}
+    other = serving("other", 1, t0="running")
     assert upkeep.held_trials(None, house.study, house.ledger) == frozenset()
     assert upkeep.held_trials(other, house.study, house.ledger) == frozenset()
 
@@ -121,13 +122,13 @@ def test_a_driver_holds_every_unfinished_trial(house: House) -> None:
     """While an ``optimize`` runs, it may carry on with any unfinished trial."""
     house.finished()
     number = house.suspended(1.0)
-    status = {"studies": [entry(house.key, 4711)]}
+    status = serving(house.key, 4711)
     assert upkeep.held_trials(status, house.study, house.ledger) == {number}
 
 
 def test_without_a_driver_only_living_trials_are_held(house: House) -> None:
     """A broker that still knows a study holds what has a process: running and parked trials."""
-    status = {"studies": [entry(house.key, None, t0="stored", t1="parked", t2="running")]}
+    status = serving(house.key, None, t0="stored", t1="parked", t2="running")
     assert upkeep.held_trials(status, house.study, house.ledger) == {1, 2}
 
 

@@ -15,9 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from optuna_hermes.broker._protocol import StudyStatus
 from optuna_hermes.view import chart as charts
 from optuna_hermes.view import notebook, progress, tables
 from optuna_hermes.view.chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
+from support.statuses import broker_status, device_status, study_status
 
 RUN: dict[str, Any] = {
     "override": None,
@@ -32,24 +34,16 @@ RUN: dict[str, Any] = {
     "watt_hours": None,
 }
 
-STUDY: dict[str, Any] = {
+FIELDS: dict[str, Any] = {
     "key": "k",
     "name": "digits",
-    "policy": "hermes",
     "driver_pid": 4711,
-    "draining": False,
-    "problem": None,
-    "away_seconds": None,
-    "no_room": [],
-    "finished": False,
     "unstarted": 3,
-    "counts": {"pending": 0, "running": 2, "parked": 3, "stored": 1, "done": 4, "failed": 0},
+    "counts": {"running": 2, "parked": 3, "stored": 1, "done": 4},
     "device_seconds": 12.34,
-    "watt_hours": None,
     "overhead_seconds": 0.1,
     "switches": 9,
     "best": {"trial": 7, "value": 0.08125},
-    "maximize": False,
     "trials": [
         {"trial": 1, "state": "running", **RUN},
         {"trial": 2, "state": "parked", **RUN},
@@ -60,22 +54,21 @@ STUDY: dict[str, Any] = {
 }
 
 
-def device(id_: str, holder: dict[str, Any] | None = None, *, healthy: bool = True) -> Any:
-    memory = {"memory_bytes": None, "memory_free_bytes": None, "energy_joules": None}
-    device = {"id": id_, "kind": "cpu", "healthy": healthy, "problem": "", "holder": holder}
-    return device | memory
+def digits(**changes: Any) -> StudyStatus:
+    return study_status(**FIELDS | changes)
 
 
 def holder(trial: int | None, state: str = "running") -> dict[str, Any]:
-    slice_ = {"since_seconds": 1.5, "left_seconds": 0.5, "slice_seconds": 1.0, "epoch": 7}
-    return {"study": "digits", "trial": trial, "state": state, "pid": 1, **slice_}
+    return {"study": "digits", "trial": trial, "state": state, "since_seconds": 1.5}
 
 
-BROKER: dict[str, Any] = {
-    "host": "box",
-    "devices": [device("cpu:0", holder(1)), device("cpu:1"), device("cpu:2", healthy=False)],
-    "studies": [STUDY],
-}
+STUDY = digits()
+DEVICES = [
+    device_status(id="cpu:0", holder=holder(1)),
+    device_status(id="cpu:1"),
+    device_status(id="cpu:2", healthy=False),
+]
+BROKER = broker_status(STUDY, devices=DEVICES)
 
 
 def rendered(what: RenderableType) -> str:
@@ -198,15 +191,15 @@ def test_the_study_line_tells_all_that_matters() -> None:
 
 def test_the_study_line_without_a_total_or_a_best_value() -> None:
     """An unbounded study that has not reported yet has a line too; failures are named."""
-    counts = {**STUDY["counts"], "failed": 2}
-    line = progress.study_line({**STUDY, "best": None, "counts": counts}, None)
+    counts = FIELDS["counts"] | {"failed": 2}
+    line = progress.study_line(digits(best=None, counts=counts), None)
     assert line.startswith("digits: 6 done, 6 live, 3 parked, 1 stored, 2 failed, 12.3")
 
 
 def test_each_device_has_a_line() -> None:
     """A device shows its trial and for how long, or that it is free, or that it is broken."""
-    devices = [*BROKER["devices"], device("cpu:3", holder(None, "yielding"))]
-    assert progress.device_lines({"devices": devices}) == [
+    devices = [*DEVICES, device_status(id="cpu:3", holder=holder(None, "yielding"))]
+    assert progress.device_lines(devices) == [
         ("cpu:0", "trial 1", "1.5 s"),
         ("cpu:1", "free", ""),
         ("cpu:2", "not healthy", ""),
@@ -218,12 +211,12 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     """A line comes when something is new, and not before the last one is seconds old."""
     now = 100.0
     lines = progress.Lines(16, clock=lambda: now)
-    changed = {**STUDY, "best": {"trial": 8, "value": 0.05}}
-    lines.update(BROKER, STUDY)
-    lines.update(BROKER, changed)  # too early
+    changed = digits(best={"trial": 8, "value": 0.05})
+    lines.update(DEVICES, STUDY)
+    lines.update(DEVICES, changed)  # too early
     now += progress.LINE_SECONDS
-    lines.update(BROKER, STUDY)  # nothing new
-    lines.update(BROKER, changed)
+    lines.update(DEVICES, STUDY)  # nothing new
+    lines.update(DEVICES, changed)
     lines.close()
     out, err = capsys.readouterr()
     legend, *shown = err.splitlines()
@@ -238,7 +231,7 @@ def test_progress_fits_standard_error(capsys: pytest.CaptureFixture[str]) -> Non
     assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
     silent = progress.make_progress(False, total=1)
-    silent.update(BROKER, STUDY)
+    silent.update(DEVICES, STUDY)
     silent.note("psst")
     silent.close()
     assert capsys.readouterr() == ("", "")
@@ -253,14 +246,14 @@ def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
         lines = progress.make_progress(True, total=1)
         for _ in range(3):
             lines.note("psst")
-            lines.update(BROKER, STUDY)
+            lines.update(DEVICES, STUDY)
         lines.close()
         os.dup2(os.open(os.devnull, os.O_WRONLY), closed.fileno())
 
 
 def test_the_screen_shows_devices_and_study() -> None:
     """The live view has a line for each device and one for the study."""
-    text = rendered(progress.live_view(BROKER, STUDY, 16))
+    text = rendered(progress.live_view(DEVICES, STUDY, 16))
     assert [line.split()[0] for line in text.splitlines()] == ["cpu:0", "cpu:1", "cpu:2", "digits:"]
 
 
@@ -269,7 +262,7 @@ def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     screen = progress.make_progress(True, total=16)
     screen.close()
-    screen.update(BROKER, STUDY)
+    screen.update(DEVICES, STUDY)
     screen.note("a [bold]line[/bold]")
     screen.close()
     screen.close()
@@ -280,7 +273,7 @@ def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_status_names_holders_and_suspended_trials() -> None:
     """Devices, their holders, and the parked and stored trials of each study are there."""
-    text = rendered(tables.status_view({"broker": BROKER, "study": None}))
+    text = rendered(tables.status_view(BROKER, None))
     for words in ("cpu:0", "digits 1", "not healthy", "2-4", "parked", "stored", "0.08125"):
         assert words in text
 
@@ -288,8 +281,8 @@ def test_status_names_holders_and_suspended_trials() -> None:
 def test_status_says_why_a_device_is_idle() -> None:
     """A device that nobody may have says why in its own words."""
     problem = "process 7 of alice computes on it"
-    taken = {**BROKER["devices"][1], "problem": problem, "holder": None}
-    text = rendered(tables.status_view({"broker": {**BROKER, "devices": [taken]}, "study": None}))
+    taken = broker_status(devices=[device_status(problem=problem)])
+    text = rendered(tables.status_view(taken, None))
     assert problem in text.replace("\n", " ")
 
 
@@ -303,9 +296,9 @@ def test_status_of_very_many_trials_is_a_summary() -> None:
     runs = [ledger_trial(n, "stored" if n % 2 else "done") for n in range(10_000)]
     study = {"name": "big", "trials": runs, "counts": {"stored": 5000, "done": 5000}}
     study |= {"best": {"trial": 7, "value": 0.5}, "device_seconds": 7200.0, "watt_hours": 1234.5}
-    entry = {**STUDY, "trials": runs, "counts": {**STUDY["counts"], "stored": 5000, "done": 5000}}
-    broker = {**BROKER, "studies": [entry]}
-    text = rendered(tables.status_view({"broker": broker, "study": study}))
+    counts = FIELDS["counts"] | {"stored": 5000, "done": 5000}
+    broker = broker_status(digits(trials=runs, counts=counts), devices=DEVICES)
+    text = rendered(tables.status_view(broker, study))
     assert len(text.splitlines()) < 40
     assert text.count("5000 trials") == 4
     for words in ("0.5 (trial 7)", "2:00 h", "1.23 kWh", "status TRIAL"):
@@ -314,10 +307,9 @@ def test_status_of_very_many_trials_is_a_summary() -> None:
 
 def test_trials_that_fit_nowhere_are_named() -> None:
     """Whoever wonders why a trial waits reads what it waits for."""
-    text = rendered(tables.status_view({"broker": BROKER, "study": None}))
+    text = rendered(tables.status_view(BROKER, None))
     assert "no room" not in text
-    entry = {**STUDY, "no_room": [2, 3, 9]}
-    text = rendered(tables.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
+    text = rendered(tables.status_view(broker_status(digits(no_room=[2, 3, 9])), None))
     words = "2, 3, 9: no device has the memory until another trial has left it"
     assert words in text
 
@@ -328,8 +320,8 @@ def test_trials_that_fit_nowhere_are_named() -> None:
 )
 def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> None:
     """Whether training still goes on without it is said too."""
-    entry = {**STUDY, "away_seconds": 75.0, "problem": problem}
-    text = rendered(tables.status_view({"broker": {**BROKER, "studies": [entry]}, "study": None}))
+    broker = broker_status(digits(away_seconds=75.0, problem=problem))
+    text = rendered(tables.status_view(broker, None))
     assert f"does not answer since 1:15 min: {words}" in text
     assert problem is None or problem in text
 
@@ -337,11 +329,8 @@ def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> No
 def test_status_without_a_broker_still_shows_a_ledger() -> None:
     """A study that has ended is shown from its ledger."""
     run = ledger_trial(5)
-    text = rendered(
-        tables.status_view(
-            {"broker": None, "study": {"name": "old", "trials": [run], "watt_hours": None}}
-        )
-    )
+    study = {"name": "old", "trials": [run], "watt_hours": None}
+    text = rendered(tables.status_view(None, study))
     assert "No broker runs on this host" in text
     assert "1:15 min" in text
 
@@ -399,12 +388,11 @@ def test_energy_is_shown_where_it_is_known() -> None:
     runs = [ledger_trial(0) | {"watt_hours": 0.25}, ledger_trial(1)]
     study = {"name": "s", "trials": runs, "counts": {"stored": 2}, "best": None}
     study |= {"device_seconds": 150.0, "watt_hours": 0.25}
-    broker = {**BROKER, "studies": [{**STUDY, "watt_hours": 3.5}]}
-    text = rendered(tables.status_view({"broker": broker, "study": study}))
+    text = rendered(tables.status_view(broker_status(digits(watt_hours=3.5)), study))
     for words in ("energy", "3.50 Wh", "0.250 Wh"):
         assert words in text
     study |= {"watt_hours": None}
-    assert "energy" not in rendered(tables.status_view({"broker": BROKER, "study": study}))
+    assert "energy" not in rendered(tables.status_view(BROKER, study))
 
 
 # -- in a notebook -----------------------------------------------------------------------------
@@ -421,7 +409,7 @@ def test_a_cell_has_one_output() -> None:
 
     cell = notebook.Cell(12, draw, lambda: next(times))
     for _ in range(4):
-        cell.update(BROKER, STUDY)
+        cell.update(DEVICES, STUDY)
     cell.close()
     assert ["cpu:0 trial 1" in each["text/plain"] for each in drawn] == [True, True, False]
     assert "4 of 12 done" in drawn[-1]["text/plain"]

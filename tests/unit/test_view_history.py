@@ -14,6 +14,7 @@ from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger
 from optuna_hermes.view.history import Bar, Best, best_so_far, read_history
 from support.records import OTHER, STUDY, checkpoint, lease, report, trial_record
+from support.statuses import broker_status, study_status
 
 
 def facts(*, sign: float = 1.0, **ends: str) -> StudyFacts:
@@ -87,7 +88,7 @@ def test_totals_are_those_of_the_trials(ledger: Ledger) -> None:
 
 def test_a_trial_is_where_its_process_is(ledger: Ledger) -> None:
     """Without a broker nobody runs it; with a checkpoint it is stored; Optuna knows ends best."""
-    broker = {"studies": [{"key": STUDY}]}
+    broker = broker_status(study_status(key=STUDY))
 
     def states(*args: Any, **kwargs: Any) -> list[str]:
         return [trial.state for trial in read_history(ledger, *args, **kwargs).trials]

@@ -21,6 +21,7 @@ from optuna_hermes.ledger import open_ledger
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
 from support.records import checkpoint, lease, report, trial_record
+from support.statuses import broker_status, study_status
 
 mpl.use("agg")
 
@@ -158,8 +159,8 @@ def test_a_trial_that_trains_is_drawn_until_now(
     data = visualization._study.read_study(study)
     nobody = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in nobody if box.begin == BEGIN + 5] == [BEGIN + 22]
-    document = {"studies": [{"key": key}]}
-    monkeypatch.setattr(visualization._study, "broker_status", lambda: document)
+    status = broker_status(study_status(key=key))
+    monkeypatch.setattr(visualization._study, "broker_status", lambda: status)
     data = visualization._study.read_study(study)
     held = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in held if box.begin == BEGIN + 5] == [BEGIN + 100]

@@ -18,6 +18,7 @@ from optuna_hermes.view._web._feed import UNREAD, Feed, delta
 from optuna_hermes.view._web._page import MOST_CURVES, MOST_POINTS, PageBuilder, PageInput, rounded
 from optuna_hermes.view.formats import short_devices
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
+from support.statuses import broker_status, device_status, study_status
 
 RUN = TrialRecord(
     study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0
@@ -34,12 +35,6 @@ HISTORY = StudyHistory(
 ENTRY: dict[str, Any] = {
     "key": "key",
     "name": "digits",
-    "policy": "hermes",
-    "draining": False,
-    "finished": False,
-    "problem": None,
-    "away_seconds": None,
-    "no_room": [],
     "unstarted": 4,
     "counts": {"running": 1},
     "device_seconds": 6.0,
@@ -47,41 +42,23 @@ ENTRY: dict[str, Any] = {
     "spent_seconds": 6.0,
     "overhead_seconds": 0.1,
     "switches": 2,
-    "watt_hours": None,
     "best": {"trial": 3, "value": 0.25},
     "trials": [
         {
             "trial": 3,
             "state": "running",
-            "tier": None,
             "device": "cpu:0",
             "units": 2,
             "value": 0.25,
             "slices": 2,
             "suspensions": 1,
             "device_seconds": 4.0,
-            "watt_hours": None,
             "override": "boosted",
         }
     ],
 }
-DEVICE = {
-    "id": "cpu:0",
-    "kind": "cpu",
-    "healthy": True,
-    "memory_bytes": None,
-    "memory_free_bytes": None,
-    "problem": "",
-    "holder": {
-        "study": "digits",
-        "trial": 3,
-        "state": "running",
-        "epoch": 8,
-        "since_seconds": 2.0,
-        "left_seconds": 1.0,
-    },
-}
-BROKER = {"host": "vm", "devices": [DEVICE], "studies": [ENTRY]}
+HOLDER = {"study": "digits", "trial": 3, "epoch": 8, "since_seconds": 2.0, "left_seconds": 1.0}
+BROKER = broker_status(study_status(**ENTRY), devices=[device_status(holder=HOLDER)])
 INPUT = PageInput(name="digits", history=HISTORY, broker=BROKER, now=110.0)
 
 
@@ -175,9 +152,9 @@ def test_what_stands_still_is_not_sent_again() -> None:
     """Time that passes changes nothing of a page: the slice's end is a point of the clock."""
     builder = PageBuilder()
     before = builder.build(INPUT)
-    holder = {**DEVICE["holder"], "since_seconds": 3.01, "left_seconds": 0.02}  # type: ignore[dict-item]
-    entry = {**ENTRY, "device_seconds": 7.0, "held_seconds": 3.0, "spent_seconds": 7.0}
-    broker = {**BROKER, "devices": [{**DEVICE, "holder": holder}], "studies": [entry]}
+    device = device_status(holder=HOLDER | {"since_seconds": 3.01, "left_seconds": 0.02})
+    seconds = {"device_seconds": 7.0, "held_seconds": 3.0, "spent_seconds": 7.0}
+    broker = broker_status(study_status(**ENTRY | seconds), devices=[device])
     after = builder.build(replace(INPUT, broker=broker, now=111.0))
     assert delta(before, after) == {}
 

@@ -203,7 +203,7 @@ def test_a_policy_that_fails_says_how_to_go_on() -> None:
     broker.driver(policy="fifo")
     broker.handler.state.studies["s"].policy = None  # type: ignore[assignment]
     broker.worker()
-    problem = broker.handler.status(0.0)["studies"][0]["problem"]
+    problem = broker.handler.status(0.0).studies[0].problem
     assert problem.startswith("Policy 'fifo' raised AttributeError(")
     assert problem.endswith(
         ": mend it, or choose another with --policy, and run the same command again."
@@ -221,7 +221,7 @@ def test_a_policy_that_gives_what_is_not_there() -> None:
     broker.driver(policy="fifo")
     broker.handler.state.studies["s"].policy = Generous()
     broker.worker()
-    assert broker.handler.status(0.0)["studies"][0]["problem"] == (
+    assert broker.handler.status(0.0).studies[0].problem == (
         "Policy 'fifo' raised ValueError('a policy assigns waiting trials and free devices, each "
         "once at most, but got trial 9, device cpu:7'): mend it, or choose another with --policy, "
         "and run the same command again."

@@ -29,11 +29,12 @@ from optuna_hermes.errors import (
 from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.suspend import read, write
 from optuna_hermes.workers import _driver, _fork_server, _optimize, _worker
-from optuna_hermes.workers._driver import Driver, _entry, _signals
+from optuna_hermes.workers._driver import Driver, _signals
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._worker_pool import WorkerPool
 from support.disk_tier import Disk
+from support.statuses import study_status
 from support.tier_contract import Training
 
 
@@ -104,11 +105,10 @@ def test_an_early_end_says_how_to_go_on(
 def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
     """The first suspends, the second ends."""
     running = driver(notes)
-    going_on = {"all_held": False, "spent_seconds": 0.0, "failures": {"hopeless": False}}
     with _signals(running._interrupt):
         signal.raise_signal(signal.SIGINT)
-        assert running._should_stop(going_on)
-        assert running._should_stop(going_on)
+        assert running._should_stop(study_status())
+        assert running._should_stop(study_status())
         assert notes == ["Suspending every live trial; press Ctrl-C again to end at once."]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.raise_signal(number)  # one Ctrl-C came twice, and others never end at once
@@ -149,15 +149,6 @@ def test_brokers_that_end_at_once(
         "It is gone. That was the 10th time in a row, so no other one is started."
     )
     assert notes == ["It is gone. Starting another one: training goes on."] * 9
-
-
-def test_a_broker_that_has_lost_the_study() -> None:
-    """Its log has the reason."""
-    with pytest.raises(BrokerError) as error:
-        _entry({"studies": []}, "s")
-    assert str(error.value) == (
-        "The broker does not know the study any more: look into broker.log."
-    )
 
 
 def test_a_fork_server_that_has_ended() -> None:

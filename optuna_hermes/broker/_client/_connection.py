@@ -8,7 +8,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -48,6 +47,10 @@ class Connection:
             raise ProtocolError(f"A broker says welcome first but said {welcome!r}: {_END_IT}.")
         return welcome
 
+    def fileno(self) -> int:
+        """The socket's file descriptor, for ``select``."""
+        return self._socket.fileno()
+
     def send(self, message: wire.FromClient) -> None:
         """Send one message.
 
@@ -71,23 +74,32 @@ class Connection:
         length = wire.body_length(self._read(wire.HEADER_BYTES))
         return wire.decode_from_broker(self._read(length))
 
-    def ask_status(self, *, trials: bool = True, curves: bool = False) -> dict[str, object]:
-        """Return the broker's status; only for connections on which nothing else is sent.
+    def receive_answer(self) -> wire.FromBroker:
+        """Wait for one message that is no refusal.
 
         Raises:
-            BrokerConflictError: it refused what was sent before.
+            BrokerConflictError: the broker refused what was sent before.
             StudyTakenError: likewise, since it serves the study for another driver.
             BrokerError: the broker is gone.
         """
-        self.send(wire.GetStatus(trials=trials, curves=curves))
         answer = self.receive()
         if isinstance(answer, wire.Refused):
             if answer.driver_pid is not None:
                 raise StudyTakenError(answer.reason, answer.driver_pid)
             raise BrokerConflictError(answer.reason)
+        return answer
+
+    def ask_status(self, *, trials: bool = True, curves: bool = False) -> wire.BrokerStatus:
+        """Return the broker's status; only for connections on which nothing else is sent.
+
+        Raises:
+            BrokerError: the broker is gone, or has refused what was sent before.
+        """
+        self.send(wire.GetStatus(trials=trials, curves=curves))
+        answer = self.receive_answer()
         if not isinstance(answer, wire.Status):
             raise ProtocolError(f"A status was asked for but {answer!r} came: {_END_IT}.")
-        return answer.document
+        return answer.status
 
     def want(self, message: wire.UserCommand) -> bool:
         """Send an override or another policy; only for connections on which nothing else is sent.
@@ -146,7 +158,7 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
-def broker_status(*, trials: bool = True, curves: bool = False) -> dict[str, Any] | None:
+def broker_status(*, trials: bool = True, curves: bool = False) -> wire.BrokerStatus | None:
     """Return the status of this host's broker, None if there is none.
 
     Args:

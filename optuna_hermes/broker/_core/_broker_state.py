@@ -13,7 +13,7 @@ from typing import Literal
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited
-from optuna_hermes.broker._protocol import Params
+from optuna_hermes.broker._protocol import Params, StudyChanged
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Device, TierName
 
@@ -132,6 +132,8 @@ class Client:
         stopped_since: since when it was seen to be stopped, None if it was not.
         described: parameters of the trials of studies that it is about to open.
         finishes: trials that it is about to close, by study and number.
+        watches: it is to be told of the next change of the study that it drives.
+        told: what it was told last of that study, without what changes by itself.
     """
 
     pid: int
@@ -147,6 +149,8 @@ class Client:
     stopped_since: float | None = None
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
     finishes: set[tuple[str, int]] = field(default_factory=set)
+    watches: bool = False
+    told: StudyChanged | None = None
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
@@ -31,8 +31,9 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._scheduler import Scheduler
-from optuna_hermes.broker._core._status import document
+from optuna_hermes.broker._core._status import broker_status
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._study_watches import tell, watch, watchers
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, Watchdog, record_heartbeat
 from optuna_hermes.ledger._records import HostRecord
@@ -207,6 +208,17 @@ class EventHandler:
             return False
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
+    @property
+    def watched(self) -> bool:
+        """True if any driver is to be told of the next change of its study."""
+        return any(watchers(self.state))
+
+    def changes(self, now: float) -> list[events.Command]:
+        """Messages to drivers whose studies have changed since they were told last."""
+        turn = Turn(state=self.state, now=now)
+        tell(turn, self._memory.problem)
+        return turn.commands
+
     def presence(self) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
         return self._sharing.presence()
@@ -240,10 +252,9 @@ class EventHandler:
 
         return CurveCache(shape_of)
 
-    def status(self, now: float, *, trials: bool = True, curves: bool = False) -> dict[str, Any]:
-        problems = {id_: self._memory.problem(slot) for id_, slot in self.state.slots.items()}
-        shapes = self._shapes if curves else None
-        return document(self.state, now, problems=problems, trials=trials, shapes=shapes)
+    def status(self, now: float, *, trials: bool = True, curves: bool = False) -> wire.BrokerStatus:
+        problem, shapes = self._memory.problem, self._shapes if curves else None
+        return broker_status(self.state, now, problem=problem, trials=trials, shapes=shapes)
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -273,7 +284,9 @@ class EventHandler:
             self._overrides.hear(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
-            turn.send(connection, wire.Status(document=told))
+            turn.send(connection, wire.Status(status=told))
+        elif isinstance(message, wire.WatchStudy):
+            watch(turn, connection, message, self._memory.problem)
         elif isinstance(message, wire.Parked):
             self._ends.parked(turn, connection, message)
             self._scheduler.schedule(turn)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
 from optuna_hermes.broker._core._live_trial import MOST_LOSSES, LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._protocol import Ended, GiveUp
+from optuna_hermes.broker._protocol import Ended, FailureSummary, GiveUp, TrialLoss
 
 MOST_ALIKE = 10
 """Equal failures in a row, with nothing else, after which a study ends."""
@@ -36,13 +35,13 @@ def failed(state: BrokerState, trial: LiveTrial, error: str, now: float) -> None
     known.hopeless = known.alike >= MOST_ALIKE and not _promises(state, study, now)
 
 
-def shown(failures: Failures) -> dict[str, Any]:
-    return {
-        "first": failures.first,
-        "error": failures.first_error,
-        "alike": failures.alike,
-        "hopeless": failures.hopeless,
-    }
+def shown(failures: Failures) -> FailureSummary:
+    return FailureSummary(
+        first=failures.first,
+        error=failures.first_error,
+        alike=failures.alike,
+        hopeless=failures.hopeless,
+    )
 
 
 def _promises(state: BrokerState, study: Study, now: float) -> bool:
@@ -81,19 +80,19 @@ def forget_losses(turn: Turn, study: Study) -> None:
             turn.save(trial)
 
 
-def losses_shown(study: Study) -> Iterator[dict[str, Any]]:
+def losses_shown(study: Study) -> Iterator[TrialLoss]:
     """Trials that have lost processes in the driver's time, as the status shows them to it."""
     for trial in study.trials.values():
         if trial.live and trial.losses:
-            yield {
-                "trial": trial.number,
-                "trial_id": trial.trial_id,
-                "losses": trial.losses,
-                "most_losses": MOST_LOSSES,
-                "pid": trial.lost_pid,
-                "hung": trial.hung,
-                "given_up": trial.given_up and trial.connection is None,
-            }
+            yield TrialLoss(
+                trial=trial.number,
+                trial_id=trial.trial_id,
+                losses=trial.losses,
+                most_losses=MOST_LOSSES,
+                pid=trial.lost_pid,
+                hung=trial.hung,
+                given_up=trial.given_up and trial.connection is None,
+            )
 
 
 def give_up(turn: Turn, message: GiveUp) -> LiveTrial | None:

@@ -1,15 +1,26 @@
-"""Status of a broker, as plain JSON. Pure."""
+"""Status of a broker, made of its state. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core import _failures as failures
-from optuna_hermes.broker._core._broker_state import BrokerState, Slot, taken_joules
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot, taken_joules
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._protocol import (
+    BestTrial,
+    BrokerStatus,
+    DeviceStatus,
+    HolderStatus,
+    HostMemory,
+    StudyStatus,
+    TrialCounts,
+    TrialRow,
+    WorkerCounts,
+)
 from optuna_hermes.model import Override
 
 if TYPE_CHECKING:
@@ -22,126 +33,120 @@ MAX_LISTED = 5_000
 """Trials of a study up to which all are listed; beyond, those that have a process."""
 
 
-def document(
+def broker_status(
     state: BrokerState,
     now: float,
     *,
-    problems: Mapping[str, str],
+    problem: Callable[[Slot], str],
     trials: bool,
     shapes: CurveCache[Shape] | None = None,
-) -> dict[str, Any]:
+) -> BrokerStatus:
     """Return the devices with their holders, and the studies with their trials.
 
     Args:
         state: the broker's state.
         now: seconds of the broker's clock.
-        problems: why a device cannot be granted, by its id; empty if it can.
+        problem: why a device cannot be granted; empty if it can.
         trials: whether to list every trial of every study.
         shapes: of the curves of the trials that are listed; None leaves them out.
     """
-    studies = [_study(study, state, now, trials=trials) for study in state.studies.values()]
-    if trials and shapes is not None:
-        _add_shapes(studies, state, shapes)
-    return {
-        "host": state.host,
-        "host_memory": {
-            "used_bytes": state.host_used_bytes,
-            "budget_bytes": state.host_budget_bytes,
-        },
-        "awaited": sorted({each.holder.pid for each in state.awaited.values()}),
-        "devices": [
-            _device(slot, state, now) | {"problem": problems[id_]}
-            for id_, slot in state.slots.items()
-        ],
-        "studies": studies,
-    }
+    listed = [_listed(study) if trials else [] for study in state.studies.values()]
+    # The curves of all studies in one call: the cache drops what the last call did not name.
+    curves = [trial.curve for each in listed for trial in each]
+    found = iter([None] * len(curves) if shapes is None else shapes.each(curves))
+    return BrokerStatus(
+        host=state.host,
+        host_memory=HostMemory(
+            used_bytes=state.host_used_bytes, budget_bytes=state.host_budget_bytes
+        ),
+        awaited=tuple(sorted({each.holder.pid for each in state.awaited.values()})),
+        devices=all_devices(state, now, problem),
+        studies=tuple(
+            study_status(
+                study, state, now, tuple(_row(trial, study, next(found)) for trial in each)
+            )
+            for study, each in zip(state.studies.values(), listed, strict=True)
+        ),
+    )
 
 
-def _add_shapes(
-    studies: list[dict[str, Any]], state: BrokerState, shapes: CurveCache[Shape]
-) -> None:
-    listed = [
-        (shown, state.studies[entry["key"]]) for entry in studies for shown in entry["trials"]
-    ]
-    found = shapes.each(study.trials[shown["trial"]].curve for shown, study in listed)
-    for (shown, study), shape in zip(listed, found, strict=True):
-        is_turned = study.spec.maximize
-        # None (not finite) has no sign to turn.
-        shown["curve"] = [v and -v for v in shape.values] if is_turned else list(shape.values)
-        shown["slope"] = None if shape.slope is None else _shown(shape.slope, study)
+def all_devices(
+    state: BrokerState, now: float, problem: Callable[[Slot], str]
+) -> tuple[DeviceStatus, ...]:
+    return tuple(_device(slot, state, now, problem(slot)) for slot in state.slots.values())
 
 
-def _device(slot: Slot, state: BrokerState, now: float) -> dict[str, Any]:
-    device = slot.device
-    holder = None
-    if slot.lease is not None:
-        lease = slot.lease
-        holder = {
-            "study": state.studies[lease.study].spec.name,
-            "trial": lease.number,
-            "state": "yielding" if lease.yielding else "running",
-            "pid": state.pid_of(lease.connection),
-            "epoch": lease.epoch,
-            "since_seconds": now - lease.started,
-            "left_seconds": max(0.0, lease.deadline - now),
-            "slice_seconds": lease.deadline - lease.slice_started,
-        }
-    return {
-        "id": device.id,
-        "kind": device.kind,
-        "healthy": device.healthy,
-        "memory_bytes": device.memory_bytes,
-        "memory_free_bytes": device.memory_free_bytes,
-        "power": slot.power,
-        "power_watts": device.power_watts,
-        "energy_joules": device.energy_joules,
-        "holder": holder,
-    }
+def _device(slot: Slot, state: BrokerState, now: float, problem: str) -> DeviceStatus:
+    device, lease = slot.device, slot.lease
+    return DeviceStatus(
+        id=device.id,
+        kind=device.kind,
+        healthy=device.healthy,
+        memory_bytes=device.memory_bytes,
+        memory_free_bytes=device.memory_free_bytes,
+        power=slot.power,
+        power_watts=device.power_watts,
+        energy_joules=device.energy_joules,
+        holder=None if lease is None else _holder(lease, state, now),
+        problem=problem,
+    )
 
 
-def _study(study: Study, state: BrokerState, now: float, *, trials: bool) -> dict[str, Any]:
-    leases = state.leases_of(study)
-    held = sum(lease.device_seconds(now) for lease in leases)
-    shown: dict[str, Any] = {
-        "key": study.spec.key,
-        "name": study.spec.name,
-        "policy": study.spec.policy,
-        "maximize": study.spec.maximize,
-        "policy_folders": list(study.spec.folders),
-        "driver_pid": state.pid_of(study.driver),
-        "draining": study.draining,
-        "problem": study.problem,
-        "away_seconds": None if study.away_since is None else now - study.away_since,
-        "away_reason": "" if study.away_since is None else study.away_reason,
-        "held": _wanted(study, "held"),
-        "boosted": _wanted(study, "boosted"),
-        "finishing": _wanted(study, "finishing"),
-        "all_held": study.all_held,
-        "no_room": sorted(trial.number for trial in study.trials.values() if trial.stranded),
-        "finished": finished(study, state),
-        "unstarted": study.unstarted,
-        "workers": {"alive": len(study.workers), "idle": len(study.idle)},
-        "counts": _counts(study),
-        "lost": list(failures.losses_shown(study)),
-        "failures": failures.shown(study.failures),
-        "device_seconds": held + sum(trial.device_seconds for trial in study.trials.values()),
-        "watt_hours": _watt_hours(_joules(study, state, now)),
-        "held_seconds": held,
-        "spent_seconds": held + study.spent_seconds,
-        "overhead_seconds": study.overhead_seconds,
-        "switches": study.switches,
-        "best": _best(study),
-    }
-    if trials:
-        shown["trials"] = [_run(trial, study) for trial in _listed(study)]
-    return shown
+def _holder(lease: Lease, state: BrokerState, now: float) -> HolderStatus:
+    return HolderStatus(
+        study=state.studies[lease.study].spec.name,
+        trial=lease.number,
+        state="yielding" if lease.yielding else "running",
+        pid=state.pid_of(lease.connection),
+        epoch=lease.epoch,
+        since_seconds=now - lease.started,
+        left_seconds=max(0.0, lease.deadline - now),
+        slice_seconds=lease.deadline - lease.slice_started,
+    )
 
 
-def _wanted(study: Study, override: Override) -> list[int]:
+def study_status(
+    study: Study, state: BrokerState, now: float, trials: tuple[TrialRow, ...] = ()
+) -> StudyStatus:
+    held = sum(lease.device_seconds(now) for lease in state.leases_of(study))
+    return StudyStatus(
+        key=study.spec.key,
+        name=study.spec.name,
+        policy=study.spec.policy,
+        maximize=study.spec.maximize,
+        policy_folders=study.spec.folders,
+        driver_pid=state.pid_of(study.driver),
+        draining=study.draining,
+        problem=study.problem,
+        away_seconds=None if study.away_since is None else now - study.away_since,
+        away_reason="" if study.away_since is None else study.away_reason,
+        held=_wanted(study, "held"),
+        boosted=_wanted(study, "boosted"),
+        finishing=_wanted(study, "finishing"),
+        all_held=study.all_held,
+        no_room=tuple(sorted(trial.number for trial in study.trials.values() if trial.stranded)),
+        finished=finished(study, state),
+        unstarted=study.unstarted,
+        workers=WorkerCounts(alive=len(study.workers), idle=len(study.idle)),
+        counts=_counts(study),
+        lost=tuple(failures.losses_shown(study)),
+        failures=failures.shown(study.failures),
+        device_seconds=held + sum(trial.device_seconds for trial in study.trials.values()),
+        watt_hours=_watt_hours(_joules(study, state, now)),
+        held_seconds=held,
+        spent_seconds=held + study.spent_seconds,
+        overhead_seconds=study.overhead_seconds,
+        switches=study.switches,
+        best=_best(study),
+        trials=trials,
+    )
+
+
+def _wanted(study: Study, override: Override) -> tuple[int, ...]:
     trials = (
         study.trials.get(number) for number, each in study.overrides.items() if each == override
     )
-    return sorted(trial.number for trial in trials if trial is not None and trial.live)
+    return tuple(sorted(trial.number for trial in trials if trial is not None and trial.live))
 
 
 def _joules(study: Study, state: BrokerState, now: float) -> float | None:
@@ -181,18 +186,19 @@ def finished(study: Study, state: BrokerState) -> bool:
     return not study.may_open.any and not any(trial.live for trial in study.trials.values())
 
 
-def _counts(study: Study) -> dict[str, int]:
-    tally = dict.fromkeys(("pending", "running", "parked", "stored", "done", "failed"), 0)
+def _counts(study: Study) -> TrialCounts:
+    tally = dict.fromkeys(TrialCounts.__struct_fields__, 0)
     for trial in study.trials.values():
         tally[trial.state] += 1
-    return tally
+    return TrialCounts(**tally)
 
 
-def _best(study: Study) -> dict[str, Any] | None:
+def _best(study: Study) -> BestTrial | None:
     """The best value that was ever reported: it only gets better."""
     lowest = [(_lowest(trial.curve.values), trial.number) for trial in study.trials.values()]
     value, number = min(lowest, default=(math.inf, 0))
-    return {"trial": number, "value": _shown(value, study)} if math.isfinite(value) else None
+    shown = _shown(value, study)
+    return None if shown is None else BestTrial(trial=number, value=shown)
 
 
 def _lowest(values: tuple[float, ...]) -> float:
@@ -209,20 +215,25 @@ def _shown(value: float, study: Study) -> float | None:
     return -value if study.spec.maximize else value
 
 
-def _run(trial: LiveTrial, study: Study) -> dict[str, Any]:
-    return {
-        "trial": trial.number,
-        "state": trial.state,
-        "override": study.override_of(trial),
-        "tier": trial.tier,
-        "held_bytes": trial.held_bytes,
-        "host_bytes": trial.host_bytes,
-        "device": trial.device if trial.state == "running" else None,
-        "units": trial.curve.units,
-        "units_trained": trial.units,
-        "value": _shown(trial.curve.values[-1], study) if trial.curve.units else None,
-        "slices": trial.slices,
-        "suspensions": trial.suspensions,
-        "device_seconds": trial.device_seconds,
-        "watt_hours": _watt_hours(trial.energy_joules),
-    }
+def _row(trial: LiveTrial, study: Study, shape: Shape | None) -> TrialRow:
+    values = () if shape is None else shape.values
+    slope = None if shape is None else shape.slope
+    return TrialRow(
+        number=trial.number,
+        state=trial.state,
+        override=study.override_of(trial),
+        tier=trial.tier,
+        held_bytes=trial.held_bytes,
+        host_bytes=trial.host_bytes,
+        device=trial.device if trial.state == "running" else None,
+        units=trial.curve.units,
+        units_trained=trial.units,
+        value=_shown(trial.curve.values[-1], study) if trial.curve.units else None,
+        slices=trial.slices,
+        suspensions=trial.suspensions,
+        device_seconds=trial.device_seconds,
+        watt_hours=_watt_hours(trial.energy_joules),
+        # None (not finite) has no sign to turn.
+        curve=tuple(v and -v for v in values) if study.spec.maximize else tuple(values),
+        slope=None if slope is None else _shown(slope, study),
+    )

@@ -22,6 +22,7 @@ from optuna_hermes.broker._protocol._from_broker import Recall as Recall
 from optuna_hermes.broker._protocol._from_broker import Refused as Refused
 from optuna_hermes.broker._protocol._from_broker import Resize as Resize
 from optuna_hermes.broker._protocol._from_broker import Status as Status
+from optuna_hermes.broker._protocol._from_broker import StudyChanged as StudyChanged
 from optuna_hermes.broker._protocol._from_broker import Welcome as Welcome
 from optuna_hermes.broker._protocol._from_broker import Yield as Yield
 from optuna_hermes.broker._protocol._from_client import Beat as Beat
@@ -50,10 +51,22 @@ from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import Stretches as Stretches
 from optuna_hermes.broker._protocol._from_client import UserCommand as UserCommand
+from optuna_hermes.broker._protocol._from_client import WatchStudy as WatchStudy
+from optuna_hermes.broker._protocol._status import BestTrial as BestTrial
+from optuna_hermes.broker._protocol._status import BrokerStatus as BrokerStatus
+from optuna_hermes.broker._protocol._status import DeviceStatus as DeviceStatus
+from optuna_hermes.broker._protocol._status import FailureSummary as FailureSummary
+from optuna_hermes.broker._protocol._status import HolderStatus as HolderStatus
+from optuna_hermes.broker._protocol._status import HostMemory as HostMemory
+from optuna_hermes.broker._protocol._status import StudyStatus as StudyStatus
+from optuna_hermes.broker._protocol._status import TrialCounts as TrialCounts
+from optuna_hermes.broker._protocol._status import TrialLoss as TrialLoss
+from optuna_hermes.broker._protocol._status import TrialRow as TrialRow
+from optuna_hermes.broker._protocol._status import WorkerCounts as WorkerCounts
 from optuna_hermes.broker._protocol._values import Ending as Ending
 from optuna_hermes.broker._protocol._values import Key as Key
 from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 9
+VERSION = 10

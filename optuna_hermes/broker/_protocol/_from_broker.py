@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from optuna_hermes.broker._protocol._status import BrokerStatus, DeviceStatus, StudyStatus
 from optuna_hermes.broker._protocol._values import Message
 from optuna_hermes.model import Checkpoint, TierName
 
@@ -113,9 +112,25 @@ class Dismiss(Message, frozen=True, kw_only=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """Status of the broker, as plain JSON."""
+    """Answer to ``GetStatus``."""
 
-    document: dict[str, Any]
+    status: BrokerStatus
+
+
+class StudyChanged(Message, frozen=True, kw_only=True):
+    """Something has changed that the driver of a study steers by, or shows; see ``WatchStudy``.
+
+    Args:
+        study: without its trials.
+        devices: all of the broker's.
+        leased: how many devices the study's leases have: so much device time it has in a second.
+        asked: it is the answer to a ``WatchStudy`` that has asked for the present status.
+    """
+
+    study: StudyStatus
+    devices: tuple[DeviceStatus, ...]
+    leased: int
+    asked: bool = False
 
 
 FromBroker = (
@@ -132,4 +147,5 @@ FromBroker = (
     | Agreed
     | Dismiss
     | Status
+    | StudyChanged
 )

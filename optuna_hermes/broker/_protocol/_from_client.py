@@ -310,6 +310,21 @@ class GetStatus(Message, frozen=True, kw_only=True):
     curves: bool = False
 
 
+class WatchStudy(Message, frozen=True, kw_only=True):
+    """A driver wants to be told of the next change of its study, by a ``StudyChanged``.
+
+    Of further ones it is told once it has sent this again: one that is busy, or stopped, is not
+    sent what it does not read.
+
+    Args:
+        study: the study's key.
+        now: whether it asks for the present status too, with all that it has said before.
+    """
+
+    study: Key
+    now: bool = False
+
+
 class Quit(Message, frozen=True, kw_only=True):
     """End the broker, if no other client than viewers is connected."""
 
@@ -340,5 +355,6 @@ FromClient = (
     | Finished
     | ChangePolicy
     | GetStatus
+    | WatchStudy
     | Quit
 )

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Event, Received
@@ -56,7 +56,7 @@ class Meter:
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, wire.Report):
             self.reports += 1
-        elif not isinstance(message, (wire.Beat, wire.GetStatus)):
+        elif not isinstance(message, (wire.Beat, wire.GetStatus, wire.WatchStudy)):
             self.decisions.add(seconds)
 
 
@@ -65,12 +65,12 @@ class Figures:
     """Figures of a broker at one moment.
 
     Args:
-        document: as ``status``, without trials.
+        status: without trials.
         roles: the role of each client.
         meter: what it has measured.
     """
 
-    document: dict[str, Any]
+    status: wire.BrokerStatus
     roles: tuple[str, ...]
     meter: Meter
 
@@ -84,7 +84,7 @@ class BrokerMetrics:
     """
 
     def __init__(
-        self, port: int, look: Callable[[], tuple[dict[str, Any], tuple[str, ...]]]
+        self, port: int, look: Callable[[], tuple[wire.BrokerStatus, tuple[str, ...]]]
     ) -> None:
         self.meter = Meter()
         self._port = port
@@ -95,8 +95,8 @@ class BrokerMetrics:
         return serving(self._port, self._figures)
 
     def _figures(self) -> Figures:
-        document, roles = self._look()
-        return Figures(document=document, roles=roles, meter=self.meter)
+        status, roles = self._look()
+        return Figures(status=status, roles=roles, meter=self.meter)
 
 
 @contextlib.contextmanager
@@ -155,9 +155,8 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     """Figures as metrics of Prometheus; a study is named by its name."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    document = figures.document
     devices = GaugeMetricFamily(f"{_P}_devices", "Devices by state.", labels=["state"])
-    states = Counter(map(_device_state, document["devices"]))
+    states = Counter(map(_device_state, figures.status.devices))
     for state in ("free", "running", "yielding", "unhealthy"):
         devices.add_metric([state], states[state])
     yield devices
@@ -165,7 +164,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
     for role, count in sorted(Counter(figures.roles).items()):
         clients.add_metric([role], count)
     yield clients
-    yield from _of_studies(document["studies"])
+    yield from _of_studies(figures.status.studies)
     yield CounterMetricFamily(
         f"{_P}_reports", "Values that trials have reported.", value=figures.meter.reports
     )
@@ -185,31 +184,31 @@ _COUNTED = {
     "overhead_seconds": ("overhead_seconds", "Device time that switching has cost."),
     "device_seconds": ("spent_seconds", "Device time that leases have had."),
 }
-"""Counters of each study since its driver came: name, key in the document, meaning."""
+"""Counters of each study since its driver came: name, field of ``StudyStatus``, meaning."""
 
 
-def _of_studies(studies: list[dict[str, Any]]) -> Iterator[Metric]:
+def _of_studies(studies: Sequence[wire.StudyStatus]) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     # Two studies of one name, in two databases, are one line: a label may not stand twice.
-    names = sorted({entry["name"] for entry in studies})
-    of_name = {name: [e for e in studies if e["name"] == name] for name in names}
+    names = sorted({study.name for study in studies})
+    of_name = {name: [study for study in studies if study.name == name] for name in names}
     trials = GaugeMetricFamily(f"{_P}_trials", "Trials by state.", labels=["study", "state"])
-    for name, entries in of_name.items():
-        for state in entries[0]["counts"]:
-            trials.add_metric([name, state], sum(entry["counts"][state] for entry in entries))
+    for name, same in of_name.items():
+        for state in wire.TrialCounts.__struct_fields__:
+            trials.add_metric([name, state], sum(getattr(each.counts, state) for each in same))
     yield trials
-    for metric, (key, meaning) in _COUNTED.items():
+    for metric, (figure, meaning) in _COUNTED.items():
         counter = CounterMetricFamily(f"{_P}_{metric}", meaning, labels=["study"])
-        for name, entries in of_name.items():
-            counter.add_metric([name], sum(entry[key] for entry in entries))
+        for name, same in of_name.items():
+            counter.add_metric([name], sum(getattr(each, figure) for each in same))
         yield counter
 
 
-def _device_state(device: dict[str, Any]) -> str:
-    if device["holder"] is not None:
-        return str(device["holder"]["state"])
-    return "free" if device["healthy"] else "unhealthy"
+def _device_state(device: wire.DeviceStatus) -> str:
+    if device.holder is not None:
+        return device.holder.state
+    return "free" if device.healthy else "unhealthy"
 
 
 def _histogram(name: str, meaning: str, times: Times) -> Metric:

@@ -65,6 +65,10 @@ OBSERVE_SECONDS = 1.0
 """Interval at which silent workers are observed."""
 TRIM_SECONDS = 10.0
 """Interval at which free memory is given back to the system."""
+TELL_SECONDS = 0.1
+"""Least time between two messages to drivers about changes of their studies."""
+TELL_SHARE = 0.05
+"""Largest share of the time that is spent on these messages: a study may be huge."""
 END_SECONDS = 5.0
 """Time for the last records when the broker ends."""
 AT_ONCE = 8
@@ -153,6 +157,8 @@ class Server:
         self._leaving: list[int] = []
         self._last_busy = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.TimerHandle | None = None
+        self._tell_due = 0.0
         self._ticking: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
 
@@ -165,9 +171,9 @@ class Server:
         with contextlib.nullcontext() if self._metrics is None else self._metrics.serving():
             await self._serve(ready)
 
-    def _shown(self) -> tuple[dict[str, Any], tuple[str, ...]]:
-        document = self._handler.status(time.monotonic(), trials=False)
-        return document, tuple(client.role for client in self._handler.state.clients.values())
+    def _shown(self) -> tuple[wire.BrokerStatus, tuple[str, ...]]:
+        status = self._handler.status(time.monotonic(), trials=False)
+        return status, tuple(client.role for client in self._handler.state.clients.values())
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -339,6 +345,15 @@ class Server:
         if not self._handler.idle:
             self._last_busy = now
         self._wind_up(now)
+        if self._telling is None and self._handler.watched:
+            due = max(now, self._tell_due)
+            self._telling = asyncio.get_running_loop().call_at(due, self._tell)
+
+    def _tell(self) -> None:
+        self._telling, begin = None, time.monotonic()
+        self._carry_out(self._handler.changes(begin))
+        now = time.monotonic()
+        self._tell_due = now + max(TELL_SECONDS, (now - begin) / TELL_SHARE)
 
     def _log_events(self, commands: Sequence[events.Command]) -> None:
         for each in commands:

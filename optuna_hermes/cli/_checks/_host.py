@@ -114,18 +114,17 @@ def broker() -> Iterator[Check]:
     """Check that the broker answers, and report the problems of its studies."""
     from optuna_hermes.broker import _election as election
 
-    document = broker_status()
-    if document is None:
+    status = broker_status()
+    if status is None:
         yield good("broker", "none runs; `optimize` starts one")
         return
     directory = election.runtime_dir()
-    status = election.socket_path(directory).stat()
-    found = f"{election.socket_path(directory)}, mode {stat.S_IMODE(status.st_mode):04o}"
-    yield good("socket", found)
-    studies = plural(len(document["studies"]), "study", "studies")
-    problems = [entry["problem"] for entry in document["studies"] if entry["problem"]]
-    found = f"{plural(len(document['devices']), 'device')}, {studies}"
-    yield judged("broker", found, problem="; ".join(problems))
+    mode = stat.S_IMODE(election.socket_path(directory).stat().st_mode)
+    yield good("socket", f"{election.socket_path(directory)}, mode {mode:04o}")
+    studies = plural(len(status.studies), "study", "studies")
+    problems = [study.problem for study in status.studies if study.problem]
+    words = f"{plural(len(status.devices), 'device')}, {studies}"
+    yield judged("broker", words, problem="; ".join(problems))
 
 
 def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:

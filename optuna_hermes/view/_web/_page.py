@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec import structs
 
 from optuna_hermes.view import formats
 from optuna_hermes.view.history import (
@@ -14,9 +16,11 @@ from optuna_hermes.view.history import (
     StudyHistory,
     TrialHistory,
     best_so_far,
-    entry_of,
 )
 from optuna_hermes.view.picture import ENDED
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus, TrialRow
 
 Json = dict[str, Any]
 
@@ -52,7 +56,7 @@ class PageInput:
     name: str | None
     named: bool = False
     history: StudyHistory | None = None
-    broker: Mapping[str, Any] | None = None
+    broker: BrokerStatus | None = None
     was_served: bool = False
     problem: str | None = None
     now: float = 0.0
@@ -67,17 +71,17 @@ class PageBuilder:
 
     def build(self, source: PageInput) -> Json:
         """The page of these data."""
-        entry, history = served(source), source.history
-        trials = _trials(history, entry)
-        live = _live(source, entry, trials)
+        study, history = served(source), source.history
+        trials = _trials(history, study)
+        live = _live(source, study, trials)
         bars = history.bars if history else ()
         begin = round(min((bar.begin for bar in bars), default=0.0), 2)
         return {
-            "study": _study(source, entry),
+            "study": _study(source, study),
             "live": live,
-            "notes": list(_notes(source, entry, is_away=live["is"] == "away")),
-            "totals": _totals(source, entry),
-            "best": _best(source, entry, trials),
+            "notes": list(_notes(source, study, is_away=live["is"] == "away")),
+            "totals": _totals(source, study),
+            "best": _best(source, study, trials),
             "trials": trials,
             "curves": self._charts.curves(history, trials),
             "path": self._charts.path(history),
@@ -88,34 +92,35 @@ class PageBuilder:
         }
 
 
-def served(source: PageInput) -> Mapping[str, Any] | None:
-    """The study's entry in the broker's status, None if it does not serve it."""
+def served(source: PageInput) -> StudyStatus | None:
+    """The study in the broker's status, None if it does not serve it."""
+    if source.broker is None:
+        return None
     if source.history is not None:
-        return entry_of(source.broker, source.history.key)
-    entries = source.broker["studies"] if source.broker else ()
-    return next((each for each in entries if each["name"] == source.name), None)
+        return source.broker.study(source.history.key)
+    return next((each for each in source.broker.studies if each.name == source.name), None)
 
 
-def _study(source: PageInput, entry: Mapping[str, Any] | None) -> Json:
-    others = [each["name"] for each in source.broker["studies"]] if source.broker else []
+def _study(source: PageInput, study: StudyStatus | None) -> Json:
+    others = [each.name for each in source.broker.studies] if source.broker else []
     return {
         "name": source.name,
         "maximize": bool(source.history and source.history.maximize),
-        "policy": entry["policy"] if entry else None,
-        "host": source.broker["host"] if source.broker else None,
+        "policy": study.policy if study else None,
+        "host": source.broker.host if source.broker else None,
         "others": [name for name in others if name != source.name],
         "named": source.named,
         "commands": source.history is not None,
     }
 
 
-def _live(source: PageInput, entry: Mapping[str, Any] | None, trials: Json) -> Json:
+def _live(source: PageInput, study: StudyStatus | None, trials: Json) -> Json:
     """The activity of the study, as a key word and as a text."""
     states = [trial["state"] for trial in trials.values()]
     waiting = sum(state not in ENDED for state in states)
-    if entry is not None and not entry["finished"]:
-        return {"is": "live", "text": "Leaving" if entry["draining"] else "Training"}
-    if entry is not None or (states and not waiting):
+    if study is not None and not study.finished:
+        return {"is": "live", "text": "Leaving" if study.draining else "Training"}
+    if study is not None or (states and not waiting):
         return {"is": "ended", "text": "Ended"}
     if source.broker is None and source.was_served:
         return {"is": "away", "text": "The broker is away"}
@@ -125,7 +130,7 @@ def _live(source: PageInput, entry: Mapping[str, Any] | None, trials: Json) -> J
     return {"is": "still", "text": "No broker runs on this host" if nobody else "Not running"}
 
 
-def _notes(source: PageInput, entry: Mapping[str, Any] | None, *, is_away: bool) -> Iterator[str]:
+def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> Iterator[str]:
     """Messages about problems of the study."""
     if source.problem is not None:
         yield source.problem
@@ -134,33 +139,33 @@ def _notes(source: PageInput, entry: Mapping[str, Any] | None, *, is_away: bool)
             "No broker answers on this host. Trials that train go on, and what is shown is from "
             "the ledger; overrides count when it is back."
         )
-    if entry is None:
+    if study is None:
         return
-    if entry["away_seconds"] is not None:
-        away = formats.duration(entry["away_seconds"])
+    if study.away_seconds is not None:
+        away = formats.duration(study.away_seconds)
         yield f"The database does not answer since {away}; training goes on."
-    if entry["no_room"]:
+    if study.no_room:
         yield (
-            f"No device has the memory for {formats.ranges(entry['no_room'])} until another trial "
+            f"No device has the memory for {formats.ranges(study.no_room)} until another trial "
             "has left it."
         )
-    if entry["problem"]:
-        yield entry["problem"]
-    if entry.get("all_held"):
+    if study.problem:
+        yield study.problem
+    if study.all_held:
         yield "Every trial that could train is held: let one go, and it trains."
 
 
-def _totals(source: PageInput, entry: Mapping[str, Any] | None) -> Json:
+def _totals(source: PageInput, study: StudyStatus | None) -> Json:
     # Without leases that have not ended: the page itself counts those up.
     history = source.history
-    if entry is not None:
+    if study is not None:
         return {
-            "device_seconds": round(entry["device_seconds"] - entry["held_seconds"], 1),
-            "watt_hours": rounded(entry["watt_hours"]),
-            "switches": entry["switches"],
-            "overhead_seconds": round(entry["overhead_seconds"], 1),
-            "spent_seconds": round(entry["spent_seconds"] - entry["held_seconds"], 1),
-            "unstarted": entry["unstarted"],
+            "device_seconds": round(study.device_seconds - study.held_seconds, 1),
+            "watt_hours": rounded(study.watt_hours),
+            "switches": study.switches,
+            "overhead_seconds": round(study.overhead_seconds, 1),
+            "spent_seconds": round(study.spent_seconds - study.held_seconds, 1),
+            "unstarted": study.unstarted,
         }
     return {
         "device_seconds": round(history.device_seconds, 1) if history else 0.0,
@@ -172,11 +177,11 @@ def _totals(source: PageInput, entry: Mapping[str, Any] | None) -> Json:
     }
 
 
-def _best(source: PageInput, entry: Mapping[str, Any] | None, trials: Json) -> Json | None:
+def _best(source: PageInput, study: StudyStatus | None, trials: Json) -> Json | None:
     """The trial whose last value is the best."""
     sign = -1.0 if source.history and source.history.maximize else 1.0
     if source.history is None:
-        return dict(entry["best"]) if entry and entry["best"] else None
+        return structs.asdict(study.best) if study and study.best else None
     known = [(sign * t["value"], int(n)) for n, t in trials.items() if t["value"] is not None]
     if not known:
         return None
@@ -194,24 +199,29 @@ def rounded(value: float | None) -> float | None:
     return float(f"{value:.{DIGITS}g}")
 
 
-def _trials(history: StudyHistory | None, entry: Mapping[str, Any] | None) -> Json:
+def _trials(history: StudyHistory | None, study: StudyStatus | None) -> Json:
     """Every trial by its number: the broker's data where it has them, else the ledger's."""
-    runs = {run["trial"]: run for run in entry.get("trials", ())} if entry else {}
     found = {trial.number: _of_ledger(trial) for trial in history.trials} if history else {}
-    for number, run in runs.items():
-        known = found.setdefault(number, {})
+    for row in study.trials if study else ():
+        known = found.setdefault(row.number, {})
         # The broker learns later than Optuna of the end of a trial.
         if known.get("state") not in ENDED:
-            known |= _of_broker(run)
+            known |= _of_broker(row)
     return {str(number): found[number] for number in sorted(found)}
 
 
-def _of_broker(run: Mapping[str, Any]) -> Json:
-    same = ("state", "override", "tier", "device", "units", "slices", "suspensions")
-    return {name: run[name] for name in same} | {
-        "value": rounded(run["value"]),
-        "device_seconds": round(run["device_seconds"], 2),
-        "watt_hours": rounded(run["watt_hours"]),
+def _of_broker(row: TrialRow) -> Json:
+    return {
+        "state": row.state,
+        "override": row.override,
+        "tier": row.tier,
+        "device": row.device,
+        "units": row.units,
+        "slices": row.slices,
+        "suspensions": row.suspensions,
+        "value": rounded(row.value),
+        "device_seconds": round(row.device_seconds, 2),
+        "watt_hours": rounded(row.watt_hours),
     }
 
 
@@ -241,39 +251,42 @@ class DeviceRows:
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], tuple[float, float]] = {}
 
-    def shown(self, broker: Mapping[str, Any] | None, now: float) -> list[Json]:
+    def shown(self, broker: BrokerStatus | None, now: float) -> list[Json]:
         """The devices of a broker with their holders; ``now`` is the time of its status."""
-        devices = broker["devices"] if broker else ()
-        labels = formats.short_devices([device["id"] for device in devices])
-        same = ("id", "kind", "problem", "memory_bytes", "memory_free_bytes")
+        devices = broker.devices if broker else ()
+        labels = formats.short_devices([device.id for device in devices])
         return [
             {
-                **{name: device[name] for name in same},
+                "id": device.id,
+                "kind": device.kind,
+                "problem": device.problem,
+                "memory_bytes": device.memory_bytes,
+                "memory_free_bytes": device.memory_free_bytes,
                 "label": label,
-                "state": "held" if device["holder"] else formats.idle(device),
+                "state": "held" if device.holder else formats.idle(device),
                 "holder": self._holder(device, now),
             }
             for device, label in zip(devices, labels, strict=True)
         ]
 
-    def _holder(self, device: Mapping[str, Any], now: float) -> Json | None:
-        holder = device["holder"]
+    def _holder(self, device: DeviceStatus, now: float) -> Json | None:
+        holder = device.holder
         if holder is None:
             return None
         # Absolute times change only with a lease: nothing is sent while it lasts.
-        lease = (device["id"], holder["epoch"])
-        times = (now - holder["since_seconds"], now + holder["left_seconds"])
+        lease = (device.id, holder.epoch)
+        times = (now - holder.since_seconds, now + holder.left_seconds)
         known = self._since.get(lease)
         # Each status took a while to arrive, and would move them a little.
         moved = known is None or max(abs(a - b) for a, b in zip(times, known, strict=True))
         if known is None or moved > STEADY_SECONDS:
             known = times
-        self._since = {k: v for k, v in self._since.items() if k[0] != device["id"]}
+        self._since = {k: v for k, v in self._since.items() if k[0] != device.id}
         self._since[lease] = known
         return {
-            "study": holder["study"],
-            "trial": holder["trial"],
-            "yielding": holder["state"] == "yielding",
+            "study": holder.study,
+            "trial": holder.trial,
+            "yielding": holder.state == "yielding",
             "since": round(known[0], 2),
             "until": round(known[1], 2),
         }

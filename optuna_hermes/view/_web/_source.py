@@ -14,6 +14,7 @@ from optuna_hermes.view.source import StudyReader
 
 if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
+    from optuna_hermes.broker._protocol import BrokerStatus
 
 ASK_SHARE = 0.1
 """Largest share of a broker's time for answers to this server."""
@@ -33,7 +34,7 @@ class PageReader:
         self._name = name
         self._reader = StudyReader(facts)
         self._builder = PageBuilder()
-        self._broker: dict[str, Any] | None = None
+        self._broker: BrokerStatus | None = None
         self._broker_at = 0.0
         self._ask_due = 0.0
         self._history: StudyHistory | None = None
@@ -70,7 +71,7 @@ class PageReader:
         with self._lock:
             self._reader.close()
 
-    def _ask(self) -> dict[str, Any] | None:
+    def _ask(self) -> BrokerStatus | None:
         """The broker's status, None if none answers; the last one again if answers take long."""
         # Its answer takes long for huge studies, and keeps it from its work meanwhile.
         begin = time.monotonic()
@@ -81,8 +82,8 @@ class PageReader:
         return self._broker
 
 
-def _busiest(broker: dict[str, Any] | None) -> str | None:
+def _busiest(broker: BrokerStatus | None) -> str | None:
     """The name of the served study with the most running trials."""
-    entries = broker["studies"] if broker else []
-    most = max(entries, key=lambda entry: entry["counts"]["running"], default=None)
-    return None if most is None else str(most["name"])
+    studies = broker.studies if broker else ()
+    most = max(studies, key=lambda study: study.counts.running, default=None)
+    return None if most is None else most.name

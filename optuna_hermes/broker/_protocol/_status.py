@@ -1,0 +1,236 @@
+"""Status of a broker, as clients ask for it.
+
+``msgspec.to_builtins`` makes the JSON of ``optuna-hermes status`` of it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from optuna_hermes.model import Override, TierName, TrialStatus
+
+
+class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Host memory that trials may take for what they move off their devices, and have taken."""
+
+    used_bytes: int
+    budget_bytes: int
+
+
+class HolderStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The lease of a device.
+
+    Args:
+        study: the study's name.
+        trial: number of the trial, None for a new one.
+        since_seconds: time since the grant.
+        left_seconds: rest of its slice.
+    """
+
+    study: str
+    trial: int | None
+    state: Literal["running", "yielding"]
+    pid: int | None
+    epoch: int
+    since_seconds: float
+    left_seconds: float
+    slice_seconds: float
+
+
+class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A device; figures that are None are unknown.
+
+    Args:
+        energy_joules: of its counter, which began some time ago.
+        holder: its lease, None if there is none.
+        problem: why it cannot be granted, empty if it can.
+    """
+
+    id: str
+    kind: Literal["cpu", "gpu"]
+    healthy: bool
+    memory_bytes: int | None
+    memory_free_bytes: int | None
+    power: Literal["on", "going", "off", "coming"]
+    power_watts: float | None
+    energy_joules: float | None
+    holder: HolderStatus | None
+    problem: str
+
+
+class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of a study's worker processes, and of those that wait for a trial."""
+
+    alive: int
+    idle: int
+
+
+class TrialCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Number of trials by state."""
+
+    pending: int
+    running: int
+    parked: int
+    stored: int
+    done: int
+    failed: int
+
+    @property
+    def ended(self) -> int:
+        """Number of trials that are over."""
+        return self.done + self.failed
+
+    @property
+    def live(self) -> int:
+        """Number of trials that are not over."""
+        return self.pending + self.running + self.parked + self.stored
+
+
+class TrialLoss(msgspec.Struct, frozen=True, kw_only=True):
+    """A live trial that has lost processes in the driver's time.
+
+    Args:
+        losses: how many without a new unit between them.
+        most_losses: as many lead to its end.
+        pid: the last of those processes.
+        hung: that one was ended since it hung.
+        given_up: no further process is to be tried.
+    """
+
+    trial: int
+    trial_id: int
+    losses: int
+    most_losses: int
+    pid: int | None
+    hung: bool
+    given_up: bool
+
+
+class FailureSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The failures of a study since its driver came.
+
+    Args:
+        first: number of the first trial that failed, None if none has.
+        error: the reason of that one.
+        alike: how many have failed in a row for one reason.
+        hopeless: there is nothing but such failures.
+    """
+
+    first: int | None
+    error: str
+    alike: int
+    hopeless: bool
+
+
+class BestTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """The best value that a study's trials have reported, and the trial that has."""
+
+    trial: int
+    value: float
+
+
+class TrialRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial.
+
+    Args:
+        device: the one on which it trains, None if it does not.
+        units: how many it has reported.
+        units_trained: how many it has trained, those included that were lost.
+        value: its last one as its user knows it, None if there is none or it is not finite.
+        device_seconds: without those of a lease that has not ended.
+        curve: some of its values, None for what is not finite; empty if no curves were asked for.
+        slope: the recent change of its value per unit, None if unknown.
+    """
+
+    number: int = msgspec.field(name="trial")
+    state: TrialStatus
+    override: Override | None
+    tier: TierName | None
+    held_bytes: int | None
+    host_bytes: int
+    device: str | None
+    units: int
+    units_trained: int
+    value: float | None
+    slices: int
+    suspensions: int
+    device_seconds: float
+    watt_hours: float | None
+    curve: tuple[float | None, ...] = ()
+    slope: float | None = None
+
+
+class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A study that a broker serves; its counters begin when its driver comes.
+
+    Args:
+        driver_pid: the process that has called ``optimize``, None if there is none.
+        problem: why it is being ended, None if it is not for a problem.
+        away_seconds: since when its database does not answer, None if it does.
+        held, boosted, finishing: the numbers of the trials with these overrides.
+        all_held: nothing can be trained before a hold is released.
+        no_room: trials that wait for a device's memory.
+        finished: nothing of it needs a process any more.
+        unstarted: trials that may still be created, None for no bound.
+        lost: its trials that have lost processes.
+        device_seconds: of all trials ever, with their present leases.
+        held_seconds: of leases that have not ended.
+        spent_seconds: of all leases since its driver came.
+        overhead_seconds: what switching took of those.
+        trials: empty if they were not asked for.
+    """
+
+    key: str
+    name: str
+    policy: str
+    maximize: bool
+    policy_folders: tuple[str, ...]
+    driver_pid: int | None
+    draining: bool
+    problem: str | None
+    away_seconds: float | None
+    away_reason: str
+    held: tuple[int, ...]
+    boosted: tuple[int, ...]
+    finishing: tuple[int, ...]
+    all_held: bool
+    no_room: tuple[int, ...]
+    finished: bool
+    unstarted: int | None
+    workers: WorkerCounts
+    counts: TrialCounts
+    lost: tuple[TrialLoss, ...]
+    failures: FailureSummary
+    device_seconds: float
+    watt_hours: float | None
+    held_seconds: float
+    spent_seconds: float
+    overhead_seconds: float
+    switches: int
+    best: BestTrial | None
+    trials: tuple[TrialRow, ...] = ()
+
+    @property
+    def may_open(self) -> bool:
+        """True if one more trial may be created."""
+        return self.unstarted is None or self.unstarted > 0
+
+
+class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker's devices and studies.
+
+    Args:
+        awaited: processes with leases of an earlier broker that may still come back.
+    """
+
+    host: str
+    host_memory: HostMemory
+    awaited: tuple[int, ...]
+    devices: tuple[DeviceStatus, ...]
+    studies: tuple[StudyStatus, ...]
+
+    def study(self, key: str) -> StudyStatus | None:
+        """The study with this key, None if it is not served."""
+        return next((study for study in self.studies if study.key == key), None)
