@@ -85,7 +85,7 @@ def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
         assert file.metadata() == {
             "format": "optuna-hermes checkpoint",
             "version": "1",
-            "run": RUN,
+            "trial": RUN,
         }
         assert file.get_tensor("0").tolist() == [1.0] * 4
         text = bytes(file.get_tensor("tree").tolist())
@@ -334,7 +334,7 @@ def without_metadata(path: Path) -> None:
 
 
 def without_a_tree(path: Path) -> None:
-    save_file({"0": torch.ones(3)}, path, {**_disk._FORMAT, "run": RUN})
+    save_file({"0": torch.ones(3)}, path, {**_disk._FORMAT, "trial": RUN})
 
 
 def of_an_unknown_dtype(path: Path) -> None:
