@@ -29,6 +29,7 @@ from optuna_hermes.broker import (
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _starting
+from optuna_hermes.broker._devices._claims import claim_devices
 from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
 
 
@@ -248,7 +249,7 @@ CLAIM = "from optuna_hermes.broker._devices._claims import claim_devices; claim_
 
 def test_a_gpu_has_one_broker_whatever_the_runtime_directory(tmp_path: Path) -> None:
     """The lock of a GPU is the host's, not that of a folder for temporary files."""
-    claims = election.claim_devices(["cpu:0", "GPU-1"])
+    claims = claim_devices(["GPU-1"])
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     second = [sys.executable, "-c", CLAIM]
     refused = subprocess.run(second, env=env, capture_output=True, text=True, check=False)
@@ -257,21 +258,23 @@ def test_a_gpu_has_one_broker_whatever_the_runtime_directory(tmp_path: Path) -> 
         f"{pwd.getpwuid(os.getuid()).pw_name}): end that one with `optuna-hermes broker --stop`, "
         "or leave the device out."
     ) in refused.stderr
-    election.release_devices(claims)
+    for claim in claims:
+        claim.close()
     assert subprocess.run(second, env=env, check=False).returncode == 0
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 def test_a_gpu_has_one_broker_whoever_its_user_is() -> None:
     """Another user of the host is told who has it."""
-    claims = election.claim_devices(["GPU-1"])
+    claims = claim_devices(["GPU-1"])
     # All is imported before: the other user may not be allowed to read what is imported.
     nobody = f"import os; os.setuid({pwd.getpwnam('nobody').pw_uid}); "
     script = CLAIM.replace("; ", f"; {nobody}")
     refused = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    election.release_devices(claims)
+    for claim in claims:
+        claim.close()
     assert f"(process {os.getpid()} of root)" in refused.stderr
 
 
@@ -284,10 +287,11 @@ def test_a_gpu_is_free_again_when_its_broker_is_killed() -> None:
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"has\n"
     with pytest.raises(BrokerConflictError, match=f"process {holder.pid}"):
-        election.claim_devices(["GPU-1"])
+        claim_devices(["GPU-1"])
     holder.kill()
     holder.communicate()
-    election.release_devices(election.claim_devices(["GPU-1"]))
+    for claim in claim_devices(["GPU-1"]):
+        claim.close()
 
 
 def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
