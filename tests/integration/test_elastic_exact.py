@@ -397,7 +397,7 @@ def test_accumulation_keeps_the_step() -> None:
 
 
 def test_limits() -> None:
-    """A override beyond the limits gives the nearest size; what is told says which there are."""
+    """An override beyond the limits gives the nearest size; what is told says which there are."""
     session = FakeSession(batch_sizes={2: 1, 5: 1000})
     seen = train(session, elastic=(4, 24))
     assert [len(batch) for batch in samples(seen, 0)][:6] == [8, 8, 4, 4, 4, 24]

@@ -99,7 +99,7 @@ class LedgerContract(SharingContract):
         assert ledger.load_trials(STUDY) == [trial_record(0, state="parked", tier="host")]
         assert ledger.load_trials(OTHER) == [trial_record(0, study=OTHER)]
 
-    def test_a_override_outlives_the_rows_that_replace_its_trial(self, ledger: Ledger) -> None:
+    def test_an_override_outlives_the_rows_that_replace_its_trial(self, ledger: Ledger) -> None:
         """A user's override of a trial stays until it is changed, whichever broker saves it."""
         ledger.save_trial(trial_record(0))
         ledger.save_trial(trial_record(1))

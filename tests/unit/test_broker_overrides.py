@@ -137,7 +137,7 @@ def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None
     assert after.last(again, "Yield") is not None
 
 
-def test_a_override_reaches_the_broker_of_another_host() -> None:
+def test_an_override_reaches_the_broker_of_another_host() -> None:
     """A shared ledger tells each broker what was said to another."""
     ledger = MemoryLedger(shared=True)
     here, there = FakeBroker(devices=1, ledger=ledger, host="a"), None
@@ -323,7 +323,7 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
         (wire.Finished(study="s", numbers=(0,)), "was not ordered to finish"),
     ],
 )
-def test_a_override_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:
+def test_an_override_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:
     """Of several runs all are meant, or none."""
     broker = FakeBroker(devices=2)
     broker.driver(unstarted=2)

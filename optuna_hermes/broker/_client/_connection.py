@@ -116,7 +116,7 @@ class Connection:
         if isinstance(answer, wire.Refused):
             raise InvalidInputError(answer.reason)
         if not isinstance(answer, wire.Agreed):
-            raise ProtocolError(f"A override was told but {answer!r} came: {_END_IT}.")
+            raise ProtocolError(f"An override was told but {answer!r} came: {_END_IT}.")
         return answer.waits
 
     def close(self) -> None:
