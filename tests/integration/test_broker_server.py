@@ -100,22 +100,22 @@ async def devices_of(directory: Path, source: HangingDevices) -> list[list[dict[
     reader, writer = await asyncio.open_unix_connection(election.socket_path(directory))
     writer.write(wire.frame(wire.Hello(version=wire.VERSION, role="driver")))
 
-    async def look() -> list[dict[str, Any]]:
+    async def look() -> list[Any]:
         writer.write(wire.frame(wire.GetStatus()))
         while True:
             length = wire.body_length(await reader.readexactly(wire.HEADER_BYTES))
             answer = wire.decode_from_broker(await reader.readexactly(length))
             if isinstance(answer, wire.Status):
-                return list(answer.document["devices"])
+                return list(answer.status.devices)
 
     while len(source.polls) < 2:
         await asyncio.sleep(0.01)
     seen = [await look()]
-    while not (later := await look())[0]["problem"]:
+    while not (later := await look())[0].problem:
         await asyncio.sleep(0.05)
     seen.append(later)
     source.answers.set()
-    while (later := await look())[0]["problem"]:
+    while (later := await look())[0].problem:
         await asyncio.sleep(0.05)
     seen.append(later)
     writer.write(wire.frame(wire.Quit()))
@@ -129,5 +129,5 @@ def test_a_driver_that_hangs_holds_up_nobody(runtime_dir: Path) -> None:
     source = HangingDevices([Device(id="GPU-0", kind="gpu", free=True)])
     seen = asyncio.run(asyncio.wait_for(devices_of(runtime_dir, source), 30))
     hangs = "the NVIDIA driver has not answered for 1 s: try `nvidia-smi`"
-    assert [devices[0]["problem"] for devices in seen] == ["", hangs, ""]
-    assert all(devices[0]["healthy"] for devices in seen)
+    assert [devices[0].problem for devices in seen] == ["", hangs, ""]
+    assert all(devices[0].healthy for devices in seen)

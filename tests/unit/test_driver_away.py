@@ -13,6 +13,7 @@ from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._notices import NOTED_SECONDS
 from optuna_hermes.workers._settings import Settings
+from support.statuses import study_status
 
 
 class Notes(list[str]):
@@ -57,7 +58,7 @@ def test_a_call_that_ends_without_its_database_says_so(
     driver: Driver, problem: str | None, said: str
 ) -> None:
     """Its result cannot be read; instead of waiting for ever it says what to do."""
-    driver._last = {"away_seconds": 300.0}
+    driver._last = study_status(away_seconds=300.0)
     driver._problem = problem
     with pytest.raises(StorageError, match=said):
         driver._result(MemoryLedger(), 1.0)
