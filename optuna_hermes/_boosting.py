@@ -1,8 +1,8 @@
 """The cooperative loop of boosting libraries, which call back around each round.
 
-A trial resumed in another process begins at round 0 again: the rounds that it has are replayed with
-their recorded evaluations, without training them, so that other callbacks (early stopping, learning
-rates, prints) regain their state.
+A trial resumed in another process begins at round 0 of its first training again: the rounds that it
+has are replayed with their recorded evaluations, without training them, so that other callbacks
+(early stopping, learning rates, prints) regain their state.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -24,64 +25,60 @@ _SAVE_SECONDS = 1.0
 
 
 class Rounds(CooperativeLoop):
-    """The rounds of one trial.
+    """The rounds of one trial: of its training, or of several after each other, such as folds.
 
     Args:
         trial: the ``optuna.Trial`` that trains.
-        monitor: name of the value to report, ``DATA-METRIC``.
-        report_interval: number of rounds in a unit.
         session: None for that of the trial, if it has one.
 
     Raises:
-        InvalidInputError: the interval is not positive, or this is the trial's second callback.
         CheckpointError: the trial's checkpoints cannot be used.
     """
 
     maker: ClassVar[str] = "HermesCallback()"
     movable = False
 
-    def __init__(
-        self, trial: Any, monitor: str, report_interval: int, session: Session | None
-    ) -> None:
-        if report_interval < 1:
-            raise InvalidInputError(
-                f"report_interval must be a number of rounds, 1 or more, but is {report_interval}."
-            )
-        self._monitor = monitor
-        self._interval = report_interval
-        self._booster = _Booster()
-        self._trained = 0
-        self._used = False
+    def __init__(self, trial: Any, session: Session | None) -> None:
+        self._trainings = _Trainings()
+        self._problem: str | None = None
+        self._monitor = ""
+        self._interval = 1
         self._end: int | None = None
         self._next_save = 0.0
-        super().__init__(trial, {"booster": self._booster}, session)
-        self._trained = self.n_batches  # rounds below this number are replayed
-
-    @property
-    def model(self) -> bytes | None:
-        """The booster of the trial's earlier process, serialised; None for a new trial."""
-        return self._booster.saved
+        super().__init__(trial, {"boosters": self._trainings}, session)
 
     def begin_training(
-        self, save: Callable[[], bytes], problem: str | None, end: int | None = None
-    ) -> None:
-        """Begin the training.
+        self,
+        monitor: str,
+        report_interval: int,
+        save: Callable[[], bytes],
+        problem: str | None,
+        end: int | None = None,
+    ) -> Training:
+        """Begin the next training.
 
         Args:
+            monitor: name of the value to report, ``DATA-METRIC``.
+            report_interval: number of rounds in a unit.
             save: returns the booster, serialised.
             problem: the reason why the trial cannot be stored, None if it can.
             end: number of all rounds, None if unknown.
-
-        Raises:
-            InvalidInputError: it is called for the second time.
         """
-        if self._used:
-            raise InvalidInputError(
-                f"A HermesCallback must be used in one training, but {self._name} uses it again: "
-                "leave it out of the others."
-            )
-        self._used, self._booster.save, self._end = True, save, end
-        self.begin(problem)
+        self.end_training()
+        self._monitor, self._interval, self._end = monitor, report_interval, end
+        training = self._trainings.begin(save)
+        # What cannot be stored of one training cannot be replayed before the next one.
+        self._problem = self._problem or problem
+        self.begin(self._problem)
+        return training
+
+    def end_training(self) -> None:
+        """Keep the booster of a training that is over: a new process of the trial replays it."""
+        last = self._trainings.last
+        if last is not None and last.save is not None:
+            if self.storable and len(last.history) > last.replayed:
+                last.model = last.save()
+            last.save = None
 
     def check_direction(self, name: str, higher_is_better: bool) -> None:
         """Refuse a monitored metric that the study would be optimised away from."""
@@ -94,11 +91,12 @@ class Rounds(CooperativeLoop):
 
     def recorded(self, number: int) -> Any:
         """The recorded evaluation of a round to replay, None if the round is to be trained."""
-        return self._booster.history[number] if number < self._trained else None
+        last = self._trainings.last
+        return last.history[number] if last is not None and number < last.replayed else None
 
     def begin_round(self, number: int) -> None:
         """Yield the device if asked to, before a round that is to be trained."""
-        if number >= self._trained:
+        if self.recorded(number) is None:
             self.switch_point()
 
     def end_round(self, evaluation: Any, values: dict[str, float]) -> None:
@@ -118,16 +116,21 @@ class Rounds(CooperativeLoop):
                 f"HermesCallback(monitor={self._monitor!r}) needs a value of this name after each "
                 f"round, but there are: {names}."
             )
-        self._booster.history.append(evaluation)
+        training = self._trainings.last
+        assert training is not None
+        training.history.append(evaluation)
         self.n_batches += 1
-        self.value = float(values[self._monitor])
-        if self.n_batches % self._interval == 0:
+        self.value = training.value = float(values[self._monitor])
+        trained = len(training.history)
+        if trained % self._interval == 0:
             self.report(self.value)
-        if self.n_batches == self._end:
+        if trained == self._end:
             self.leave()
 
     def units_left(self) -> int | None:
-        return None if self._end is None else (self._end - self.n_batches) // self._interval
+        if self._end is None or len(self._trainings.begun) > 1:
+            return None  # after one fold the number of folds is not known either
+        return (self._end - self.n_batches) // self._interval
 
     def saves_now(self, saver: Saver) -> bool:
         now = time.monotonic()
@@ -143,21 +146,88 @@ class Rounds(CooperativeLoop):
         """Do nothing: the replayed rounds restore the position."""
 
 
-class _Booster:
-    """The state of a booster: its bytes, and the evaluation after each of its rounds."""
+def rounds_of(trial: Any, report_interval: int, session: Session | None) -> Rounds:
+    """The rounds of a trial, which all of its callbacks share.
+
+    Raises:
+        InvalidInputError: the interval is not positive.
+        CheckpointError: the trial's checkpoints cannot be used.
+    """
+    if report_interval < 1:
+        raise InvalidInputError(
+            f"report_interval must be a number of rounds, 1 or more, but is {report_interval}."
+        )
+    # Kept by the trial itself, so that they live no longer.
+    made = getattr(trial, "_hermes_rounds", None)
+    if isinstance(made, Rounds) and session in (None, made._session):
+        return made
+    trial._hermes_rounds = rounds = Rounds(trial, session)
+    return rounds
+
+
+@dataclass(kw_only=True)
+class Training:
+    """One training of a trial.
+
+    Args:
+        history: the evaluation after each of its rounds.
+        model: the booster, serialised, in an earlier process or at the end; None before that.
+        value: the monitored value after the last round.
+        replayed: rounds of an earlier process, which are not trained again.
+        save: returns the booster, serialised; None before the training and after it.
+    """
+
+    history: list[Any] = field(default_factory=list)
+    model: bytes | None = None
+    value: float | None = None
+    replayed: int = 0
+    save: Callable[[], bytes] | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """The training as a tree of plain values and arrays."""
+        model = self.model if self.save is None else self.save()
+        assert model is not None, "trials that lack a model are not stored"
+        return {
+            "model": np.frombuffer(model, np.uint8),
+            "history": list(self.history),
+            "value": self.value,
+        }
+
+
+class _Trainings:
+    """The trainings of a trial in their order: those that have begun, and those to be replayed."""
 
     def __init__(self) -> None:
-        self.history: list[Any] = []
-        self.saved: bytes | None = None
-        self.save: Callable[[], bytes] | None = None
+        self.begun: list[Training] = []
+        self._recorded: list[Training] = []
+
+    @property
+    def last(self) -> Training | None:
+        """The training that has begun last."""
+        return self.begun[-1] if self.begun else None
+
+    def begin(self, save: Callable[[], bytes]) -> Training:
+        """Begin the next training: a new one, or the next that an earlier process has begun."""
+        number = len(self.begun)
+        known = number < len(self._recorded)
+        training = self._recorded[number] if known else Training()
+        training.replayed, training.save = len(training.history), save
+        self.begun.append(training)
+        return training
 
     def state_dict(self) -> dict[str, Any]:
-        assert self.save is not None
-        return {"model": np.frombuffer(self.save(), np.uint8), "history": list(self.history)}
+        return {"trainings": [each.dump() for each in self.begun]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.save is None:  # once training has begun the booster itself has this state
-            self.saved, self.history = state["model"].tobytes(), list(state["history"])
+        if not self.begun:  # once a training has begun its booster itself has this state
+            self._recorded = [
+                Training(
+                    history=list(each["history"]),
+                    model=each["model"].tobytes(),
+                    value=each["value"],
+                )
+                for each in state["trainings"]
+            ]
 
 
 watched: weakref.WeakKeyDictionary[Any, Rounds] = weakref.WeakKeyDictionary()

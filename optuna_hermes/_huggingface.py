@@ -39,6 +39,7 @@ class Steps(CooperativeLoop):
     """The steps of one training."""
 
     maker: ClassVar[str] = "HermesCallback.train()"
+    instead: ClassVar[str] = "train the other Trainers without it"
 
     def __init__(
         self,

@@ -67,6 +67,8 @@ class CooperativeLoop:
 
     maker: ClassVar[str] = "suspendable()"
     """The user's call that makes it, as messages name it."""
+    instead: ClassVar[str] = "name all objects in one call"
+    """Advice to who makes a second one."""
     remedy: ClassVar[str] = "Give what holds it state_dict() and load_state_dict()."
     """Advice about values that no checkpoint holds."""
     movable: ClassVar[bool] = True
@@ -323,7 +325,7 @@ class CooperativeLoop:
         if session in _sessions:
             raise InvalidInputError(
                 f"{self.maker} must be called once in an objective, but {self._name} calls it "
-                "again: name all objects in one call."
+                f"again: {self.instead}."
             )
         _sessions.add(session)
 

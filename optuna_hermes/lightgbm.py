@@ -17,7 +17,7 @@ with extra("lightgbm"):
     from lightgbm.basic import EvalResult, _InnerPredictor
     from lightgbm.callback import CallbackEnv
 
-    from optuna_hermes._boosting import Rounds, watched
+    from optuna_hermes._boosting import Training, rounds_of, watched
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +81,15 @@ class HermesCallback:
         report_interval: int = 10,
         _session: Session | None = None,
     ) -> None:
-        self._rounds = Rounds(trial, monitor, report_interval, _session)
+        self._rounds = rounds_of(trial, report_interval, _session)
+        self._monitor = monitor
+        self._interval = report_interval
+        self._training: Training | None = None
 
     @property
     def value(self) -> float | None:
-        """The monitored value after the last round."""
-        return self._rounds.value
+        """The monitored value after the last round of this callback's last training."""
+        return None if self._training is None else self._training.value
 
     def __call__(self, env: CallbackEnv) -> None:
         """Yield the device if asked to, before each round."""
@@ -106,7 +109,9 @@ class HermesCallback:
                 f"{type(model).__name__}: lightgbm.cv cannot be suspended."
             )
         params = _parameters(model)
-        rounds.begin_training(
+        self._training = training = rounds.begin_training(
+            self._monitor,
+            self._interval,
             lambda: model.model_to_string(num_iteration=-1).encode(),
             _why_not_stored(model, params, env.begin_iteration),
             env.end_iteration - env.begin_iteration,
@@ -117,8 +122,8 @@ class HermesCallback:
                 "race. Give it force_row_wise=True, or force_col_wise=True.",
                 rounds._name.capitalize(),
             )
-        if rounds.model is not None:
-            _go_on(model, env.params, rounds.model.decode())
+        if training.model is not None:
+            _go_on(model, env.params, training.model.decode())
         watched[model] = rounds
         model.__class__ = _Watched
         assert isinstance(model, _Watched)

@@ -13,7 +13,7 @@ with extra("xgboost"):
     import xgboost
     from xgboost.callback import TrainingCallback
 
-    from optuna_hermes._boosting import Rounds, watched
+    from optuna_hermes._boosting import Training, rounds_of, watched
 
 
 class HermesCallback(TrainingCallback):
@@ -53,12 +53,15 @@ class HermesCallback(TrainingCallback):
         _session: Session | None = None,
     ) -> None:
         super().__init__()
-        self._rounds = Rounds(trial, monitor, report_interval, _session)
+        self._rounds = rounds_of(trial, report_interval, _session)
+        self._monitor = monitor
+        self._interval = report_interval
+        self._training: Training | None = None
 
     @property
     def value(self) -> float | None:
-        """The monitored value after the last round."""
-        return self._rounds.value
+        """The monitored value after the last round of this callback's last training."""
+        return None if self._training is None else self._training.value
 
     def before_training(self, model: Any) -> Any:
         """Hook into the booster."""
@@ -68,7 +71,12 @@ class HermesCallback(TrainingCallback):
                 " xgboost.cv cannot be suspended."
             )
         rounds = self._rounds
-        rounds.begin_training(lambda: bytes(model.save_raw("ubj")), _why_not_stored(model))
+        self._training = rounds.begin_training(
+            self._monitor,
+            self._interval,
+            lambda: bytes(model.save_raw("ubj")),
+            _why_not_stored(model),
+        )
         watched[model] = rounds
         # The class of this very object: the training calls its update and eval_set.
         model.__class__ = _Watched
@@ -78,8 +86,9 @@ class HermesCallback(TrainingCallback):
         """Yield the device if asked to; in a resumed trial, restore its booster first."""
         rounds = self._rounds
         if epoch == 0:  # not in before_training: other callbacks count a model's rounds there
-            if rounds.model is not None:
-                _go_on(model, rounds.model)
+            assert self._training is not None
+            if self._training.model is not None:
+                _go_on(model, self._training.model)
             model.set_param({"seed_per_iteration": True})
         rounds.begin_round(epoch)
         if rounds.recorded(epoch) is None:
@@ -92,6 +101,7 @@ class HermesCallback(TrainingCallback):
         """Remove the hooks from the booster."""
         watched.pop(model, None)
         model.__class__ = xgboost.Booster
+        self._rounds.end_training()
         self._rounds.leave()
         return model
 

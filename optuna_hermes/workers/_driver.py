@@ -80,6 +80,9 @@ _SAME_SECONDS = 0.3
 MOST_FAILED_STARTS = 3
 """Workers in a row that may end before their trial begins; then the study is stopped."""
 
+_IMPORT_NOTED_SECONDS = 5.0
+"""Seconds after which the user is told what is waited for."""
+
 _FAILED_START_SECONDS = 1.0
 """Pause before another one is forked: the cause of the failed start may be over by then."""
 
@@ -157,9 +160,14 @@ class Driver:
         timeout = self._settings.timeout
         until = math.inf if timeout is None else self._began + timeout
         try:
-            in_time = self._pool.wait_until_ready(until)
+            in_time = self._pool.wait_until_ready(min(until, self._began + _IMPORT_NOTED_SECONDS))
+            if not in_time and time.monotonic() < until:
+                self._progress.note("Importing the objective, with all that it imports.")
+                in_time = self._pool.wait_until_ready(until)
         except KeyboardInterrupt:
-            self._progress.note("Interrupted while the objective was imported: nothing has begun.")
+            self._progress.note(
+                "Interrupted during the import of the objective: nothing was changed."
+            )
             raise
         self._import_seconds = time.monotonic() - self._began
         if not in_time:

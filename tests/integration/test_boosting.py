@@ -81,12 +81,12 @@ def matrix() -> Any:
 class Ticks(xgboost.callback.TrainingCallback):
     """Tells a session of each round that is trained in this process."""
 
-    def __init__(self, session: FakeSession | None, first: int) -> None:
+    def __init__(self, session: FakeSession | None, hermes: Any) -> None:
         self._session = session
-        self._first = first
+        self._rounds = hermes._rounds
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        if self._session is not None and epoch >= self._first:
+        if self._session is not None and self._rounds.recorded(epoch) is None:
             self._session.tick()
         return False
 
@@ -135,7 +135,7 @@ def xgboost_train(
         evals_result=said,
         verbose_eval=False,
         early_stopping_rounds=patience,
-        callbacks=[hermes, rates, Ticks(session, hermes._rounds._trained)],
+        callbacks=[hermes, rates, Ticks(session, hermes)],
     )
     trees = bytes(booster.save_raw("json")).decode()
     return hermes, End(trees, said, booster.best_iteration)
@@ -162,7 +162,6 @@ def lightgbm_train(
         trial, monitor or f"valid_0-{metric}", report_interval=5, _session=session
     )
     said: dict[str, Any] = {}
-    first = hermes._rounds._trained
     booster = lightgbm.train(
         given,
         train,
@@ -173,7 +172,7 @@ def lightgbm_train(
             lightgbm.reset_parameter(learning_rate=lambda number: rate * 0.95**number),
             *([lightgbm.early_stopping(patience, verbose=False)] if patience else []),
             hermes,
-            Ticks(session, first),
+            Ticks(session, hermes),
         ],
     )
     text = booster.model_to_string(num_iteration=-1).partition("\nparameters:")[0]
@@ -363,16 +362,83 @@ def test_cross_validation_of_lightgbm_is_refused() -> None:
         lightgbm.cv(LIGHTGBM, lightgbm.Dataset(x, y), 1, nfold=2, callbacks=[hermes])
 
 
-def test_one_training(tmp_path: Path) -> None:
-    """A second training with the same callback would count the same rounds."""
-    hermes = XGBoostCallback(optuna.create_study().ask(), "train-rmse")
-    pair = matrix()
-    call = functools.partial(
-        xgboost.train, {}, pair, 1, evals=[(pair, "train")], callbacks=[hermes]
-    )
-    call(verbose_eval=False)
-    with pytest.raises(InvalidInputError, match="one training, but trial 0"):
-        call(verbose_eval=False)
+def folds(
+    session: FakeSession | None, case: str, *, shared: bool = False, trial: Any = None
+) -> tuple[list[float], list[str]]:
+    """Three trainings of a trial, which end early; the value of each, and what each has said."""
+    x, y, _, _ = data(case)
+    trial = trial or optuna.create_study().ask()
+    order = np.random.permutation(len(x))  # as user code draws, from the global generator
+    make = XGBoostCallback if case.startswith("xgboost") else LightGBMCallback
+    name = "valid-logloss" if case.startswith("xgboost") else "valid_0-binary_logloss"
+    hermes = make(trial, name, report_interval=3, _session=session)
+    values, ends = [], []
+    for fold in range(3):
+        if fold and not shared:
+            hermes = make(trial, name, report_interval=3, _session=session)
+        kept, held = order[fold::3], np.concatenate([order[(fold + k) % 3 :: 3] for k in (1, 2)])
+        if case.startswith("xgboost"):
+            train, valid = xgboost.DMatrix(x[held], y[held]), xgboost.DMatrix(x[kept], y[kept])
+            booster = xgboost.train(
+                {"nthread": 1, "objective": "binary:logistic", "eta": 0.9, **CASES[case]},
+                train,
+                ROUNDS,
+                evals=[(valid, "valid")],
+                verbose_eval=False,
+                early_stopping_rounds=2,
+                callbacks=[hermes, Ticks(session, hermes)],
+            )
+            ends.append(bytes(booster.save_raw("json")).decode())
+        else:
+            train = lightgbm.Dataset(x[held], y[held], free_raw_data=False)
+            booster = lightgbm.train(
+                {"objective": "binary", "learning_rate": 0.9, **LIGHTGBM, **CASES[case]},
+                train,
+                ROUNDS,
+                valid_sets=[train.create_valid(x[kept], y[kept])],
+                callbacks=[
+                    lightgbm.early_stopping(2, verbose=False),
+                    hermes,
+                    Ticks(session, hermes),
+                ],
+            )
+            ends.append(str((booster.best_iteration, booster.predict(x[kept]).tolist())))
+        values.append(hermes.value)
+    return values, ends
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["each", "shared"])
+@pytest.mark.parametrize("case", SOME)
+def test_folds(case: str, shared: bool, tmp_path: Path) -> None:
+    """Suspended again and again in whatever fold: all folds have the same models and values."""
+    np.random.seed(1)
+    wanted = folds(FakeSession(), case, shared=shared)
+    assert len(set(wanted[1])) == 3
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    processes = 1
+    while True:
+        np.random.seed(1)
+        try:
+            got = folds(session, case, shared=shared)
+            break
+        except Suspended:
+            session = session.again({4: "disk"})
+            processes += 1
+    assert got == wanted
+    assert processes > 3
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_folds_without_a_broker(case: str) -> None:
+    """Units count on from fold to fold: no step is reported twice."""
+    study = optuna.create_study()
+    trial = study.ask()
+    np.random.seed(1)
+    values, _ = folds(None, case, trial=trial)
+    reported = study.trials[0].intermediate_values
+    assert list(reported) == [*range(1, len(reported) + 1)]
+    assert len(reported) >= 3
+    assert len(values) == 3
 
 
 @pytest.mark.parametrize("case", SOME)
@@ -397,3 +463,25 @@ def test_example(name: str, params: dict[str, Any]) -> None:
     example = Path(__file__).parents[2] / "examples" / f"{name}_boosting.py"
     trial = FixedTrial({**params, "subsample": 0.7, "bagging_fraction": 0.7})
     assert runpy.run_path(str(example))["objective"](trial) < 0.2
+
+
+@pytest.mark.filterwarnings("ignore:The argument 'eval_set'")  # of later LightGBMs
+def test_folds_of_classifiers_wait_in_memory(tmp_path: Path) -> None:
+    """As most people write it: their data are freed, so they come back in this process only."""
+    x, y, _, _ = data("lightgbm-plain")
+
+    def scores(session: FakeSession) -> list[float]:
+        trial = optuna.create_study().ask()
+        found = []
+        for fold in range(2):
+            model = lightgbm.LGBMClassifier(n_estimators=6, **LIGHTGBM)
+            hermes = LightGBMCallback(trial, "valid_0-binary_logloss", _session=session)
+            callbacks = [hermes, Ticks(session, hermes)]
+            kept = np.arange(len(x)) % 2 == fold
+            model.fit(x[~kept], y[~kept], eval_set=[(x[kept], y[kept])], callbacks=callbacks)
+            found.append(hermes.value)
+        return found
+
+    session = FakeSession({3: "resident", 8: "resident"}, checkpoint_dir=tmp_path)
+    assert scores(session) == scores(FakeSession())
+    assert session.parks == ["resident", "resident"]

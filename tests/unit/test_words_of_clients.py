@@ -128,7 +128,7 @@ def test_ctrl_c_while_the_objective_is_imported(notes: Notes) -> None:
     running = Driver(optuna.create_study(), pool, Settings(), screen)
     with pytest.raises(KeyboardInterrupt):
         running._is_imported()
-    assert notes == ["Interrupted while the objective was imported: nothing has begun."]
+    assert notes == ["Interrupted during the import of the objective: nothing was changed."]
 
 
 def test_brokers_that_end_at_once(
