@@ -83,6 +83,7 @@ class StudySource:
         self._before: Picture | None = None
         self._history: StudyHistory | None = None
         self._read_at = 0.0
+        self._served = False
 
     def look(self, key: str) -> Picture:
         """The present picture, of the broker if it serves the named study."""
@@ -97,10 +98,12 @@ class StudySource:
                 self._read(broker)
             if broker is None or broker.study(self._named_key) is None:
                 history = self._history
-                if history is None or time.monotonic() - self._read_at > REST_SECONDS:
-                    history = self._read(broker)
+                age = time.monotonic() - self._read_at
+                # What ``past`` read while the broker served the study is not shown after it.
+                if history is None or self._served or age > REST_SECONDS:
+                    history, self._served = self._read(broker), False
                 return picture_of_history(history, self._name, time.time(), _READ_ONLY)
-        self._history = None  # read at once when the broker ends
+        self._served = True
         self._before = picture_of(broker, key or self._named_key, time.time(), self._before)
         return self._before
 

@@ -73,6 +73,7 @@ def test_what_people_want_is_done(
     tmp_path: Path,
     wait_for: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     """Two devices, three trials: one is held, one finished as it trains, and one boosted.
 
@@ -94,6 +95,7 @@ def test_what_people_want_is_done(
     wait_for(lambda: running() == {0, 1}, 120, "two trials train")
 
     top = StudySource(storage_url, "s")
+    request.addfinalizer(top.close)
     picture = top.look("")
     assert (picture.study, picture.policy, picture.read_only) == ("s", "fifo", "")
     assert {device.trial for device in picture.devices} == {0, 1}
@@ -115,6 +117,7 @@ def test_what_people_want_is_done(
     assert trials[1].state == TrialState.COMPLETE
     assert trials[1].value == trials[1].intermediate_values[max(trials[1].intermediate_values)]
 
+    top.past()  # the screen asks for it at any time: it is of now, not of the study's end
     (tmp_path / "end").touch()
     done = driver.wait()
     assert done.returncode == 0, done.stderr
@@ -126,11 +129,11 @@ def test_what_people_want_is_done(
     over = top.look("")
     assert "No broker of yours" in over.read_only
     held = over.trials[0]
+    assert over.trials[2].state == "done"
     assert (held.state, held.override) == ("stored", "held")
     assert over.trials[1].curve[-1] == over.trials[1].value == trials[1].value
     with pytest.raises(HermesError):
         top.override(picture.key, 0, None)
-    top.close()
 
     assert say("status", "0")["override"] == "held"
     assert say("release", "0") == {"trials": [0], "override": None, "served": False}
