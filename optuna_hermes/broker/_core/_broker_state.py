@@ -31,6 +31,7 @@ class Lease:
         from_tier: where its trial came from.
         yielding: the tier by which it was asked to leave.
         looked: the prefetch for the end of this slice is done.
+        extended: this slice lasts until its trial's unit is over.
         training: its first batch has begun.
         reported: it has reported since.
         uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
@@ -56,6 +57,7 @@ class Lease:
     yielding: TierName | None = None
     last_progress: float = 0.0
     looked: bool = False
+    extended: bool = False
     training: bool = False
     reported: bool = False
     uncommitted: bool = False

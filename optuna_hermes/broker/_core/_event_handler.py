@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
 """Messages of a trial that trains: most messages by far."""
 _CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.Stretches)
-"""Messages after which nothing is due earlier."""
+"""Messages after which nothing is due earlier, unless a report leads to a decision."""
 
 STALL_SECONDS = 1.0
 """Delay of a wake-up from which on the broker was stopped, or starved."""
@@ -160,6 +160,7 @@ class EventHandler:
             if self.state.awaited:
                 self._recovery.end(turn)
             self._scheduler.look_ahead(turn)
+            self._scheduler.extend(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:
@@ -314,6 +315,8 @@ class EventHandler:
             progress.training(self.state, lease, trial, message, turn.now)
         elif isinstance(message, wire.Report):
             progress.report(turn, lease, trial, message)
+            if self._scheduler.reported(turn, lease):
+                self._wakeup_known = False
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
         elif isinstance(message, wire.Stretches):

@@ -99,6 +99,7 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
     trial.curve = _with_report(trial.curve, message.unit, message.step, message.value, seconds)
+    turn.state.studies[trial.study].measure_unit(seconds - sum(trial.curve.device_seconds[-2:-1]))
     turn.add(
         ReportRecord(
             study=trial.study,

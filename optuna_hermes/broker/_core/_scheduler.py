@@ -30,6 +30,9 @@ SWITCH_SHARE = 60
 That is 1.7 %: with what leaving costs, and switches that take longer than usual, it is below 2 %.
 """
 
+EXTENSION = 4.0
+"""A slice is extended to the end of a unit that is over within this many slices."""
+
 
 class Scheduler:
     """Moves devices between trials, as their policies decide."""
@@ -69,6 +72,38 @@ class Scheduler:
                 if open_ or (self._state.asleep and not shared):
                     self._decide(turn, study, open_)
         self.fill(turn)
+
+    def reported(self, turn: Turn, lease: Lease) -> bool:
+        """Decide about the devices of a trial that has reported, if its slice is about to end.
+
+        A slice ends at the report nearest to its deadline: a decision has the newest value then,
+        and no unit is cut in two. Returns True if it has decided.
+        """
+        study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
+        # After its last unit a trial ends by itself, and its device is free.
+        if trial is None or trial.units_left == 0 or lease.yielding:
+            return False
+        unit = study.unit_seconds(trial) / len(lease.devices)
+        # Slices of a study whose trials may have several devices end together.
+        if lease.deadline - turn.now > unit / 2 or study.stretches:
+            return False
+        lease.deadline = turn.now
+        self.schedule(turn)
+        return True
+
+    def extend(self, turn: Turn) -> None:
+        """Extend the slices that are over to the ends of short units: a report decides then."""
+        for lease in self._state.leases():
+            study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
+            over = lease.deadline <= turn.now and not (lease.yielding or lease.extended)
+            if trial is None or not over or study.stretches:
+                continue
+            had = trial.device_seconds + lease.device_seconds(turn.now)
+            had -= sum(trial.curve.device_seconds[-1:])
+            left = (study.unit_seconds(trial) - had) / len(lease.devices)
+            if 0.0 < left <= EXTENSION * study.spec.slice_seconds:
+                # With a margin, for units vary; one that takes longer still is cut in two.
+                lease.deadline, lease.extended = turn.now + 1.5 * left, True
 
     def fill(self, turn: Turn) -> None:
         """Grant all reserved devices that are empty, as far as there are processes."""
@@ -151,7 +186,7 @@ class Scheduler:
 
     def _renew(self, study: Study, lease: Lease, seconds: float | None, now: float) -> None:
         """Begin another slice of a lease; no cost of bringing its trial back counts any more."""
-        lease.slice_started, lease.looked = now, False
+        lease.slice_started, lease.looked, lease.extended = now, False, False
         lease.deadline = self._end(study, None, seconds, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:

@@ -58,6 +58,7 @@ class Study:
         watched_since: since when the ledger has shown without an outage who lives, else None.
         spare: devices of other hosts that have nothing to train of it.
         leave_seconds: expected cost of suspending a trial to disk, 0.0 before the first time.
+        mean_unit_seconds: moving average of the device time of a unit, 0.0 before the first one.
         powered_down: devices that its policy has no use for.
         overrides: the overrides of its trials, by their numbers.
         failures: what is known of trials that failed since its driver came.
@@ -80,6 +81,7 @@ class Study:
     memory: Any = None
     costs: dict[TierName, float] = field(default_factory=dict)
     leave_seconds: float = 0.0
+    mean_unit_seconds: float = 0.0
     switches: int = 0
     overhead_seconds: float = 0.0
     spent_seconds: float = 0.0
@@ -127,6 +129,16 @@ class Study:
     def measure_leaving(self, seconds: float) -> None:
         past = self.leave_seconds or seconds
         self.leave_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+
+    def measure_unit(self, seconds: float) -> None:
+        past = self.mean_unit_seconds or seconds
+        self.mean_unit_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+
+    def unit_seconds(self, trial: LiveTrial) -> float:
+        """Expected device time of a trial's unit, 0.0 before any trial of the study has reported."""
+        seconds = trial.curve.device_seconds
+        # The first unit of a trial is longer by what opening it takes.
+        return seconds[-1] - seconds[-2] if len(seconds) > 1 else self.mean_unit_seconds
 
     @property
     def stretches(self) -> bool:
