@@ -117,6 +117,7 @@ def study_spec(
     slice_seconds: float,
     seed: int = 0,
     hang_seconds: float | None = None,
+    sets_up: bool = False,
 ) -> StudySpec:
     """The description of a study for a broker."""
     return StudySpec(
@@ -129,6 +130,7 @@ def study_spec(
         seed=seed,
         maximize=sign(study) < 0,
         hang_seconds=hang_seconds,
+        sets_up=sets_up,
     )
 
 

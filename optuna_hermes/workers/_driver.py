@@ -189,6 +189,7 @@ class Driver:
             slice_seconds=settings.slice_seconds,
             seed=seed,
             hang_seconds=settings.hang_seconds,
+            sets_up=True,
         )
         chosen = settings.checkpoint_dir
         folder = None if chosen is None else Path(chosen).expanduser()

@@ -18,7 +18,8 @@ _LIBRARIES = {
     "pandas": ("pandas",),
     "scipy": ("scipy",),
     "sklearn": ("sklearn",),
-    "torch": ("torch",),
+    # The first optimizer that a process makes imports the second one, which takes a second.
+    "torch": ("torch", "torch._dynamo"),
     "torchvision": ("torchvision",),
     "torchmetrics": ("torchmetrics",),
     "lightning": ("lightning.pytorch", "optuna_hermes.lightning"),

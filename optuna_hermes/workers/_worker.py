@@ -25,7 +25,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_patiently, sessions
 from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.broker._election import runtime_dir
-from optuna_hermes.broker._protocol import Grant, Ready
+from optuna_hermes.broker._protocol import Grant, Ready, SetUp
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._state import seed_everything, trial_seed
@@ -82,8 +82,9 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
     end = LEFT
     if grant is not None:
         say(GRANTED, "")
-        # Before the objective is called: CUDA reads it once, when it is initialised.
-        os.environ.update(environment(grant.devices))
+        # Before the objective is called: CUDA reads it once, when it is initialised. A trial is
+        # set up without a device only where there are no GPUs.
+        os.environ.update(environment(grant.devices if isinstance(grant, Grant) else ()))
         engagement = _Engagement(job, study, session, say)
         engagement.serve(grant, objective)
         end = engagement.end
@@ -110,7 +111,7 @@ class _Engagement:
             return STOP
         return NOTHING_LEFT if _optuna.asked_to_stop(self._study) else LEFT
 
-    def serve(self, grant: Grant, objective: Objective) -> None:
+    def serve(self, grant: Grant | SetUp, objective: Objective) -> None:
         trial = self._trial(grant)
         self._say(BEGAN, "")
         end = _optuna.end_of(self._study, _optuna.trial_id(trial))
@@ -140,15 +141,12 @@ class _Engagement:
         finally:
             notes.close()
 
-    def _trial(self, grant: Grant) -> optuna.Trial:
-        if grant.number is None or grant.trial_id is None:
+    def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
+        if isinstance(grant, SetUp) or grant.number is None or grant.trial_id is None:
+            name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _opening(self._job.checkpoint_root):
-                trial = _optuna.open_trial(
-                    self._study,
-                    name=str(grant.epoch),
-                    lost=tuple(map(str, grant.lost)),
-                )
+                trial = _optuna.open_trial(self._study, name=name, lost=grant.lost)
         else:
             trial = _optuna.reattach(self._study, grant.trial_id)
         self._session.describe = partial(_optuna.params_of, trial)

@@ -88,6 +88,8 @@ class TrialSession:
         self._lost = False
         self._refused: str | None = None
         self._noted_end = False
+        self._sets_up = False
+        self._began_early = False
         self._parked_in: TierMover | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
         self._lease = LeaseState.none(study)
@@ -120,8 +122,8 @@ class TrialSession:
 
     # -- before training -----------------------------------------------------------------------
 
-    def wait_for_grant(self) -> wire.Grant | None:
-        """Wait for the next lease; None when there is nothing left to do.
+    def wait_for_grant(self) -> wire.Grant | wire.SetUp | None:
+        """Wait for the next lease, or for a trial to set up; None when there is nothing left to do.
 
         Raises:
             BrokerError: the broker is gone, or refuses.
@@ -142,15 +144,39 @@ class TrialSession:
             if isinstance(message, wire.Grant):
                 self._take(message)
                 return message
+            if isinstance(message, wire.SetUp):
+                # The trial waits at its first batch as if it were asked to yield there.
+                self._sets_up = self.must_yield = True
+                return message
             if isinstance(message, wire.Prepare):
                 read_ahead(message.checkpoints, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
-        """Tell the broker which trial a lease for a new one went to."""
+        """Tell the broker which trial a lease for a new one went to, or was created to be set up."""
         with self._connection.lock:
+            if self._lease.resume.number not in (None, number):
+                # A broker that does not know of this trial has taken it for a worker that waits.
+                raise BrokerError(f"Trial {number} was created, but the lease is for another one.")
             self._lease.change(number=number, trial_id=trial_id)
-            begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
-            self._connection.send(begin)
+            if self._lease.epoch:
+                begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
+                self._connection.send(begin)
+            else:
+                self._connection.send(wire.Created(number=number, trial_id=trial_id))
+                self._ask = wire.Register(study=self._study, number=number, trial_id=trial_id)
+
+    def wait_for_device(self) -> None:
+        """Wait for the trial's first lease, if it has none yet; to be called where it has begun.
+
+        Raises:
+            Suspended: it is not to begin now.
+            BrokerError: no broker can be found.
+        """
+        with self._connection.lock:
+            if not self._sets_up:
+                return
+            self._sets_up = self.must_yield = False
+        self._wait(None)
 
     def find(self) -> None:
         """Take up the journal of an earlier process of the trial, if it has newer checkpoints."""
@@ -186,7 +212,7 @@ class TrialSession:
 
     def started(self, *, stores: bool) -> None:
         """Report the first batch since the grant."""
-        if not self._trained:
+        if not self._trained and self._lease.epoch:
             self._trained = True
             params = self.describe()
             self._described = bool(params)
@@ -207,6 +233,7 @@ class TrialSession:
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
+        self.wait_for_device()
         # Parameters do not change: they are sent once.
         params = {} if self._described else self.describe()
         self._described = True
@@ -256,7 +283,11 @@ class TrialSession:
         if self._refused is not None:
             raise BrokerError(self._refused)
         begin = time.monotonic()
-        self.must_yield = False
+        with self._connection.lock:
+            early, self._began_early = self._began_early, False
+            if early and not self.must_yield:
+                return
+            self._sets_up = self.must_yield = False
         # Without a broker only a checkpoint outlives this process.
         self._put(state, "disk" if self._lost else self.asked, begin)
         self.noted("parked")
@@ -271,6 +302,8 @@ class TrialSession:
     # -- after training ------------------------------------------------------------------------
 
     def end(self, state: wire.Ending, error: str | None = None) -> None:
+        """Report the end of the trial; one that was only set up has its lease first."""
+        self.wait_for_device()
         with self._connection.lock:
             self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=error)
             self._connection.send(self._lease.end)
@@ -282,6 +315,7 @@ class TrialSession:
             reason: for people.
             outgrown: the device's memory did not suffice beside what others hold there.
         """
+        self.wait_for_device()
         with self._connection.lock:
             epoch = self._lease.epoch
             self._lease.end = wire.Released(epoch=epoch, reason=reason, outgrown=outgrown)
@@ -369,6 +403,8 @@ class TrialSession:
                 raise BrokerError(self._refused or _NO_BROKER)
             elif isinstance(message, wire.Refused):
                 raise BrokerError(message.reason)
+            elif isinstance(message, wire.Dismiss):
+                raise Suspended("The trial has not begun.")
             elif isinstance(message, wire.Grant) and self._is_present(message):
                 self._take(message)
                 if self._back(state):
@@ -454,6 +490,12 @@ class TrialSession:
             else:
                 if isinstance(message, wire.Grant):
                     self._granted(message)
+                    if self._sets_up:
+                        # The objective has not come to its first batch: it need not wait there.
+                        self._sets_up = self.must_yield = False
+                        self._began_early = True
+                        self._take(message)
+                        return
                 elif isinstance(message, wire.Evict):
                     self._lease.change(asked=message.tier)
                 elif isinstance(message, wire.Recall):

@@ -21,7 +21,8 @@ KEPT_CHECKPOINTS = 2
 
 _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Ready: ("worker",),
-    wire.Register: ("plain",),
+    # A worker comes back to a new broker with a trial that has not begun.
+    wire.Register: ("plain", "worker"),
     wire.Resume: ("worker", "plain"),
     wire.OpenStudy: ("driver",),
     wire.Describe: ("driver",),

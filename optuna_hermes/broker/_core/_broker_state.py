@@ -37,8 +37,8 @@ class Lease:
         uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
         before: the epoch of its trial's lease before this one.
         adopted: it was granted by an earlier broker.
-        lost: the epochs of leases of which one holder may have created a trial, and died before it
-            said so; this one's holder looks for that trial before it creates another.
+        lost: the names of openings of which one process may have created a trial, and died before
+            it said so; this one's holder looks for that trial before it creates another.
         refused: its holder has found a trial that it may not have.
         claimed: the row of its trial, which had no owner before; None if it was this broker's.
         energy_joules: what the counters of its devices said in all when it was granted, None if
@@ -63,7 +63,7 @@ class Lease:
     uncommitted: bool = False
     before: int = 0
     adopted: bool = False
-    lost: tuple[int, ...] = ()
+    lost: tuple[str, ...] = ()
     refused: bool = False
     claimed: TrialRecord | None = field(default=None, repr=False)
     energy_joules: float | None = None
@@ -125,6 +125,8 @@ class Client:
         role: as in ``Hello``.
         study: the one that it serves.
         prepared: the trial whose checkpoint it has read ahead of time.
+        opening: the names of the opening of a trial that it is about to create without a device,
+            None if it is not; empty if the trial that it has found is another's.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
@@ -143,6 +145,7 @@ class Client:
     started: int = 0
     study: str | None = None
     prepared: int | None = None
+    opening: tuple[str, ...] | None = None
     leaving: tuple[str, ...] = ()
     left_at: float = 0.0
     hung: bool = False
@@ -166,6 +169,7 @@ class BrokerState:
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
+        openings: how many trials it has had set up without a device.
     """
 
     host: str
@@ -178,6 +182,7 @@ class BrokerState:
     clients: dict[int, Client] = field(default_factory=dict)
     awaited: dict[int, Awaited] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
+    openings: int = 0
 
     @property
     def needed(self) -> bool:

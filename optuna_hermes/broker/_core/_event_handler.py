@@ -16,6 +16,7 @@ from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
+from optuna_hermes.broker._core import _set_up as set_up
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
@@ -274,6 +275,9 @@ class EventHandler:
             self._about_lease(turn, connection, message)
         elif isinstance(message, wire.Ready):
             self._ready(turn, connection, message)
+        elif isinstance(message, wire.Created):
+            set_up.created(turn, connection, message)
+            self._scheduler.schedule(turn)
         elif isinstance(message, wire.Drain):
             self._drain(turn, message.study)
         elif isinstance(message, wire.GiveUp):
@@ -399,6 +403,7 @@ class EventHandler:
         for connection in study.idle:
             turn.send(connection, wire.Dismiss())
         study.idle.clear()
+        set_up.dismiss(turn, study)
 
     # -- studies -------------------------------------------------------------------------------
 
@@ -420,10 +425,7 @@ class EventHandler:
             if self.state.awaited:
                 self._recovery.empty_handed(turn, pid, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, turn.now)
-            trial.register(connection, turn.now)
-            if is_new:
-                _event_log.admitted(turn, trial)
-            turn.save(trial)
+            set_up.register(turn, study, trial, connection, is_new=is_new)
         else:
             known = set(study.trials)
             changed = take_charge(self.state, study, connection, message, turn.now)
@@ -505,7 +507,9 @@ class EventHandler:
         study = self.state.studies.get(client.study or "") if client else None
         if study is None:
             return False
+        assert client is not None, "a study is served to a client"
         study.workers.discard(connection)
+        set_up.gone(study, client)
         if connection in study.idle:
             study.idle.remove(connection)
         if study.driver == connection:
@@ -521,4 +525,8 @@ class EventHandler:
                 self._ends.holder_gone(turn, lease)
         for trial in self.state.trials():
             if trial.connection == connection:
-                self._ends.process_gone(turn, trial, connection)
+                dismissed = self.state.studies[trial.study].draining and trial.state == "pending"
+                if dismissed:
+                    self._ends.take_back(turn, trial)
+                else:
+                    self._ends.process_gone(turn, trial, connection)

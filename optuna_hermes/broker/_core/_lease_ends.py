@@ -123,7 +123,7 @@ class LeaseEnds:
             if study.unstarted is not None:
                 study.unstarted += 1
             if not lease.refused:  # a trial may have been created, or found
-                study.lost.append((lease.epoch, *lease.lost))
+                study.lost.append((str(lease.epoch), *lease.lost))
             return
         trial.suspensions += 1
         self.process_gone(turn, trial, lease.connection)

@@ -79,6 +79,20 @@ class PolicyRunner:
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
         return [trial for _, trial in sorted(placed, key=lambda each: -each[0])]
 
+    def openings(self, study: Study, now: float) -> int:
+        """Number of trials that would begin if twice as many devices were free now, half at most.
+
+        That is how many will probably begin at the next decision about each device.
+        """
+        key = study.spec.key
+        slots = [s for s in self._state.slots.values() if not s.lease or s.lease.study == key]
+        snapshot = self._snapshot(study, slots, now)
+        more = (replace(slot.device, id=f"{slot.device.id}/next", free=True) for slot in slots)
+        snapshot = replace(snapshot, devices=(*snapshot.devices, *more))
+        begun = {trial.number for trial in snapshot.trials if trial.state != "pending"}
+        given = _ask(study, snapshot).assignments
+        return min(len(slots), sum(each.trial not in begun for each in given))
+
     def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
         open_ids = {slot.device.id for slot in slots}
         up = {

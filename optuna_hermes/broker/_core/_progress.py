@@ -64,8 +64,10 @@ def training(
     if lease.training:
         return
     lease.training = True
+    study = state.studies[lease.study]
+    # Only now it is known that this objective waits for its device at its first batch.
+    study.sets_up = study.sets_up or (study.spec.sets_up and message.stores)
     if lease.from_tier is not None:
-        study = state.studies[lease.study]
         study.measure(lease.from_tier, now - lease.started)
         study.overhead_seconds += lease.device_seconds(now)
         study.switches += 1

@@ -18,6 +18,7 @@ from optuna_hermes.broker._core._events import SaveMemory
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
+from optuna_hermes.broker._core._set_up import set_up_next
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Grant, Prepare, Resize, Yield
@@ -72,6 +73,9 @@ class Scheduler:
                 if open_ or (self._state.asleep and not shared):
                     self._decide(turn, study, open_)
         self.fill(turn)
+        for study in studies:
+            spare = self._coming(study) - len(self._state.slots)
+            set_up_next(turn, study, self._policy_runner, spare)
 
     def reported(self, turn: Turn, lease: Lease) -> bool:
         """Decide about the devices of a trial that has reported, if its slice is about to end.

@@ -108,7 +108,7 @@ class Sharing:
         for each in sorted(dead):
             turn.add(ForgetBroker(study=study.spec.key, instance=each))
         for lease in event.leases:
-            lost = (lease.epoch,)
+            lost = (str(lease.epoch),)
             if lease.owner in dead and lease.number is None and lost not in study.lost:
                 study.lost.append(lost)  # its holder may have created a trial
         return {host.instance for host in others} - dead

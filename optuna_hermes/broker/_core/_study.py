@@ -62,6 +62,7 @@ class Study:
         powered_down: devices that its policy has no use for.
         overrides: the overrides of its trials, by their numbers.
         failures: what is known of trials that failed since its driver came.
+        sets_up: whether new trials may be set up before there is a device for them.
         defers: whether idle hosts are less busy than this one: trials without owner are theirs.
     """
 
@@ -88,13 +89,14 @@ class Study:
     orphans: dict[int, LeaseRecord] = field(default_factory=dict)
     n_existing: int | None = None
     waiting: frozenset[int] = frozenset()
-    lost: list[tuple[int, ...]] = field(default_factory=list)
+    lost: list[tuple[str, ...]] = field(default_factory=list)
     broker: str | None = None
     limit: int | None = None
     coming: int = 0
     watched_since: float | None = None
     spare: int = 0
     powered_down: frozenset[str] = frozenset()
+    sets_up: bool = False
     defers: bool = False
     failures: Failures = field(default_factory=Failures)
     overrides: dict[int, Override] = field(default_factory=dict)

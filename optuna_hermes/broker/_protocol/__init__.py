@@ -21,6 +21,7 @@ from optuna_hermes.broker._protocol._from_broker import Prepare as Prepare
 from optuna_hermes.broker._protocol._from_broker import Recall as Recall
 from optuna_hermes.broker._protocol._from_broker import Refused as Refused
 from optuna_hermes.broker._protocol._from_broker import Resize as Resize
+from optuna_hermes.broker._protocol._from_broker import SetUp as SetUp
 from optuna_hermes.broker._protocol._from_broker import Status as Status
 from optuna_hermes.broker._protocol._from_broker import StudyChanged as StudyChanged
 from optuna_hermes.broker._protocol._from_broker import Welcome as Welcome
@@ -29,6 +30,7 @@ from optuna_hermes.broker._protocol._from_client import Beat as Beat
 from optuna_hermes.broker._protocol._from_client import Begin as Begin
 from optuna_hermes.broker._protocol._from_client import ChangePolicy as ChangePolicy
 from optuna_hermes.broker._protocol._from_client import Counted as Counted
+from optuna_hermes.broker._protocol._from_client import Created as Created
 from optuna_hermes.broker._protocol._from_client import Describe as Describe
 from optuna_hermes.broker._protocol._from_client import Drain as Drain
 from optuna_hermes.broker._protocol._from_client import Ended as Ended

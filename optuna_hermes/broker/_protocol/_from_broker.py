@@ -33,7 +33,7 @@ class Grant(Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
     ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
-    this broker holds memory of the devices. ``lost`` are the epochs of leases for one new trial
+    this broker holds memory of the devices. ``lost`` are the names of openings of one new trial
     whose processes died: the trial that one of them has created, if there is one, is this lease's.
     ``batch_size`` is what its batches shall have from now on, None as they are.
     """
@@ -45,8 +45,19 @@ class Grant(Message, frozen=True, kw_only=True):
     trial_id: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     device_seconds: float = 0.0
-    lost: tuple[int, ...] = ()
+    lost: tuple[str, ...] = ()
     batch_size: int | None = None
+
+
+class SetUp(Message, frozen=True, kw_only=True):
+    """A worker that waits creates a new trial and sets it up to its first batch, without a device.
+
+    The answer is ``Created``. ``name`` is that of the opening; ``lost`` is as
+    in ``Grant``.
+    """
+
+    name: str
+    lost: tuple[str, ...] = ()
 
 
 class Resize(Message, frozen=True, kw_only=True):
@@ -108,7 +119,7 @@ class Agreed(Message, frozen=True, kw_only=True):
 
 
 class Dismiss(Message, frozen=True, kw_only=True):
-    """A worker that waits is not needed any more."""
+    """A worker that waits, with a trial that has not begun or without one, is to leave."""
 
 
 class Status(Message, frozen=True, kw_only=True):
@@ -137,6 +148,7 @@ FromBroker = (
     Welcome
     | Refused
     | Grant
+    | SetUp
     | Resize
     | Yield
     | Evict

@@ -89,6 +89,13 @@ class Begin(Message, frozen=True, kw_only=True):
     trial_id: Count
 
 
+class Created(Message, frozen=True, kw_only=True):
+    """A worker has created the trial that it was told to set up, which waits for its first lease."""
+
+    number: Count
+    trial_id: Count
+
+
 class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
@@ -340,6 +347,7 @@ FromClient = (
     | Register
     | Resume
     | Begin
+    | Created
     | FirstBatch
     | Report
     | Beat

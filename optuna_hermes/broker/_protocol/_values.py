@@ -37,6 +37,7 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         seed: for policies that draw random numbers.
         maximize: the values were turned round; only ``status`` turns them back.
         hang_seconds: time its workers may be silent and idle; None for the usual one.
+        sets_up: whether new trials may be set up before there is a device for them.
     """
 
     key: Key
@@ -48,3 +49,4 @@ class StudySpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     seed: int = 0
     maximize: bool = False
     hang_seconds: Seconds | None = None
+    sets_up: bool = False

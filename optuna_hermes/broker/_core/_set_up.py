@@ -1,0 +1,117 @@
+"""Trials that are set up before there is a device for them: created, and at their first batch. Pure.
+
+A worker that waits creates such a trial and calls the objective, which comes as far as its first
+batch while others train. The trial is pending, with a process: its first lease costs a message.
+"""
+
+from __future__ import annotations
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _event_log
+from optuna_hermes.broker._core._admission import admit_trial
+from optuna_hermes.broker._core._broker_state import BrokerState, Client
+from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
+from optuna_hermes.broker._core._study import Study
+from optuna_hermes.broker._core._turn import Turn
+
+
+def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: int) -> None:
+    """Let workers that wait set up the trials that the policy will probably open next.
+
+    Args:
+        turn: the turn.
+        study: the study.
+        policy_runner: asks its policy.
+        spare: processes that it does not need for anything else.
+    """
+    state = turn.state
+    spare = min(spare, len(study.idle))
+    if not (spare > 0 and study.sets_up and study.may_open.any and _is_suited(state, study)):
+        return
+    known = len(_set_up_by(state, study))
+    if known >= len(state.slots):
+        return
+    missing = min(spare, policy_runner.openings(study, turn.now) - known)
+    for connection in study.idle[: max(0, missing)]:
+        if study.may_open.any:
+            _set_up(turn, study, connection)
+
+
+def created(turn: Turn, connection: int, message: wire.Created) -> None:
+    """Admit a trial that a worker has created, and sets up."""
+    client = turn.state.clients[connection]
+    study = turn.state.studies.get(client.study or "")
+    if study is None or client.opening is None:
+        return
+    is_new = message.number not in study.trials
+    trial = admit_trial(study, message.number, message.trial_id, turn.now)
+    if not trial.live or trial.connection is not None or trial.awaited or trial.checkpoints:
+        client.opening = ()
+        # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
+        reason = f"another process has trial {trial.number}, or it is over"
+        turn.kill(connection, client.pid, reason)
+        return
+    client.opening = None
+    register(turn, study, trial, connection, is_new=is_new)
+    if not is_new and study.unstarted is not None:
+        study.unstarted += 1  # its driver knew of it, so it is not one of those left
+    if study.draining:
+        turn.send(connection, wire.Dismiss())
+
+
+def register(
+    turn: Turn, study: Study, trial: LiveTrial, connection: int, *, is_new: bool
+) -> None:
+    """Let a trial that has not begun wait with its process for its first lease."""
+    trial.register(connection, turn.now)
+    if turn.state.clients[connection].role == "worker":
+        study.workers.add(connection)
+    if is_new:
+        _event_log.admitted(turn, trial)
+    turn.save(trial)
+
+
+def dismiss(turn: Turn, study: Study) -> None:
+    """Let the workers leave whose trials have not begun."""
+    for connection in sorted(_set_up_by(turn.state, study)):
+        turn.send(connection, wire.Dismiss())
+
+
+def gone(study: Study, client: Client) -> None:
+    """Handle the end of a process that may have created a trial."""
+    if client.opening is None:
+        return
+    if study.unstarted is not None:
+        study.unstarted += 1
+    if client.opening:
+        study.lost.append(client.opening)
+
+
+def _is_suited(state: BrokerState, study: Study) -> bool:
+    """True if a trial of the study can be set up on this host before its device is known."""
+    # A process sees the GPU of its lease alone, and of several hosts each counts the leases.
+    cpus = all(slot.device.kind == "cpu" for slot in state.slots.values())
+    idle = study.driver is None or study.draining or study.problem or study.away_since is not None
+    return cpus and study.broker is None and not idle and not study.stretches
+
+
+def _set_up(turn: Turn, study: Study, connection: int) -> None:
+    state, client = turn.state, turn.state.clients[connection]
+    state.openings += 1
+    # No other broker has this instance: the names of openings are unique in their study.
+    name = f"{state.instance}:{state.openings}"
+    lost = study.lost.pop() if study.lost else ()
+    client.opening = (name, *lost)
+    client.prepared = None
+    study.idle.remove(connection)
+    if study.unstarted is not None:
+        study.unstarted -= 1
+    turn.send(connection, wire.SetUp(name=name, lost=lost))
+
+
+def _set_up_by(state: BrokerState, study: Study) -> set[int]:
+    """The workers that have a trial that has not begun, or are about to create it."""
+    found = {each for each in study.workers if state.clients[each].opening}
+    pending = (trial for trial in study.trials.values() if trial.state == "pending")
+    return found | {trial.connection for trial in pending if trial.connection in study.workers}
