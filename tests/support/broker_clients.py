@@ -33,7 +33,7 @@ class Trial:
         saves: number of checkpoints ever written.
         safe: units of the newest checkpoint that is committed to the ledger.
         kept: acknowledged paths, newest first.
-        opened: the epoch of the lease under which it was created, or found again.
+        opened: the name of the opening by which it was created, or found again.
         end: its final state in Optuna, None while it is unfinished.
         spoilt: whether a process has lied about it, so that its checkpoints are not checked.
     """
@@ -49,7 +49,7 @@ class Trial:
     saves: int = 0
     safe: int = 0
     kept: list[str] = field(default_factory=list)
-    opened: int | None = None
+    opened: str | None = None
     end: wire.Ending | None = None
     spoilt: bool = False
 
@@ -100,11 +100,11 @@ class Optuna:
         self.trials.append(trial)
         return trial
 
-    def open(self, epoch: int, lost: Collection[int]) -> Trial:
-        """An unfinished trial opened under one of the lost leases, otherwise a new one."""
+    def open(self, name: str, lost: Collection[str]) -> Trial:
+        """An unfinished trial that one of the lost openings has left, otherwise a new one."""
         left = (trial for trial in self.trials if trial.opened in lost and trial.end is None)
         trial = next(left, None) or self.create()
-        trial.opened = epoch
+        trial.opened = name
         return trial
 
     @property
@@ -219,7 +219,7 @@ class Behaviour:
                 assert process.trial is not None
                 process.trial.keep(message.path)
                 process.saved = [each for each in process.saved if each.path != message.path]
-            elif isinstance(message, wire.Grant | wire.Evict | wire.Recall):
+            elif isinstance(message, wire.Grant | wire.SetUp | wire.Evict | wire.Recall):
                 assert not process.inbox, "nobody is asked twice at once"
                 process.inbox.append(message)
             elif isinstance(message, wire.Dismiss | wire.Refused):
@@ -232,7 +232,20 @@ class Behaviour:
             self._put("resident")
         elif isinstance(message, wire.Grant):
             self._take(message)
+        elif isinstance(message, wire.SetUp):
+            return self._set_up(message)
         return not isinstance(message, wire.Dismiss | wire.Refused)
+
+    def _set_up(self, message: wire.SetUp) -> bool:
+        """Create a trial that waits for its first lease; False if it dies before it says so."""
+        process = self._process
+        assert process.trial is None, "a process has one trial"
+        process.trial = trial = self._optuna.open(message.name, message.lost)
+        trial.units = 0
+        if self._random.random() < 0.1:
+            return False
+        self._say(wire.Created(number=trial.number, trial_id=trial.number))
+        return True
 
     def _take(self, grant: wire.Grant) -> None:
         process = self._process
@@ -265,7 +278,7 @@ class Behaviour:
         process, optuna = self._process, self._optuna
         new = grant.number is None
         if grant.number is None:
-            trial = optuna.open(grant.epoch, grant.lost)
+            trial = optuna.open(str(grant.epoch), grant.lost)
         else:
             trial = optuna.trials[grant.number]
         process.trial = trial

@@ -67,6 +67,7 @@ class World:
         policies: the policy of each study.
         wanted: number of trials of each study.
         stretches: whether trials can be trained on several devices.
+        sets_up: whether new trials may be set up before there is a device for them.
         random: source of all choices that neither broker nor test makes.
     """
 
@@ -82,6 +83,7 @@ class World:
         wanted: int,
         random: Random,
         stretches: bool = False,
+        sets_up: bool = False,
     ) -> None:
         self.random = random
         self.told = told
@@ -101,7 +103,9 @@ class World:
             key: Optuna(key=key, wanted=wanted, random=random, stretches=stretches) for key in keys
         }
         self.specs = {
-            key: wire.StudySpec(key=key, name=key, ledger_url="memory:", policy=policy)
+            key: wire.StudySpec(
+                key=key, name=key, ledger_url="memory:", policy=policy, sets_up=sets_up
+            )
             for key, policy in zip(keys, policies, strict=True)
         }
         self.max_alive = devices + random.randint(1, 3)
@@ -117,6 +121,7 @@ class World:
         self.away_ones: list[Process] = []
         self._dying: list[int] = []
         self.answer: list[Command] = []
+        self._brokers = 0
         self._begin()
         self.handler = self._broker(wall_offset=1e9)
 
@@ -126,8 +131,10 @@ class World:
         self._outbox = Outbox(self._send)
 
     def _broker(self, wall_offset: float) -> EventHandler:
+        self._brokers += 1
         return EventHandler(
             host="h",
+            instance=f"broker-{self._brokers}",
             devices=self._read_devices(),
             wall_offset=wall_offset,
             host_budget_bytes=self.budget,
@@ -222,7 +229,7 @@ class World:
         self.feed(event)
         if process.doing in ("trains", "parked"):
             self.say(process, process.resume(self.specs[process.study]))
-        elif process.role == "worker":
+        elif process.role == "worker" and process.trial is None:
             self.say(process, wire.Ready(study=process.study))
         elif process.trial is not None:
             number = process.trial.number

@@ -28,7 +28,7 @@ class Optuna:
 
     def open(self, grant: wire.Grant) -> int:
         """Create a trial, or take over one that was opened under a lost lease."""
-        for lost in map(str, grant.lost):
+        for lost in grant.lost:
             if lost in self.opened:
                 number = self.opened.index(lost)
                 self.opened[number] = f"{grant.epoch}"

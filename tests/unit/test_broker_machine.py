@@ -344,6 +344,27 @@ TestStretchedBroker = pytest.mark.timeout(300 + EXAMPLES)(StretchedMachine.TestC
 TestStretchedBroker.settings = settings(TestBroker.settings, max_examples=max(1, EXAMPLES // 2))
 
 
+class ReadyMachine(BrokerMachine):
+    """There are processes enough to set up trials before there are devices for them."""
+
+    @initialize(
+        devices=st.integers(1, 2),
+        ledgers=st.integers(1, 2),
+        policies=st.lists(
+            st.sampled_from(["hermes", "fifo", "round-robin"]), min_size=1, max_size=2
+        ),
+        seed=numbers,
+        opened=st.integers(1, 2),
+    )
+    def begin(self, seed: int, opened: int, **world: Any) -> None:
+        super().begin(seed, opened, gpus=False, told="nothing", budget=8, sets_up=True, **world)
+        self.world.max_alive += 4
+
+
+TestReadyBroker = pytest.mark.timeout(300 + EXAMPLES)(ReadyMachine.TestCase)
+TestReadyBroker.settings = settings(TestBroker.settings, max_examples=max(1, EXAMPLES // 2))
+
+
 # -- what it can see ---------------------------------------------------------------------------
 
 

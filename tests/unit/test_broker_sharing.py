@@ -139,7 +139,7 @@ def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
     hosts.dead.add("a")
     hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
     grant = hosts.b.last(worker, "Grant")
-    assert (grant.number, grant.lost) == (None, (lost,))
+    assert (grant.number, grant.lost) == (None, (str(lost),))
 
 
 def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:

@@ -70,6 +70,65 @@ def test_the_device_goes_on_when_its_slice_is_over() -> None:
     broker.check()
 
 
+def two_that_take_turns(**driver: Any) -> tuple[FakeBroker, int, int, int]:
+    """A broker with one device, the worker that trains, its epoch, and the worker that waits."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2, **driver)
+    first, second = broker.worker(), broker.worker()
+    return broker, first, begin(broker, first, 0), second
+
+
+def test_a_slice_ends_at_the_report_that_is_nearest_to_its_end() -> None:
+    """With units of 0.4 s and slices of 1 s that is the second report, at 0.8 s."""
+    broker, first, epoch, _ = two_that_take_turns()
+    broker.advance(0.4)
+    report(broker, first, epoch, 1, 0.5)
+    assert broker.last(first, "Yield") is None
+    broker.advance(0.4)
+    report(broker, first, epoch, 2, 0.4)
+    assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
+
+
+def test_a_unit_that_ends_soon_is_not_cut_in_two() -> None:
+    """With units of 0.7 s the second one ends 0.4 s after the slice would."""
+    broker, first, epoch, _ = two_that_take_turns()
+    broker.advance(0.7)
+    report(broker, first, epoch, 1, 0.5)
+    lease = broker.handler.state.leases()[0]
+    assert (lease.epoch, lease.yielding) == (epoch, "resident")
+
+
+@pytest.mark.parametrize("overruns", [False, True])
+def test_a_slice_is_extended_to_the_end_of_its_unit(overruns: bool) -> None:
+    """Units of the study last 2 s: one that has begun is finished, if it does not take longer."""
+    broker, first, epoch, _ = two_that_take_turns()
+    broker.handler.state.studies["s"].mean_unit_seconds = 2.0
+    broker.advance(2.0)
+    assert broker.last(first, "Yield") is None
+    if overruns:
+        broker.advance(0.6)
+    else:
+        report(broker, first, epoch, 1, 0.5)
+    assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
+
+
+def test_a_long_unit_is_cut_by_slices() -> None:
+    """A unit of a minute is not waited for where slices last a second."""
+    broker, first, epoch, _ = two_that_take_turns()
+    broker.handler.state.studies["s"].mean_unit_seconds = 60.0
+    broker.advance(1.1)
+    assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
+
+
+def test_nothing_is_decided_at_the_last_report_of_a_trial() -> None:
+    """It ends in a moment, and its device is free then."""
+    broker, first, epoch, _ = two_that_take_turns()
+    broker.advance(0.9)
+    said = wire.Report(epoch=epoch, unit=1, step=1, value=0.5, units_left=0)
+    broker.say(first, said)
+    assert broker.last(first, "Yield") is None
+
+
 def test_a_trial_that_stays_the_best_keeps_its_device() -> None:
     """A slice that ends with the same choice is renewed without a word."""
     broker = FakeBroker(devices=1)
@@ -170,11 +229,11 @@ def test_a_trial_that_was_created_by_a_worker_that_died_is_looked_for() -> None:
         broker.hang_up(worker)
     third, fourth = broker.worker(), broker.worker()
     grants = [broker.last(worker, "Grant") for worker in (third, fourth)]
-    assert {grant.lost for grant in grants} == {(epoch,) for epoch in lost}
+    assert {grant.lost for grant in grants} == {(str(epoch),) for epoch in lost}
     begin(broker, third, 0)
     broker.hang_up(fourth)
     fifth = broker.worker()
-    assert broker.last(fifth, "Grant").lost == (grants[1].epoch, *grants[1].lost)
+    assert broker.last(fifth, "Grant").lost == (str(grants[1].epoch), *grants[1].lost)
     broker.hang_up(third)  # it had begun: its trial is in the state
     epoch = begin(broker, fifth, 1)
     sixth = broker.worker()

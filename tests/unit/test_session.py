@@ -17,7 +17,7 @@ import pytest
 from optuna_hermes.broker import TrialSession
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
-from optuna_hermes.errors import BrokerError
+from optuna_hermes.errors import BrokerError, Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
@@ -51,8 +51,8 @@ class Wire:
         self._dead = True
         self._inbox.put(None)
 
-    def of(self, kind: type[Any]) -> list[Any]:
-        return [message for message in self.sent if isinstance(message, kind)]
+    def of(self, *kinds: type[Any]) -> list[Any]:
+        return [message for message in self.sent if isinstance(message, kinds)]
 
 
 class Brokers:
@@ -129,6 +129,127 @@ def test_a_worker_that_waits_says_so_to_the_next_broker(
     assert after.sent == [READY]
     after.say(grant())
     assert session.wait_for_grant() == grant()
+
+
+class AtFirstBatch:
+    """A training at its first batch, which can be neither stored nor moved."""
+
+    name, units, stores, moves = "trial 3", 0, False, False
+
+    def dump(self) -> dict[str, Any]:
+        return {}
+
+    def roots(self) -> list[object]:
+        return []
+
+    def ended(self) -> bool:
+        return False
+
+
+def set_up(brokers: Brokers, session: TrialSession) -> None:
+    """A worker creates trial 3, which is to be set up."""
+    brokers.last.say(wire.SetUp(name="o"))
+    assert session.wait_for_grant() == wire.SetUp(name="o")
+    session.begin(3, 3)
+    assert brokers.last.of(wire.Created) == [wire.Created(number=3, trial_id=3)]
+
+
+def test_a_trial_that_is_set_up_waits_at_its_first_batch(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """It has had no device time, and has nothing to give back."""
+    session = connect()
+    set_up(brokers, session)
+    session.training(stores=True)
+    assert session.must_yield
+    waiting = threading.Thread(target=session.park, args=(AtFirstBatch(),))
+    waiting.start()
+    wait_for(lambda: not session.must_yield)
+    brokers.last.say(grant(7, 3))
+    waiting.join(10)
+    assert (waiting.is_alive(), session.devices) == (False, ("cpu:0",))
+    session.training(stores=True)
+    (first,) = brokers.last.of(wire.FirstBatch)
+    assert first.epoch == 7
+    assert brokers.last.of(wire.Parked) == []
+
+
+def test_a_lease_may_come_before_the_first_batch(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """The objective does not wait there, and can be asked to yield from then on."""
+    session = connect()
+    set_up(brokers, session)
+    brokers.last.say(grant(7, 3))
+    wait_for(lambda: not session.must_yield)
+    session.park(AtFirstBatch())  # it has read that it is to wait a moment before
+    assert session.holds
+    brokers.last.say(wire.Yield(epoch=7, tier="resident"))
+    wait_for(lambda: session.must_yield)
+    waiting = threading.Thread(target=session.park, args=(AtFirstBatch(),))
+    waiting.start()
+    wait_for(lambda: brokers.last.of(wire.Parked))
+    brokers.last.say(grant(8, 3))
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("what", ["report", "end", "release"])
+def test_what_is_said_of_a_lease_waits_for_it(what: str, brokers: Brokers, connect: Any) -> None:
+    """An objective that does not wait at its first batch waits when it has something to say."""
+    session = connect()
+    set_up(brokers, session)
+    calls: dict[str, Callable[[], None]] = {
+        "report": lambda: session.report(unit=1, step=1, value=0.5),
+        "end": lambda: session.end("failed", "broken"),
+        "release": lambda: session.release("broken"),
+    }
+    saying = threading.Thread(target=calls[what])
+    saying.start()
+    saying.join(0.1)
+    assert saying.is_alive()
+    assert not brokers.last.of(wire.Report, wire.Ended, wire.Released)
+    brokers.last.say(grant(7, 3))
+    saying.join(10)
+    (said,) = brokers.last.of(wire.Report, wire.Ended, wire.Released)
+    assert said.epoch == 7
+
+
+def test_a_trial_that_has_not_begun_can_be_sent_away(brokers: Brokers, connect: Any) -> None:
+    """It unwinds as one that is stored, and has stored nothing."""
+    session = connect()
+    set_up(brokers, session)
+    brokers.last.say(wire.Dismiss())
+    with pytest.raises(Suspended):
+        session.park(AtFirstBatch())
+    assert not brokers.last.of(wire.Parked)
+
+
+def test_a_trial_that_is_set_up_says_so_to_the_next_broker(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """It has no lease that could be resumed."""
+    session = connect()
+    set_up(brokers, session)
+    after = lose(brokers, wait_for)
+    assert after.sent == [wire.Register(study=SPEC, number=3, trial_id=3)]
+    after.say(grant(9, 3))
+    wait_for(lambda: not session.must_yield)
+    assert session.holds
+
+
+def test_a_lease_for_another_trial_is_not_taken_for_one_that_was_created(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """The next broker has taken the worker for one that waits."""
+    session = connect()
+    brokers.last.say(wire.SetUp(name="o"))
+    session.wait_for_grant()
+    after = lose(brokers, wait_for)
+    after.say(grant(9, 5))
+    wait_for(lambda: session.holds)
+    with pytest.raises(BrokerError, match="another one"):
+        session.begin(3, 3)
 
 
 def test_a_trial_that_trains_says_all_that_may_not_have_been_written(

@@ -287,7 +287,11 @@ class TrialSession:
             early, self._began_early = self._began_early, False
             if early and not self.must_yield:
                 return
+            has_lease = not self._sets_up
             self._sets_up = self.must_yield = False
+        if not has_lease:  # there is nothing to give back: it waits for its first one
+            self._wait(state)
+            return
         # Without a broker only a checkpoint outlives this process.
         self._put(state, "disk" if self._lost else self.asked, begin)
         self.noted("parked")

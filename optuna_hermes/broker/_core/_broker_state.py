@@ -213,8 +213,9 @@ class BrokerState:
         return [lease for lease in self.leases() if lease.study == study.spec.key]
 
     def count_begun(self, study: Study) -> int:
-        """Number of leases under which new trials are about to begin."""
-        return sum(lease.number is None for lease in self.leases_of(study))
+        """Number of new trials that are about to begin under a lease, or to be set up."""
+        begun = sum(lease.number is None for lease in self.leases_of(study))
+        return begun + sum(bool(self.clients[each].opening) for each in study.workers)
 
     def pid_of(self, connection: int | None) -> int | None:
         """The process of a connection; None if there is none, or it is gone."""

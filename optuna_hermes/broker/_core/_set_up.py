@@ -60,9 +60,7 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
         turn.send(connection, wire.Dismiss())
 
 
-def register(
-    turn: Turn, study: Study, trial: LiveTrial, connection: int, *, is_new: bool
-) -> None:
+def register(turn: Turn, study: Study, trial: LiveTrial, connection: int, *, is_new: bool) -> None:
     """Let a trial that has not begun wait with its process for its first lease."""
     trial.register(connection, turn.now)
     if turn.state.clients[connection].role == "worker":

@@ -1,0 +1,152 @@
+"""Trials that are set up before there is a device for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.model import Device
+from support.broker import FakeBroker
+
+
+def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) -> int:
+    """A worker that was granted a new trial trains it; returns the epoch."""
+    epoch: int = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+    return epoch
+
+
+def served(
+    *, devices: Any = 1, workers: int = 4, stores: bool = True, **study: Any
+) -> tuple[FakeBroker, list[int], int]:
+    """A broker whose first worker trains trial 0, its workers, and the epoch of that lease."""
+    broker = FakeBroker(devices=devices)
+    broker.driver(max_alive=8, **{"sets_up": True, "policy": "round-robin", **study})
+    waiting = [broker.worker() for _ in range(workers)]
+    return broker, waiting, begin(broker, waiting[0], 0, stores=stores)
+
+
+def told(broker: FakeBroker, workers: list[int]) -> list[int]:
+    """The workers that were told to set a trial up."""
+    broker.advance(0.1)
+    broker.poll(next(iter(broker.handler.state.slots)))
+    return [each for each in workers if broker.last(each, "SetUp") is not None]
+
+
+def test_the_next_trial_is_set_up_while_another_trains() -> None:
+    """A worker that waits creates it; its lease begins when the device is free."""
+    broker, workers, epoch = served()
+    (setter,) = told(broker, workers)
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    assert broker.handler.state.studies["s"].trials[1].state == "pending"
+    broker.advance(1.5)
+    assert broker.last(setter, "Grant") is None
+    broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    grant = broker.last(setter, "Grant")
+    assert (grant.number, grant.devices) == (1, ("cpu:0",))
+    broker.check()
+
+
+def test_as_many_are_set_up_as_there_are_devices() -> None:
+    """More would be proposed earlier than they can be trained."""
+    broker, workers, _ = served(devices=2, workers=8, unstarted=None)
+    begin(broker, workers[1], 1)
+    assert len(told(broker, workers)) == 2
+    broker.advance(0.1)
+    assert len(told(broker, workers)) == 2
+
+
+def test_none_is_set_up_that_is_not_to_be_created() -> None:
+    """One that is set up counts as created, and counts again if its process dies before."""
+    broker, workers, _ = served(unstarted=2)
+    (setter,) = told(broker, workers)
+    assert broker.handler.state.studies["s"].unstarted == 0
+    name = broker.last(setter, "SetUp").name
+    broker.hang_up(setter)
+    (other,) = set(told(broker, workers)) - {setter}
+    assert broker.last(other, "SetUp").lost == (name,)
+    assert broker.last(other, "SetUp").name != name
+
+
+def test_an_objective_that_does_not_wait_at_its_first_batch_is_not_called_early() -> None:
+    """It would train without a device: this shows once it trains with one."""
+    broker, workers, _ = served(stores=False)
+    assert told(broker, workers) == []
+
+
+def test_none_is_set_up_where_a_process_sees_only_the_gpu_of_its_lease() -> None:
+    """Which one that will be is not known before."""
+    gpu = Device(id="GPU-1", kind="gpu", free=True, memory_bytes=8, memory_free_bytes=8)
+    broker, workers, _ = served(devices=[gpu])
+    assert told(broker, workers) == []
+
+
+def test_none_is_set_up_if_the_study_does_not_allow_it() -> None:
+    """A study of plain trials has no worker that could."""
+    broker, workers, _ = served(sets_up=False)
+    assert told(broker, workers) == []
+
+
+def test_a_drained_study_sends_those_away_that_have_not_begun() -> None:
+    """They have trained nothing, and no loss is counted."""
+    broker, workers, _ = served()
+    (setter,) = told(broker, workers)
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(broker.handler.state.studies["s"].driver or 0, wire.Drain(study="s"))
+    assert broker.last(setter, "Dismiss") is not None
+    broker.hang_up(setter)
+    trial = broker.handler.state.studies["s"].trials[1]
+    assert (trial.state, trial.connection, trial.losses) == ("pending", None, 0)
+
+
+def test_one_that_is_created_after_that_is_sent_away_too() -> None:
+    """The request to leave and the message of its creation may cross."""
+    broker, workers, _ = served()
+    (setter,) = told(broker, workers)
+    broker.say(broker.handler.state.studies["s"].driver or 0, wire.Drain(study="s"))
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    assert broker.last(setter, "Dismiss") is not None
+
+
+def test_a_trial_of_another_process_is_not_set_up() -> None:
+    """On SQLite two workers may take one trial from the queue: the second one ends."""
+    broker, workers, _ = served()
+    (setter,) = told(broker, workers)
+    commands = broker.say(setter, wire.Created(number=0, trial_id=0))
+    assert [type(each).__name__ for each in commands if "Kill" in type(each).__name__] == ["Kill"]
+    broker.hang_up(setter)
+    assert broker.handler.state.studies["s"].lost == []
+    (other,) = set(told(broker, workers)) - {setter}
+    assert broker.last(other, "SetUp").lost == ()
+    assert broker.handler.state.studies["s"].unstarted == 2
+
+
+def test_a_trial_that_loses_its_process_before_its_first_batch_begins_again() -> None:
+    """Three times, as any other; the next worker gets it."""
+    broker, workers, epoch = served()
+    (setter,) = told(broker, workers)
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.hang_up(setter)
+    trial = broker.handler.state.studies["s"].trials[1]
+    assert (trial.state, trial.losses) == ("pending", 1)
+    broker.advance(1.5)
+    broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    grants = [broker.last(each, "Grant") for each in workers[1:] if each != setter]
+    assert [grant.number for grant in grants if grant] == [1]
+
+
+def test_it_comes_back_to_a_new_broker() -> None:
+    """A worker says which trial it has set up, and waits on."""
+    broker, workers, _ = served()
+    (setter,) = told(broker, workers)
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    after = broker.successor(known=())
+    after.driver(max_alive=8, policy="round-robin", sets_up=True, unstarted=2)
+    connection = after.connect("worker", pid=setter)
+    study = wire.StudySpec(key="s", name="s", ledger_url="memory:")
+    after.read(connection, wire.Register(study=study, number=1, trial_id=1))
+    served_again = after.handler.state.studies["s"]
+    assert served_again.trials[1].connection == connection
+    assert connection in served_again.workers
+    assert after.last(connection, "Grant").number == 1
