@@ -124,4 +124,5 @@ def _mark(trial: optuna.Trial, marker: Marker) -> None:
         marker.take(session.devices[0])
 
     session.park = parked  # type: ignore[method-assign]
-    marker.take(session.devices[0])
+    if session.devices:  # else it is set up, and parks at its first batch
+        marker.take(session.devices[0])

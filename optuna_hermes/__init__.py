@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optuna_hermes._optuna import wait_for_device
     from optuna_hermes.lightning import HermesCallback as HermesCallback
     from optuna_hermes.pruner import HermesPruner
     from optuna_hermes.pytorch import suspendable as suspendable
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # HermesCallback and suspendable are here too, but need the extra [lightning]: `import *` must not.
-__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize"]
+__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize", "wait_for_device"]
 
 _HOMES = {
     "HermesCallback": "optuna_hermes.lightning",
@@ -28,6 +29,7 @@ _HOMES = {
     "OptimizeResult": "optuna_hermes.workers._optimize",
     "optimize": "optuna_hermes.workers._optimize",
     "suspendable": "optuna_hermes.pytorch",
+    "wait_for_device": "optuna_hermes._optuna",
 }
 
 

@@ -122,7 +122,7 @@ class HermesCallback(AnyCallback):
     @property
     def devices(self) -> int:
         """Number of devices that the trial has in this process; 1 without ``optimize``."""
-        return max(1, len(self._loop.device_ids))
+        return self._loop.n_devices
 
     @property
     def trainer_options(self) -> dict[str, Any]:
@@ -131,9 +131,12 @@ class HermesCallback(AnyCallback):
         These are ``accelerator``, ``devices`` and ``strategy``.
         """
         ids = self._loop.device_ids
-        on_cpu = all(id_.startswith("cpu:") for id_ in ids)
+        # One that is set up before it has a device will have a CPU slot.
+        kind = "auto" if ids is None else "cpu"
+        if ids and not all(id_.startswith("cpu:") for id_ in ids):
+            kind = "gpu"
         return {
-            "accelerator": ("cpu" if on_cpu else "gpu") if ids else "auto",
+            "accelerator": kind,
             "devices": self.devices,
             "strategy": "ddp_fork" if self.devices > 1 else "auto",
         }
@@ -274,11 +277,16 @@ class _FitLoop(CooperativeLoop):
         self.elastic = self._elastic_devices = self._checkpoints.elastic_devices = devices
 
     @property
-    def device_ids(self) -> tuple[str, ...]:
-        """Ids of the trial's devices; empty if they are not known."""
+    def device_ids(self) -> tuple[str, ...] | None:
+        """Ids of the trial's devices, empty if it has none yet; None if they are not known."""
         # A rank that was started by ``spawn`` has no trial to ask for a session.
         session = self._rank or self._session or session_of(self._trial)
-        return () if session is None else session.devices
+        return None if session is None else session.devices
+
+    @property
+    def n_devices(self) -> int:
+        """Number of the trial's devices, 1 if they are not known."""
+        return max(1, len(self.device_ids or ()))
 
     # -- around a fit --------------------------------------------------------------------------
 
@@ -295,7 +303,7 @@ class _FitLoop(CooperativeLoop):
         replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
         self._hooks = hooks = TrainerHooks(trainer, self._name, replay)
         if self._elastic_devices is not None:
-            self._elastic_devices.prepare(trainer, hooks, max(1, len(self.device_ids)))
+            self._elastic_devices.prepare(trainer, hooks, self.n_devices)
         self._checkpoints.resume(hooks, self._rank)
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             own_root(trainer, session.checkpoint_dir)
@@ -503,7 +511,7 @@ class _FitLoop(CooperativeLoop):
         self._begin_fit()
         session = self._session
         if session is not None and self._elastic_devices is not None:
-            self._elastic_devices.check(count, max(1, len(self.device_ids)))
+            self._elastic_devices.check(count, self.n_devices)
             self._elastic_devices.settle()
         elif session is not None and self.elastic is not None:
             raise self.elastic.refused("it trains in several processes")

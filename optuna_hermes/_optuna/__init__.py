@@ -17,7 +17,14 @@ from optuna_hermes._optuna._patient import (
     patient,
     tell,
 )
-from optuna_hermes._optuna._plain import SharingTerms, begin_trial, end_trial, session_of, turn
+from optuna_hermes._optuna._plain import (
+    SharingTerms,
+    begin_trial,
+    end_trial,
+    session_of,
+    turn,
+    wait_for_device,
+)
 from optuna_hermes._optuna._samplers import (
     StudyView,
     as_seen,
@@ -147,4 +154,5 @@ __all__ = [
     "trial_id",
     "trial_states",
     "turn",
+    "wait_for_device",
 ]

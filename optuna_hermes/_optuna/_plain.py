@@ -141,6 +141,21 @@ def session_of(trial: Any) -> TrialSession | None:
     return sessions.get(study.study_name, trial.number)
 
 
+def wait_for_device(trial: optuna.Trial) -> None:
+    """Wait until a trial has its device, in an objective that computes before its first batch.
+
+    ``optimize`` calls an objective before a device is free, as far as its first batch. Data that
+    are loaded and models that are made there cost no device time; but what computes for long, such
+    as a training before the one that is suspended, should have its device by then.
+
+    Args:
+        trial: as the objective got it; one that is not scheduled does not wait.
+    """
+    session = session_of(trial)
+    if session is not None:
+        session.wait_for_device()
+
+
 def _terms(study: Any) -> SharingTerms | None:
     """The terms of a study's sampler, or of one that it wraps, if its pruner preempts."""
     preempts = getattr(getattr(study, "pruner", None), "preempts", False)

@@ -147,12 +147,13 @@ class TrialSession:
             if isinstance(message, wire.SetUp):
                 # The trial waits at its first batch as if it were asked to yield there.
                 self._sets_up = self.must_yield = True
+                self.alone = False  # others train meanwhile
                 return message
             if isinstance(message, wire.Prepare):
                 read_ahead(message.checkpoints, f"trial {message.number}")
 
     def begin(self, number: int, trial_id: int) -> None:
-        """Tell the broker which trial a lease for a new one went to, or was created to be set up."""
+        """Tell the broker which trial a new lease went to, or was created to be set up."""
         with self._connection.lock:
             if self._lease.resume.number not in (None, number):
                 # A broker that does not know of this trial has taken it for a worker that waits.
@@ -291,6 +292,8 @@ class TrialSession:
             self._sets_up = self.must_yield = False
         if not has_lease:  # there is nothing to give back: it waits for its first one
             self._wait(state)
+            if state is None:
+                self.started(stores=False)
             return
         # Without a broker only a checkpoint outlives this process.
         self._put(state, "disk" if self._lost else self.asked, begin)
@@ -301,6 +304,8 @@ class TrialSession:
             if state is not None:
                 self._parking().leave()
             raise
+        if state is None:
+            self.started(stores=False)
         self.noted("running")
 
     # -- after training ------------------------------------------------------------------------
@@ -431,7 +436,6 @@ class TrialSession:
     def _back(self, state: TrialState | None) -> bool:
         """Bring the trial back to its device; False if it has no room there, and waits on."""
         if state is None:
-            self.started(stores=False)
             return True
         try:
             self._parking().back()

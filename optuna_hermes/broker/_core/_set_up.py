@@ -1,4 +1,4 @@
-"""Trials that are set up before there is a device for them: created, and at their first batch. Pure.
+"""Trials that are set up before there is a device for them: created, at their first batch. Pure.
 
 A worker that waits creates such a trial and calls the objective, which comes as far as its first
 batch while others train. The trial is pending, with a process: its first lease costs a message.

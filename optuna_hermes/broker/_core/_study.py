@@ -137,7 +137,7 @@ class Study:
         self.mean_unit_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
 
     def unit_seconds(self, trial: LiveTrial) -> float:
-        """Expected device time of a trial's unit, 0.0 before any trial of the study has reported."""
+        """Expected device time of a trial's unit, 0.0 before any trial has reported."""
         seconds = trial.curve.device_seconds
         # The first unit of a trial is longer by what opening it takes.
         return seconds[-1] - seconds[-2] if len(seconds) > 1 else self.mean_unit_seconds

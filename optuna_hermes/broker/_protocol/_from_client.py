@@ -90,7 +90,7 @@ class Begin(Message, frozen=True, kw_only=True):
 
 
 class Created(Message, frozen=True, kw_only=True):
-    """A worker has created the trial that it was told to set up, which waits for its first lease."""
+    """A worker has created the trial that it sets up, which waits for its first lease."""
 
     number: Count
     trial_id: Count
