@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
@@ -39,7 +40,9 @@ class Database:
         self.shown = url
         """The URL without its password."""
         self.file: str | None = None
-        """The path of an SQLite file, which hosts do not share; None for a server or memory."""
+        """The path of an SQLite file; None for a server or memory."""
+        self.shared = False
+        """True if processes of other hosts can reach it."""
         self._url = url
         self._pid = os.getpid()
         self._batch = _Batch()
@@ -50,8 +53,9 @@ class Database:
             parsed = parse(url)
             self.shown = parsed.set(query={}).render_as_string(hide_password=True)
             self._source = _Pooled(self._connectable(parsed))
-            if parsed.get_backend_name() == "sqlite":
-                self.file = parsed.database
+            # A file is for one host: SQLite's locks fail on network file systems.
+            self.shared = parsed.get_backend_name() != "sqlite"
+            self.file = None if self.shared else parsed.database
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
@@ -156,6 +160,8 @@ class _Memory:
         self._connection = memory_engine().connect()
         self._driver: Any = self._connection.connection.driver_connection
         set_clock(self._driver, clock)
+        # A ledger in memory may be dropped unclosed, of which SQLAlchemy would warn.
+        weakref.finalize(self, self._connection.close)
         self._turn = threading.RLock()
 
     @contextmanager

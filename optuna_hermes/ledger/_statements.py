@@ -36,8 +36,8 @@ from optuna_hermes.ledger._schema import (
     MEMORY,
     OF_STUDIES,
     REPORTS,
-    RUNS,
     SCHEMA,
+    TRIALS,
 )
 from optuna_hermes.model import Checkpoint
 
@@ -76,25 +76,25 @@ def load(table: Table, record: type[Any], *, of_trial: bool = False) -> Select[A
 
 # -- trials --------------------------------------------------------------------------------------
 
-ADD_RUN = insert(RUNS)
-REPLACE_RUN = update(RUNS).where(
-    _of_trial(RUNS), RUNS.c.owner.is_not_distinct_from(bindparam("of_owner"))
+ADD_TRIAL = insert(TRIALS)
+REPLACE_TRIAL = update(TRIALS).where(
+    _of_trial(TRIALS), TRIALS.c.owner.is_not_distinct_from(bindparam("of_owner"))
 )
-OWNER = select(RUNS.c.owner).where(_of_trial(RUNS)).with_for_update()
+OWNER = select(TRIALS.c.owner).where(_of_trial(TRIALS)).with_for_update()
 """Reads a trial's owner and locks its row until the end of the transaction."""
 
-CHANGE_RUN = update(RUNS).where(_of_trial(RUNS))
+CHANGE_TRIAL = update(TRIALS).where(_of_trial(TRIALS))
 OVERRIDES = (
-    select(RUNS.c.number, RUNS.c.override)
-    .where(_of_study(RUNS), RUNS.c.override.is_not(None))
-    .order_by(RUNS.c.number)
+    select(TRIALS.c.number, TRIALS.c.override)
+    .where(_of_study(TRIALS), TRIALS.c.override.is_not(None))
+    .order_by(TRIALS.c.number)
 )
 
 
 @cache
 def locked_trial(*, skip_locked: bool) -> Select[Any]:
     """Read a trial and lock its row."""
-    query = _all_of(RUNS, TrialRecord).where(_of_trial(RUNS))
+    query = _all_of(TRIALS, TrialRecord).where(_of_trial(TRIALS))
     return query.with_for_update(skip_locked=skip_locked)
 
 
@@ -168,19 +168,19 @@ def end_leases(backend: str) -> Update:
 
 
 def _known_trials() -> Select[Any]:
-    trials = select(func.count()).where(_of_study(RUNS)).scalar_subquery()
-    same = and_(_of_study(RUNS), RUNS.c.number == LEASES.c.number)
+    trials = select(func.count()).where(_of_study(TRIALS)).scalar_subquery()
+    same = and_(_of_study(TRIALS), TRIALS.c.number == LEASES.c.number)
     further = and_(
         _of_study(LEASES),
         LEASES.c.ended.is_(None),
-        or_(LEASES.c.number.is_(None), ~select(RUNS.c.number).where(same).exists()),
+        or_(LEASES.c.number.is_(None), ~select(TRIALS.c.number).where(same).exists()),
     )
     # One statement: a lease whose trial is inserted between two would be counted by neither.
     leases = select(func.count()).select_from(LEASES).where(further).scalar_subquery()
     return select(trials + leases)
 
 
-KNOWN_RUNS = _known_trials()
+KNOWN_TRIALS = _known_trials()
 """Number of a study's trials, plus its live leases of trials not created yet."""
 
 # -- brokers -----------------------------------------------------------------------------------
