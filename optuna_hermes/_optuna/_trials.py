@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
 
+from optuna_hermes import ledger
 from optuna_hermes._optuna._patience import patiently
-from optuna_hermes._optuna._patient import at_once, is_late
-from optuna_hermes._optuna._storages import line
+from optuna_hermes._optuna._storages import at_once, backend_of, is_late, line
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import mends
 from optuna_hermes.model import TrialStatus
 
 if TYPE_CHECKING:
@@ -164,8 +162,7 @@ def _plain(value: Any) -> float | int | bool | str | None:
 def trial_states(study: optuna.Study) -> dict[int, TrialState]:
     """The state of each trial by its number."""
     # Read alone from a database: the other columns are slow to read.
-    storage = study._storage
-    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    backend = backend_of(study)
     if not isinstance(backend, RDBStorage):
         return {trial.number: trial.state for trial in study.get_trials(deepcopy=False)}
     with backend.scoped_session() as session:
@@ -219,7 +216,7 @@ class Note:
         try:
             set_attributes(self._study, self._trial_id, attributes)
         except Exception as error:
-            if not mends(error):
+            if not ledger.mends(error):
                 raise
 
 
