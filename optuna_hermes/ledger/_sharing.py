@@ -128,18 +128,18 @@ def hosts_of(connection: Connection) -> list[HostRecord]:
     # The database's clock may have been set back, which would give a negative age.
     hosts = [
         HostRecord(**{**with_lists(dict(each)), "age_seconds": max(0.0, each["age_seconds"])})
-        for each in connection.execute(sql.hosts(connection.dialect.name)).mappings()
+        for each in connection.execute(sql.HOSTS_WITH_AGES).mappings()
     ]
     return sorted(hosts, key=lambda host: (host.name, host.instance))
 
 
 def beat(connection: Connection, host: HostRecord) -> None:
     """Add the row of a broker, or replace it."""
-    backend, found = connection.dialect.name, row(host)
+    found = row(host)
     del found["age_seconds"]
     same = {"of_instance": host.instance}
-    if not connection.execute(sql.replace_host(backend), {**found, **same}).rowcount:
-        connection.execute(sql.add_host(backend), found)
+    if not connection.execute(sql.REPLACE_HOST, {**found, **same}).rowcount:
+        connection.execute(sql.ADD_HOST, found)
 
 
 def forget_host(connection: Connection, instance: str, dead_after_seconds: float) -> bool:
@@ -157,4 +157,4 @@ def _end(connection: Connection, of: dict[str, Any], *, of_host: bool) -> None:
     live = sql.live_leases(of_host=of_host, skip_locked=skips_locked(connection))
     epochs = connection.scalars(live, of).all()
     if epochs:
-        connection.execute(sql.end_leases(connection.dialect.name), {"of_epochs": epochs})
+        connection.execute(sql.END_LEASES, {"of_epochs": epochs})
