@@ -29,13 +29,9 @@ T = TypeVar("T")
 def patiently(
     call: Callable[..., T], *args: object, seconds: float = PATIENCE_SECONDS, **named: object
 ) -> T:
-    """Retry a call, with growing pauses, while its database does not answer.
+    """Retry a call, which may run twice, with growing pauses while its database does not answer.
 
-    Args:
-        call: a function that may be called twice.
-        args: its arguments.
-        seconds: longest time to wait, from its first error.
-        named: its arguments by name.
+    It waits for ``seconds`` at most, from the first error on.
 
     Raises:
         StorageError: the database did not answer for longer.

@@ -14,17 +14,14 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes._optuna._patience import PATIENCE_SECONDS, away, patiently
 from optuna_hermes._optuna._reports import Reports
 
+# Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
-"""Calls that are not idempotent, so not retried here: their callers check the outcome first."""
 
 
 class PatientStorage:
     """Wrapper of a storage whose calls are retried during an outage; reports are queued instead.
 
     It stands where Optuna expects a storage and forwards all other attributes.
-
-    Args:
-        inner: the other storage.
     """
 
     def __init__(self, inner: Any) -> None:

@@ -29,12 +29,7 @@ T = TypeVar("T")
 
 
 def racing(call: Callable[..., T], *args: object, **named: object) -> T:
-    """Retry a call while it loses a race to create a new database's tables.
-
-    Args:
-        call: a function that may be called twice.
-        args: its arguments.
-        named: its arguments by name.
+    """Retry a call, which may run twice, while it loses a race to create a database's tables.
 
     Raises:
         Exception: the call's error, if it has another cause or lasts for too long.
@@ -51,16 +46,12 @@ def racing(call: Callable[..., T], *args: object, **named: object) -> T:
 
 def prepare_storages() -> None:
     """Do once what each fork of this process would do at its first look into a database."""
+    # Else SQLAlchemy configures Optuna's mappers then, in every worker anew.
     BaseModel.registry.configure()
 
 
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
-    """Load a study that exists.
-
-    Args:
-        storage: Optuna's storage URL.
-        name: the study's name.
-        parts: ``sampler`` and ``pruner``, as for ``optuna.load_study``.
+    """Load a study that exists; ``parts`` are as for ``optuna.load_study``.
 
     Raises:
         StorageError: the storage cannot be reached, or has no such study.
@@ -96,6 +87,7 @@ def create_study(storage: str, name: str, **parts: Any) -> tuple[optuna.Study, b
     """
     with storage_errors(storage):
         backend = racing(optuna.storages.get_storage, storage)
+        # Not looked up first: another process may create it between the look and the call.
         try:
             return racing(optuna.create_study, study_name=name, storage=backend, **parts), True
         except optuna.exceptions.DuplicatedStudyError:

@@ -35,7 +35,6 @@ def open_trial(
     The call is retried during an outage, without creating a second trial.
 
     Args:
-        study: of the trial.
         name: unique name of this opening; None draws one.
         lost: names of openings whose processes died; a trial that one of them left is taken first.
     """
@@ -51,11 +50,7 @@ def _mark(name: str) -> str:
 def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> optuna.Trial:
     """Open a trial with this mark, or return the one that an unanswered earlier call has opened.
 
-    Args:
-        study: its study.
-        mark: a system attribute.
-        lost: the marks of processes that died.
-        missed: the ids of waiting trials that other processes took first.
+    ``missed`` collects the ids of waiting trials that other processes took first.
     """
     storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
@@ -194,13 +189,7 @@ def ours(trial: FrozenTrial) -> bool:
 
 
 class Note:
-    """Writes a trial's state to its user attributes, which optuna-dashboard shows.
-
-    Args:
-        study: of the trial.
-        trial_id: Optuna's id of the trial; a finished one keeps its attributes.
-        session: source of the trial's device time.
-    """
+    """Writes a trial's state to its user attributes, which optuna-dashboard shows."""
 
     def __init__(self, study: optuna.Study, trial_id: int, session: TrialSession) -> None:
         self._study = study

@@ -71,6 +71,7 @@ def save_trial(connection: Connection, trial: TrialRecord, by: str | None) -> No
     of = {"of_study": trial.study, "of_number": trial.number, "of_owner": by}
     # Update first: a trial is inserted once and replaced many times.
     if not connection.execute(sql.REPLACE_TRIAL, {**found, **of}).rowcount:
+        # Nothing was replaced: the trial is new, or another broker's.
         check_owner(connection, trial.study, trial.number, by)
         connection.execute(sql.ADD_TRIAL, found)
 
@@ -144,6 +145,7 @@ def beat(connection: Connection, host: HostRecord) -> None:
 
 def forget_host(connection: Connection, instance: str, dead_after_seconds: float) -> bool:
     """Remove a broker and end its leases, if it is gone; return whether it is."""
+    # One without a row is gone, too, and may have left leases.
     for host in hosts_of(connection):
         if host.instance == instance and host.age_seconds < dead_after_seconds:
             return False

@@ -42,8 +42,7 @@ class NvmlDevices:
     """GPUs and MIG slices, as NVML reports them.
 
     A device that cannot be read is not healthy, and neither is one that has reported a fault of
-    its own, until it was away and is back. Where its processes cannot be listed they are
-    unknown: then it is free only if it was named, and ``unlisted``.
+    its own, until it was away and is back.
 
     Args:
         uuids: ``GPU-...`` or ``MIG-...``.
@@ -124,6 +123,7 @@ class NvmlDevices:
         fault = self._health[uuid].fault
         if fault:
             return replace(device, healthy=False, problem=fault)
+        # Where a container lists no processes, a GPU that the user has named is taken all the same.
         if holders is None and not self._named:
             problem = (
                 "its processes cannot be listed here, so it is not known who is on it: name it in "
