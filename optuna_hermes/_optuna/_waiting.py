@@ -86,7 +86,7 @@ def _thread_seconds() -> dict[int, float]:
 
 
 class Wait:
-    """Follows a trial that waits for a device, of a study by its name."""
+    """Follows a trial that waits for a device; ``rest`` is called when a wait begins."""
 
     def __init__(self, study: str, number: int, rest: Callable[[], None]) -> None:
         self.is_first = True

@@ -118,7 +118,7 @@ class Report(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """The trial makes progress (at most once a second); it has needed this memory at most."""
+    """The trial makes progress (at most once a second), with this peak of device memory."""
 
     epoch: Count
     batches: Count
@@ -282,7 +282,7 @@ class ChangePolicy(Message, frozen=True, kw_only=True):
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
-    """Ask for a ``Status``, with every trial of a study, and the shape of each curve."""
+    """Ask for a ``Status``: with every trial, and with the shape of each curve, if so wanted."""
 
     trials: bool = True
     curves: bool = False

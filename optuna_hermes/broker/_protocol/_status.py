@@ -101,9 +101,9 @@ class TrialLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The failures of a study since its driver came: of its first trial that failed, and why.
+    """The failures of a study since its driver came: the first trial that failed, and its error.
 
-    ``alike`` have failed in a row for one reason; ``hopeless``: there is nothing else.
+    ``alike`` have failed in a row for one reason; ``hopeless`` says that there is nothing else.
     """
 
     first: int | None
