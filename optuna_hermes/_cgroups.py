@@ -13,11 +13,7 @@ _ROOT = Path("/")
 
 
 def available_bytes(root: Path = _ROOT) -> int:
-    """Memory that this process and its children can still take.
-
-    Args:
-        root: of the file system in which ``proc`` and ``sys`` are.
-    """
+    """Memory that this process and its children can still take."""
     import psutil  # here: a caller that only counts cores is quicker without
 
     return min([psutil.virtual_memory().available, *_left_bytes(root)])
@@ -35,12 +31,11 @@ def usable_cpus(root: Path = _ROOT) -> int:
 
 
 def _left_bytes(root: Path) -> list[int]:
-    """Bytes left in each control group that bounds memory.
-
-    Cached files count as taken there but go when others need the room.
-    """
+    """Bytes left in each control group that bounds memory."""
+    # Cached files count as taken there but go when others need the room.
     found = []
     for folder in _folders(root, "memory"):
+        # Above memory.high the kernel slows the group down, until it has freed some.
         limits = [_number(folder / name) for name in ("memory.max", "memory.high")]
         taken = _number(folder / "memory.current")
         cached = _entry(folder / "memory.stat", "inactive_file")
@@ -68,10 +63,8 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _folders(root: Path, controller: str) -> Iterator[Path]:
-    """The folder of this process's control group, and those of the groups around it.
-
-    Both versions may be there, each with some of the controllers.
-    """
+    """The folder of this process's control group, and those of the groups around it."""
+    # Both versions may be there, each with some of the controllers.
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):

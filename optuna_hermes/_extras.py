@@ -8,10 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Context of an import that needs an extra.
-
-    Args:
-        name: of the extra, and of the module that needs it.
+    """Context of imports that need the extra of this name, in the module of this name.
 
     Raises:
         ModuleNotFoundError: with the command that installs it.

@@ -11,9 +11,12 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import LedgerError
-from optuna_hermes.ledger._database import Database
+
+if TYPE_CHECKING:
+    from optuna_hermes.ledger._database import Database
 
 KEY_ATTRIBUTE = "hermes:key"
 """The system attribute that holds a study's key."""
@@ -50,6 +53,8 @@ def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 def read_facts(storage: str, name: str) -> StudyFacts | None:
     """Read the facts of a study in a database; None where only Optuna can read or refuse it."""
+    from optuna_hermes.ledger._database import Database  # a process with Optuna reads by Optuna
+
     try:
         with contextlib.closing(Database(storage)) as database:
             return _read(database, storage, name)

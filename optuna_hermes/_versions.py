@@ -38,11 +38,7 @@ SUPPORTED = {
 
 
 def require(distribution: str, found: str) -> None:
-    """Refuse a version that this package cannot work with.
-
-    Args:
-        distribution: one of ``SUPPORTED``.
-        found: its version.
+    """Refuse a version of one of ``SUPPORTED`` that this package cannot work with.
 
     Raises:
         VersionError: with the command that installs a supported version.

@@ -16,13 +16,7 @@ T = TypeVar("T")
 
 
 class CurveCache(Generic[T]):
-    """Cache of a value computed from each curve, kept while the curve is asked for.
-
-    A curve that was not in the last call is dropped: a trial reports for as long as it likes, and
-    each of its reports makes a new curve.
-
-    Args:
-        work_out: computes the value of one curve; the same curve always gives the same.
+    """Cache of the value that ``work_out`` computes from each curve, kept while it is asked for.
 
     Example:
         >>> from optuna_hermes.model import Curve
@@ -37,6 +31,8 @@ class CurveCache(Generic[T]):
 
     def each(self, curves: Iterable[Curve]) -> list[T]:
         """Return the value of each curve, in order."""
+        # A curve that was not in the last call is dropped: a trial reports for as long as it likes,
+        # and each of its reports makes a new curve.
         before, self._known = self._known, {}
         found = []
         for curve in curves:
@@ -50,9 +46,6 @@ class CurveCache(Generic[T]):
 class CurveTable:
     """Table of curves as rows of an array, so that each is turned into numbers once.
 
-    Between two decisions of a policy one trial of thousands has reported. What a table keeps
-    makes it faster and changes no result: curves are immutable, and known by identity.
-
     Example:
         >>> from optuna_hermes.model import Curve
         >>> curve = Curve(steps=(1, 2), values=(0.5, 0.25), device_seconds=(1.0, 2.0))
@@ -61,6 +54,9 @@ class CurveTable:
         >>> table.values[rows, :2].tolist(), table.units[rows].tolist()
         ([[0.5, 0.25]], [2])
     """
+
+    # Between two decisions of a policy one trial of thousands has reported. What a table keeps
+    # makes it faster and changes no result: curves are immutable, and known by identity.
 
     def __init__(self) -> None:
         self._forget()

@@ -115,6 +115,7 @@ class Suspended(BaseException):
     """The trial is on disk and its process is free: unwinds the user's objective.
 
     A signal like ``KeyboardInterrupt``, not an error.
-    It is a ``BaseException`` so that neither ``except Exception`` in the objective nor Optuna's
-    ``catch`` takes it for a failure of the trial.
     """
+
+    # A ``BaseException``: neither ``except Exception`` in the objective nor Optuna's ``catch`` may
+    # take it for a failure of the trial.

@@ -68,13 +68,9 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A trial's state on disk, safe there (file fsync, rename and directory fsync are done).
+    """A trial's state on disk after ``units`` units, safe there: file and directory are synced.
 
-    Args:
-        path: absolute path of the file.
-        units: units the trial had reported when it was written.
-        size_bytes: length of the file.
-        sha256: hex digest of the file.
+    ``path`` is absolute, ``size_bytes`` and ``sha256`` (hexadecimal) are the file's.
     """
 
     # The bounds hold for what a message brings: msgspec checks them where it decodes.
@@ -89,9 +85,7 @@ class BatchSizes:
     """The batch sizes that a trial may have, its present one, and the devices that it may have.
 
     Args:
-        now: samples in its next batch.
-        least: the smallest size.
-        most: the largest size.
+        now, least, most: samples in its next batch, and the bounds of that.
         seconds: mean seconds of a batch, by the sizes that were measured.
         unit_samples: samples in a unit, None if unknown.
         most_devices: how many devices it may be given at once; batches are those of all together.
@@ -114,13 +108,9 @@ class BatchSizes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speed:
-    """Measured training speed of a trial.
+    """Measured duration of a trial's steps, by the numbers of its devices and of their hosts.
 
-    Args:
-        devices: the number on which it trained.
-        hosts: the number of hosts they belong to.
-        batch_size: samples a step, over all devices.
-        step_seconds: duration of a step.
+    ``batch_size`` is samples a step, over all devices.
     """
 
     devices: int
@@ -135,13 +125,11 @@ class Elastic:
 
     Args:
         batch_size: samples a step, over all its devices, as it trains now or would begin.
-        batch_sizes: the least and the most that it may be given.
-        devices: the least and the most that it may be given.
+        batch_sizes, devices: the least and the most that it may be given.
         device_batch_size: the most samples a step that one device holds, None if unknown; a step
             of more accumulates gradients.
         noise_scale: samples a step from which on more of them hardly help (McCandlish et al.,
-            2018): a step of ``b`` does as much for the training as ``1 / (noise_scale + b)`` of
-            its samples, up to a factor; None if it is not measured.
+            2018), None if it is not measured.
         unit_samples: how many samples a unit is, at the least batch size; None if unknown.
         speeds: what was measured of this trial so far, no two alike but in their seconds.
     """
@@ -150,6 +138,8 @@ class Elastic:
     batch_sizes: tuple[int, int]
     devices: tuple[int, int] = (1, 1)
     device_batch_size: int | None = None
+    # Up to a factor, a step of b does as much for the training as 1 / (noise_scale + b) of its
+    # samples.
     noise_scale: float | None = None
     unit_samples: float | None = None
     speeds: tuple[Speed, ...] = ()
@@ -171,10 +161,7 @@ class Elastic:
 class Resources:
     """Amounts of what a host has besides devices; None is unknown, or without bound.
 
-    Args:
-        device_bytes: memory of one device.
-        host_bytes: host memory for the state of suspended trials.
-        cpu_workers: processes that prepare batches.
+    ``host_bytes`` are for the state of suspended trials, ``cpu_workers`` prepare batches.
     """
 
     device_bytes: int | None = None
@@ -190,7 +177,6 @@ class TrialView:
         number: the trial's number in its study; unique in a snapshot.
         state: see ``TrialStatus``. A trial whose slice has just ended is ``parked`` here, bound to
             nothing yet, with ``device`` naming where it still sits.
-        curve: its reports.
         attained_seconds: device time it has had.
         submitted: when it was admitted.
         waiting_since: when it last stopped running (or was admitted), None while it runs.
@@ -203,7 +189,6 @@ class TrialView:
         units_left: units until its end, if known.
         expected_seconds: device time it is expected to take in all, if that was estimated when it
             was submitted.
-        params: its hyper-parameters.
         elastic: how far it may be stretched, None if its batch size and devices are fixed.
         needs: what it takes besides devices, its state being suspended some day.
     """
@@ -281,11 +266,9 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unstarted:
-    """Trials that may still be created.
+    """Trials that may still be created: ``count``, or without bound if that is None.
 
-    Args:
-        count: how many, None for no bound.
-        fixed: True for a list known beforehand, False for proposals of a sampler that learns.
+    ``fixed`` says that they are a list known beforehand, not proposals of a sampler that learns.
     """
 
     count: int | None = 0
@@ -333,7 +316,7 @@ class Assignment:
     """One device (or several) to one trial.
 
     Args:
-        trial: a trial's number, or None for a trial that is not created yet.
+        trial: its number, None for a trial that is not created yet.
         devices: ids, each free in the snapshot; as many as the trial's ``device_range`` allows.
         slice_seconds: length of the slice, None for the broker's own.
         batch_size: samples a step, over all devices, within the limits of an elastic trial; None

@@ -30,13 +30,7 @@ _N_TRAIN = 1437
 
 
 class Digits(L.LightningModule):
-    """A classifier with two layers.
-
-    Args:
-        width: units of the hidden layer.
-        dropout: share of them that is left out while training.
-        lr: learning rate of Adam.
-    """
+    """A classifier with two layers."""
 
     def __init__(self, *, width: int, dropout: float, lr: float) -> None:
         super().__init__()

@@ -64,6 +64,7 @@ class HermesSampler(BaseSampler):
                 "slice_seconds must be a finite number of seconds, 0 or more, but got "
                 f"{slice_seconds}."
             )
+        # Optuna's own default, so that nothing but the view of the study differs.
         self._base = base if base is not None else optuna.samplers.TPESampler()
         self._devices = devices
         self._policy = policy
@@ -90,13 +91,13 @@ class HermesSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Delegates, with the study as this class shows it."""
+        """Delegate, with the study as this class shows it."""
         return self._base.infer_relative_search_space(_optuna.StudyView(study), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Delegates, with the study as this class shows it."""
+        """Delegate, with the study as this class shows it."""
         return self._base.sample_relative(_optuna.StudyView(study), trial, search_space)
 
     def sample_independent(
@@ -106,7 +107,7 @@ class HermesSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Delegates, with the study as this class shows it."""
+        """Delegate, with the study as this class shows it."""
         return self._base.sample_independent(
             _optuna.StudyView(study), trial, param_name, param_distribution
         )
@@ -133,6 +134,7 @@ class HermesSampler(BaseSampler):
         try:
             self._base.after_trial(_optuna.StudyView(study), trial, state, values)
         finally:
+            # Also if the base sampler raises: the device must not stay with a trial that is over.
             _optuna.end_trial(study, trial, state)
 
 

@@ -1,158 +1,96 @@
 """The only package that uses private parts of Optuna; a test pins each of them."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# First, before any module that uses Optuna's private parts: its version is checked.
 from optuna_hermes._optuna import _supported as _supported
 
 # isort: split
-from optuna_hermes._optuna._commands import (
-    log_warnings_only,
-    optuna_verbs,
-    run_optuna_cli,
-)
-from optuna_hermes._optuna._local_ledgers import claim_ledger
-from optuna_hermes._optuna._patience import patiently
-from optuna_hermes._optuna._patient import (
-    flush_reports,
-    is_late,
-    keep_reports,
-    patient,
-    tell,
-)
-from optuna_hermes._optuna._plain import (
-    SharingTerms,
-    begin_trial,
-    end_trial,
-    session_of,
-    turn,
-    wait_for_device,
-)
-from optuna_hermes._optuna._samplers import (
-    StudyView,
-    as_seen,
-    fixed_list,
-    left_to_propose,
-    reseed,
-)
-from optuna_hermes._optuna._storages import (
-    create_study,
-    database_errors,
-    delete_study,
-    disconnect,
-    for_workers,
-    load_study,
-    no_such_study,
-    prepare_storages,
-    rest,
-    study_names,
-)
-from optuna_hermes._optuna._studies import (
-    Study,
-    asked_to_stop,
-    checkpoint_root,
-    facts,
-    is_deleted,
-    known_key,
-    ledger_url,
-    optimize_loop,
-    shared,
-    shares_its_ledger,
-    sign,
-    state_dir,
-    study_key,
-    study_keys,
-    study_seed,
-    study_spec,
-)
-from optuna_hermes._optuna._trials import (
-    SECONDS_ATTRIBUTE,
-    STATE_ATTRIBUTE,
-    Note,
-    complete_trial,
-    end_of,
-    fail_trial,
-    hear,
-    open_trial,
-    opened_by,
-    ours,
-    params_of,
-    params_of_id,
-    pruned,
-    reattach,
-    report,
-    reported_steps,
-    set_attributes,
-    should_prune,
-    trial_id,
-    trial_states,
-)
-from optuna_hermes.ledger._secrets import shown as hidden
+from optuna_hermes._optuna._patience import patiently as patiently
+from optuna_hermes._optuna._plain import SharingTerms as SharingTerms
+from optuna_hermes._optuna._plain import begin_trial as begin_trial
+from optuna_hermes._optuna._plain import end_trial as end_trial
+from optuna_hermes._optuna._plain import session_of as session_of
+from optuna_hermes._optuna._plain import turn as turn
+from optuna_hermes._optuna._plain import wait_for_device as wait_for_device
+from optuna_hermes._optuna._samplers import StudyView as StudyView
+from optuna_hermes._optuna._samplers import as_seen as as_seen
+from optuna_hermes._optuna._samplers import fixed_list as fixed_list
+from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
+from optuna_hermes._optuna._samplers import reseed as reseed
+from optuna_hermes._optuna._storages import create_study as create_study
+from optuna_hermes._optuna._storages import database_errors as database_errors
+from optuna_hermes._optuna._storages import delete_study as delete_study
+from optuna_hermes._optuna._storages import disconnect as disconnect
+from optuna_hermes._optuna._storages import for_workers as for_workers
+from optuna_hermes._optuna._storages import is_late as is_late
+from optuna_hermes._optuna._storages import load_study as load_study
+from optuna_hermes._optuna._storages import no_such_study as no_such_study
+from optuna_hermes._optuna._storages import prepare_storages as prepare_storages
+from optuna_hermes._optuna._storages import rest as rest
+from optuna_hermes._optuna._storages import study_names as study_names
+from optuna_hermes._optuna._studies import Study as Study
+from optuna_hermes._optuna._studies import asked_to_stop as asked_to_stop
+from optuna_hermes._optuna._studies import checkpoint_root as checkpoint_root
+from optuna_hermes._optuna._studies import facts as facts
+from optuna_hermes._optuna._studies import is_deleted as is_deleted
+from optuna_hermes._optuna._studies import known_key as known_key
+from optuna_hermes._optuna._studies import ledger_url as ledger_url
+from optuna_hermes._optuna._studies import optimize_loop as optimize_loop
+from optuna_hermes._optuna._studies import shared as shared
+from optuna_hermes._optuna._studies import shares_its_ledger as shares_its_ledger
+from optuna_hermes._optuna._studies import sign as sign
+from optuna_hermes._optuna._studies import state_dir as state_dir
+from optuna_hermes._optuna._studies import study_key as study_key
+from optuna_hermes._optuna._studies import study_keys as study_keys
+from optuna_hermes._optuna._studies import study_seed as study_seed
+from optuna_hermes._optuna._studies import study_spec as study_spec
+from optuna_hermes._optuna._trials import SECONDS_ATTRIBUTE as SECONDS_ATTRIBUTE
+from optuna_hermes._optuna._trials import STATE_ATTRIBUTE as STATE_ATTRIBUTE
+from optuna_hermes._optuna._trials import Note as Note
+from optuna_hermes._optuna._trials import complete_trial as complete_trial
+from optuna_hermes._optuna._trials import end_of as end_of
+from optuna_hermes._optuna._trials import fail_trial as fail_trial
+from optuna_hermes._optuna._trials import hear as hear
+from optuna_hermes._optuna._trials import open_trial as open_trial
+from optuna_hermes._optuna._trials import opened_by as opened_by
+from optuna_hermes._optuna._trials import ours as ours
+from optuna_hermes._optuna._trials import params_of as params_of
+from optuna_hermes._optuna._trials import params_of_id as params_of_id
+from optuna_hermes._optuna._trials import pruned as pruned
+from optuna_hermes._optuna._trials import reattach as reattach
+from optuna_hermes._optuna._trials import report as report
+from optuna_hermes._optuna._trials import reported_steps as reported_steps
+from optuna_hermes._optuna._trials import set_attributes as set_attributes
+from optuna_hermes._optuna._trials import should_prune as should_prune
+from optuna_hermes._optuna._trials import trial_id as trial_id
+from optuna_hermes._optuna._trials import trial_states as trial_states
+from optuna_hermes.ledger._secrets import shown
 
-__all__ = [
-    "SECONDS_ATTRIBUTE",
-    "STATE_ATTRIBUTE",
-    "Note",
-    "SharingTerms",
-    "Study",
-    "StudyView",
-    "as_seen",
-    "asked_to_stop",
-    "begin_trial",
-    "checkpoint_root",
-    "claim_ledger",
-    "complete_trial",
-    "create_study",
-    "database_errors",
-    "delete_study",
-    "disconnect",
-    "end_of",
-    "end_trial",
-    "facts",
-    "fail_trial",
-    "fixed_list",
-    "flush_reports",
-    "for_workers",
-    "hear",
-    "hidden",
-    "is_deleted",
-    "is_late",
-    "keep_reports",
-    "known_key",
-    "ledger_url",
-    "left_to_propose",
-    "load_study",
-    "log_warnings_only",
-    "no_such_study",
-    "open_trial",
-    "opened_by",
-    "optimize_loop",
-    "optuna_verbs",
-    "ours",
-    "params_of",
-    "params_of_id",
-    "patient",
-    "patiently",
-    "prepare_storages",
-    "pruned",
-    "reattach",
-    "report",
-    "reported_steps",
-    "reseed",
-    "rest",
-    "run_optuna_cli",
-    "session_of",
-    "set_attributes",
-    "shared",
-    "shares_its_ledger",
-    "should_prune",
-    "sign",
-    "state_dir",
-    "study_key",
-    "study_keys",
-    "study_names",
-    "study_seed",
-    "study_spec",
-    "tell",
-    "trial_id",
-    "trial_states",
-    "turn",
-    "wait_for_device",
-]
+if TYPE_CHECKING:
+    from optuna_hermes._optuna._commands import log_warnings_only as log_warnings_only
+    from optuna_hermes._optuna._commands import optuna_verbs as optuna_verbs
+    from optuna_hermes._optuna._commands import run_optuna_cli as run_optuna_cli
+    from optuna_hermes._optuna._local_ledgers import claim_ledger as claim_ledger
+    from optuna_hermes._optuna._patient import flush_reports as flush_reports
+    from optuna_hermes._optuna._patient import keep_reports as keep_reports
+    from optuna_hermes._optuna._patient import patient as patient
+    from optuna_hermes._optuna._patient import tell as tell
+
+hidden = shown
+
+_HOMES = {
+    **dict.fromkeys(("log_warnings_only", "optuna_verbs", "run_optuna_cli"), "_commands"),
+    **dict.fromkeys(("flush_reports", "keep_reports", "patient", "tell"), "_patient"),
+    "claim_ledger": "_local_ledgers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # A plain study needs neither Optuna's command line nor what only drivers and workers do.
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -41,6 +41,7 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
     # Optuna looks a sampler up by its name in this module.
     for sampler in samplers:
         setattr(optuna.samplers, sampler.__name__, sampler)
+    # The commands of a script may start at once on a new database.
     optuna.cli._get_storage = partial(racing, optuna.cli._get_storage)
     try:
         with _log_to(sys.stderr):

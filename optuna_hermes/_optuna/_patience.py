@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from optuna_hermes import ledger
 from optuna_hermes._optuna._storages import line
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import FULL, is_full, mends
 
 PATIENCE_SECONDS = 330.0
 """Longest retry of a call in seconds: a little longer than a broker waits to suspend all trials."""
 
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 5.0
 
 NOTICE_SECONDS = 5.0
 """Seconds of waiting after which a warning is logged."""
@@ -29,13 +29,9 @@ T = TypeVar("T")
 def patiently(
     call: Callable[..., T], *args: object, seconds: float = PATIENCE_SECONDS, **named: object
 ) -> T:
-    """Retry a call, with growing pauses, while its database does not answer.
+    """Retry a call, which may run twice, with growing pauses while its database does not answer.
 
-    Args:
-        call: a function that may be called twice.
-        args: its arguments.
-        seconds: longest time to wait.
-        named: its arguments by name.
+    It waits for ``seconds`` at most, from the first error on.
 
     Raises:
         StorageError: the database did not answer for longer.
@@ -46,7 +42,7 @@ def patiently(
         try:
             return call(*args, **named)
         except Exception as error:
-            if not mends(error):
+            if not ledger.mends(error):
                 raise
             now = time.monotonic()
             if end is None:
@@ -57,12 +53,12 @@ def patiently(
                 notice_at = math.inf
                 log.warning(waits(error))
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
 def waits(error: Exception) -> str:
     """The warning about a database that is waited for."""
-    full = f" {FULL}" if is_full(line(error)) else ""
+    full = f" {ledger.FULL}" if ledger.is_full(line(error)) else ""
     return f"Waiting for the study's database, which does not answer: {line(error)}{full}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,27 +11,17 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from optuna_hermes._optuna._patience import (
-    FIRST_PAUSE_SECONDS,
-    LONGEST_PAUSE_SECONDS,
-    PATIENCE_SECONDS,
-    away,
-    patiently,
-)
+from optuna_hermes._optuna._patience import PATIENCE_SECONDS, away, patiently
 from optuna_hermes._optuna._reports import Reports
-from optuna_hermes.ledger import mends
 
+# Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
-"""Calls that are not idempotent, so not retried here: their callers check the outcome first."""
 
 
 class PatientStorage:
     """Wrapper of a storage whose calls are retried during an outage; reports are queued instead.
 
     It stands where Optuna expects a storage and forwards all other attributes.
-
-    Args:
-        inner: the other storage.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -44,6 +33,7 @@ class PatientStorage:
         return found if name in _ONCE or not callable(found) else partial(patiently, found)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled as the inner storage: a queue and its thread belong to one process.
         return _same, (self.inner,)
 
     def set_trial_intermediate_value(
@@ -66,18 +56,6 @@ def patient(study: optuna.Study) -> Iterator[None]:
         yield
     finally:
         study._storage = inner
-
-
-def is_late(study: optuna.Study) -> bool:
-    """True if reports wait for the study's database; always False without ``patient``."""
-    storage: Any = study._storage
-    return isinstance(storage, PatientStorage) and storage.reports.late
-
-
-def at_once(study: optuna.Study) -> Any:
-    """The study's storage without retries."""
-    storage: Any = study._storage
-    return storage.inner if isinstance(storage, PatientStorage) else storage
 
 
 def keep_reports(study: optuna.Study, trial_id: int, folder: Path) -> None:
@@ -103,22 +81,19 @@ def tell(
     Raises:
         StorageError: the outage was too long; the trial is unchanged.
     """
-    end = time.monotonic() + PATIENCE_SECONDS
-    flushed, pause = False, FIRST_PAUSE_SECONDS
-    while True:
-        try:
-            flushed = flushed or flush_reports(study, PATIENCE_SECONDS)
-            if not flushed:
-                raise away(TimeoutError("its last values wait for it"))
-            return study.tell(trial, values, state=state)
-        except Exception as error:
-            if not mends(error):
-                raise
-            if time.monotonic() > end:
-                raise away(error) from error
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        # The call is not idempotent: a second one would fail if the first was committed.
-        known = study._storage.get_trial(trial._trial_id)
-        if known.state.is_finished():
-            return known  # it was committed, but the answer was lost
+    called = False
+
+    def once() -> FrozenTrial:
+        nonlocal called
+        if called:
+            # The call is not idempotent: a second one would fail if the first was committed and
+            # only its answer was lost.
+            known = study._storage.get_trial(trial._trial_id)
+            if known.state.is_finished():
+                return known
+        elif not flush_reports(study, PATIENCE_SECONDS):
+            raise away(TimeoutError("its last values wait for it"))
+        called = True
+        return study.tell(trial, values, state=state)
+
+    return patiently(once)

@@ -37,7 +37,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class SharingTerms:
-    """SharingTerms on which the trials of a plain study take turns; see ``HermesSampler``."""
+    """Terms on which the trials of a plain study take turns; see ``HermesSampler``."""
 
     devices: str
     policy: str
@@ -80,6 +80,7 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
     if sessions.worker is not None:
         return
     _alive.pop((study.study_name, trial.number), None)
+    # None if it has shared the device of a trial around it, or never needed one.
     session = sessions.pop(study.study_name, trial.number)
     if session is not None:
         ended = _ending(state)
@@ -234,8 +235,8 @@ def _ending(state: TrialState) -> Ending:
 
 # -- giving it back ----------------------------------------------------------------------------
 
+# The trials whose Python objects are still referenced, by study and number.
 _alive: weakref.WeakValueDictionary[tuple[str, int], optuna.Trial] = weakref.WeakValueDictionary()
-"""The trials whose Python objects are still referenced, by study and number."""
 
 
 def _trial_being_made() -> optuna.Trial | None:
@@ -281,6 +282,7 @@ class _Watch:
 
     def look_after(self, held: OwnSession) -> None:
         """Give a session's device back when its trial is abandoned."""
+        # Only of an object that was seen can it be said that it is gone.
         if (held.study, held.number) in _alive:
             self._known.add(held)
         if self._pid != os.getpid():  # a fork has no threads
@@ -292,6 +294,7 @@ class _Watch:
         while True:
             self._any.wait()
             time.sleep(_LOOK_SECONDS)
+            # Before the look: a session that is added during it sets the event again.
             self._any.clear()
             helds = sessions.all()
             for held in self._abandoned(helds):

@@ -18,11 +18,7 @@ Write = Callable[[int, int, float], None]
 
 
 class Reports:
-    """Writes the values of trials on a thread, in order.
-
-    Args:
-        write: writes one value: the trial's id, the step, the value.
-    """
+    """Writes the values of trials (trial's id, step, value) on a thread, in order."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -40,12 +36,7 @@ class Reports:
             return self._late
 
     def keep_in(self, folder: Path, trial_id: int) -> None:
-        """Journal late values; first queue those that an earlier process left there.
-
-        Args:
-            folder: of the trial's checkpoints.
-            trial_id: the trial's id.
-        """
+        """Journal late values in a trial's folder; queue those that an earlier process left."""
         self._folder = folder
         for step, value in find(folder).unwritten:
             self.put(trial_id, step, value)
@@ -65,6 +56,8 @@ class Reports:
                     target=self._work, name="hermes-reports", daemon=True
                 )
                 self._thread.start()
+            # Waited for, so that an error is raised where the value was reported. During an outage
+            # the first late value is the last that training waits for.
             if not self._late:
                 self._late = not self._empty(LATE_SECONDS)
             if self._late:
@@ -94,7 +87,7 @@ class Reports:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
-                each = self._queue[0]
+                each = self._queue[0]  # it stays, and so in the journal, until it is written
             error: Exception | None = None
             try:
                 patiently(self._write, *each, seconds=math.inf)

@@ -17,8 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 def reseed(sampler: optuna.samplers.BaseSampler, seed: int, number: int) -> None:
     """Give every random state inside ``sampler`` a seed made of ``seed`` and a trial's number."""
     states = _random_states(sampler, set())
-    words = np.random.SeedSequence([seed, number]).generate_state(max(1, len(states)))
-    for state, word in zip(states, words, strict=False):
+    words = np.random.SeedSequence([seed, number]).generate_state(len(states))
+    for state, word in zip(states, words, strict=True):
         state.rng.seed(int(word))
 
 

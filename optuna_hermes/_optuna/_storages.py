@@ -16,8 +16,8 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import storage as rdb
 from optuna.storages._rdb.models import BaseModel
 
+from optuna_hermes import ledger
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import few_connections, lost_race, rest_when_idle
 from optuna_hermes.ledger._secrets import redacted, shown
 
 RACE_SECONDS = 60.0
@@ -29,12 +29,7 @@ T = TypeVar("T")
 
 
 def racing(call: Callable[..., T], *args: object, **named: object) -> T:
-    """Retry a call while it loses a race to create a new database's tables.
-
-    Args:
-        call: a function that may be called twice.
-        args: its arguments.
-        named: its arguments by name.
+    """Retry a call, which may run twice, while it loses a race to create a database's tables.
 
     Raises:
         Exception: the call's error, if it has another cause or lasts for too long.
@@ -44,23 +39,19 @@ def racing(call: Callable[..., T], *args: object, **named: object) -> T:
         try:
             return call(*args, **named)
         except Exception as error:
-            if not lost_race(error) or time.monotonic() > end:
+            if not ledger.lost_race(error) or time.monotonic() > end:
                 raise
         time.sleep(_RACE_PAUSE_SECONDS)
 
 
 def prepare_storages() -> None:
     """Do once what each fork of this process would do at its first look into a database."""
+    # Else SQLAlchemy configures Optuna's mappers then, in every worker anew.
     BaseModel.registry.configure()
 
 
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
-    """Load a study that exists.
-
-    Args:
-        storage: Optuna's storage URL.
-        name: the study's name.
-        parts: ``sampler`` and ``pruner``, as for ``optuna.load_study``.
+    """Load a study that exists; ``parts`` are as for ``optuna.load_study``.
 
     Raises:
         StorageError: the storage cannot be reached, or has no such study.
@@ -96,6 +87,7 @@ def create_study(storage: str, name: str, **parts: Any) -> tuple[optuna.Study, b
     """
     with storage_errors(storage):
         backend = racing(optuna.storages.get_storage, storage)
+        # Not looked up first: another process may create it between the look and the call.
         try:
             return racing(optuna.create_study, study_name=name, storage=backend, **parts), True
         except optuna.exceptions.DuplicatedStudyError:
@@ -169,10 +161,19 @@ def database_url(study: optuna.Study) -> Any:
     return url
 
 
+def is_late(study: optuna.Study) -> bool:
+    """True if reports wait for the study's database; always False without ``patient``."""
+    return bool(getattr(getattr(study._storage, "reports", None), "late", False))
+
+
+def at_once(study: optuna.Study) -> Any:
+    """The study's storage without the retries of ``patient``."""
+    return getattr(study._storage, "inner", study._storage)
+
+
 def backend_of(study: optuna.Study) -> Any:
     """A study's storage without the wrappers around it, Optuna's or this package's."""
-    storage: Any = study._storage
-    storage = getattr(storage, "inner", storage)
+    storage = at_once(study)
     return storage._backend if isinstance(storage, _CachedStorage) else storage
 
 
@@ -183,7 +184,7 @@ def for_workers(study: optuna.Study) -> bytes:
         return _pickled(study)
     chosen = backend.engine_kwargs
     # The study keeps its own setting: it is changed for the time of pickling only.
-    backend.engine_kwargs = few_connections(chosen)
+    backend.engine_kwargs = ledger.few_connections(chosen)
     try:
         return _pickled(study)
     finally:
@@ -222,7 +223,7 @@ def rest(study: optuna.Study) -> None:
     """Close connections to a study's server whenever this process leaves them idle for a while."""
     backend = backend_of(study)
     if isinstance(backend, RDBStorage):
-        rest_when_idle(backend.engine)
+        ledger.rest_when_idle(backend.engine)
 
 
 def disconnect(study: optuna.Study) -> None:

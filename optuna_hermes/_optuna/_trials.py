@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.storages import BaseStorage, RDBStorage
-from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
 
+from optuna_hermes import ledger
 from optuna_hermes._optuna._patience import patiently
-from optuna_hermes._optuna._patient import at_once, is_late
-from optuna_hermes._optuna._storages import line
+from optuna_hermes._optuna._storages import at_once, backend_of, is_late, line
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import mends
 from optuna_hermes.model import TrialStatus
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ def open_trial(
     The call is retried during an outage, without creating a second trial.
 
     Args:
-        study: of the trial.
         name: unique name of this opening; None draws one.
         lost: names of openings whose processes died; a trial that one of them left is taken first.
     """
@@ -53,11 +50,7 @@ def _mark(name: str) -> str:
 def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> optuna.Trial:
     """Open a trial with this mark, or return the one that an unanswered earlier call has opened.
 
-    Args:
-        study: its study.
-        mark: a system attribute.
-        lost: the marks of processes that died.
-        missed: the ids of waiting trials that other processes took first.
+    ``missed`` collects the ids of waiting trials that other processes took first.
     """
     storage, study_id = at_once(study), study._study_id
     study._thread_local.cached_all_trials = None
@@ -164,8 +157,7 @@ def _plain(value: Any) -> float | int | bool | str | None:
 def trial_states(study: optuna.Study) -> dict[int, TrialState]:
     """The state of each trial by its number."""
     # Read alone from a database: the other columns are slow to read.
-    storage = study._storage
-    backend = storage._backend if isinstance(storage, _CachedStorage) else storage
+    backend = backend_of(study)
     if not isinstance(backend, RDBStorage):
         return {trial.number: trial.state for trial in study.get_trials(deepcopy=False)}
     with backend.scoped_session() as session:
@@ -197,13 +189,7 @@ def ours(trial: FrozenTrial) -> bool:
 
 
 class Note:
-    """Writes a trial's state to its user attributes, which optuna-dashboard shows.
-
-    Args:
-        study: of the trial.
-        trial_id: Optuna's id of the trial; a finished one keeps its attributes.
-        session: source of the trial's device time.
-    """
+    """Writes a trial's state to its user attributes, which optuna-dashboard shows."""
 
     def __init__(self, study: optuna.Study, trial_id: int, session: TrialSession) -> None:
         self._study = study
@@ -219,7 +205,7 @@ class Note:
         try:
             set_attributes(self._study, self._trial_id, attributes)
         except Exception as error:
-            if not mends(error):
+            if not ledger.mends(error):
                 raise
 
 

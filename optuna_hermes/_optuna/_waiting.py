@@ -33,8 +33,8 @@ _LOOK_SECONDS = 0.5
 
 _STALE_SECONDS = 10.0
 
+# Share of a core below which a thread counts as idle: one that waits still wakes to look.
 _IDLE_SHARE = 0.05
-"""Share of a core below which a thread counts as idle."""
 
 log = optuna.logging.get_logger("optuna.hermes")
 
@@ -50,11 +50,9 @@ class Idleness:
         self._looks: dict[object, tuple[float, float, float]] = {}
 
     def seconds(self, who: object, cpu_seconds: float | None) -> float:
-        """Seconds in which a processor time has hardly grown; 0 at first, or if ``who`` is gone.
+        """Seconds in which the processor time of a thread or process has hardly grown.
 
-        Args:
-            who: a key for a thread or a process.
-            cpu_seconds: its processor time, None if it is gone.
+        They are 0 at its first look, and once it is gone: then ``cpu_seconds`` is None.
         """
         now = time.monotonic()
         since, at, had = self._looks.get(who, (now, now, math.inf))
@@ -88,13 +86,7 @@ def _thread_seconds() -> dict[int, float]:
 
 
 class Wait:
-    """Follows a trial that waits for a device.
-
-    Args:
-        study: its study's name.
-        number: of the trial.
-        rest: called at the first look at a wait: a waiting trial needs no database connection.
-    """
+    """Follows a trial that waits for a device; ``rest`` is called when a wait begins."""
 
     def __init__(self, study: str, number: int, rest: Callable[[], None]) -> None:
         self.is_first = True
@@ -114,7 +106,7 @@ class Wait:
         """
         if seconds < self._seconds:  # another wait has begun
             self._next_notice = NOTICE_SECONDS
-            self._rest()
+            self._rest()  # a trial that waits needs no database connection
         self._seconds = seconds
         if self.is_first and seconds >= self._next_look:
             self._next_look = seconds + _LOOK_SECONDS
@@ -158,11 +150,10 @@ class Wait:
 
 _idleness = Idleness()
 
+# What was found once holds for a study's further trials, which then do not wait for it again:
+# studies that run inside of an ancestor of this process, and sessions with the study inside.
 _inside: set[str] = set()
-"""Studies found to run inside of an ancestor of this process."""
-
 _outer: weakref.WeakKeyDictionary[OwnSession, str] = weakref.WeakKeyDictionary()
-"""Sessions, with the study found to run inside of each."""
 
 
 def _ancestors() -> list[psutil.Process]:

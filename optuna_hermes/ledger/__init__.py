@@ -18,28 +18,18 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._away import is_full as is_full
     from optuna_hermes.ledger._away import lost_race as lost_race
     from optuna_hermes.ledger._away import mends as mends
-    from optuna_hermes.ledger._base import Ledger as Ledger
-    from optuna_hermes.ledger._base import live_hosts as live_hosts
     from optuna_hermes.ledger._engine import few_connections as few_connections
     from optuna_hermes.ledger._engine import rest_when_idle as rest_when_idle
+    from optuna_hermes.ledger._ledger import Ledger as Ledger
+    from optuna_hermes.ledger._ledger import live_hosts as live_hosts
     from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
     from optuna_hermes.ledger._schema import schema_version as schema_version
-    from optuna_hermes.ledger._sql import MemoryLedger as MemoryLedger
-    from optuna_hermes.ledger._sql import SqlLedger as SqlLedger
 
 _HOMES = {
-    "FULL": "_away",
-    "Ledger": "_base",
-    "MemoryLedger": "_sql",
-    "SCHEMA_VERSION": "_schema",
-    "SqlLedger": "_sql",
-    "few_connections": "_engine",
-    "is_full": "_away",
-    "live_hosts": "_base",
-    "lost_race": "_away",
-    "mends": "_away",
-    "rest_when_idle": "_engine",
-    "schema_version": "_schema",
+    **dict.fromkeys(("FULL", "is_full", "lost_race", "mends"), "_away"),
+    **dict.fromkeys(("few_connections", "rest_when_idle"), "_engine"),
+    **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
+    **dict.fromkeys(("SCHEMA_VERSION", "schema_version"), "_schema"),
 }
 
 
@@ -56,7 +46,7 @@ def __dir__() -> list[str]:
 
 def load() -> None:
     """Import what opening a ledger in a database takes, so that the first is opened sooner."""
-    importlib.import_module(f"{__name__}._sql")
+    importlib.import_module(f"{__name__}._ledger")
 
 
 def open_ledger(url: str) -> Ledger:
@@ -73,6 +63,6 @@ def open_ledger(url: str) -> Ledger:
         >>> open_ledger("memory:").load_trials("a study's key")
         []
     """
-    from optuna_hermes.ledger._sql import MemoryLedger, SqlLedger
+    from optuna_hermes.ledger._ledger import Ledger
 
-    return MemoryLedger() if url == "memory:" else SqlLedger(url)
+    return Ledger(url)

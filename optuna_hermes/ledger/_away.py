@@ -11,13 +11,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from optuna_hermes.errors import LedgerAwayError
 
 _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
+# Servers raise OperationalError for these, too, which a retry cannot cure.
 _NEVER = ("authentication failed", "access denied", "does not exist", "unknown database")
-"""Parts of messages of errors that a retry cannot cure, of all servers."""
+# SQLAlchemy's code of a statement whose transaction lost its connection in an earlier one.
 _LOST_BEFORE = "8s2b"
-"""SQLAlchemy's code of a statement whose transaction lost its connection in an earlier one."""
 
+# Statements of Optuna that create a new database's tables and store their version.
 _SCHEMA = re.compile(r"^\s*CREATE\s|alembic_version|version_info", re.IGNORECASE)
-"""Statements of Optuna that create a new database's tables and store their version."""
 _FASTER = frozenset(
     {
         *("42P07", "42710", "23505", "40001", "40P01"),  # PostgreSQL: is there, or serialised
@@ -26,10 +26,7 @@ _FASTER = frozenset(
 )
 _FASTER_SQLITE = ("already exists", "unique constraint failed")
 
-
 _FULL = ("too many clients", "too many connections", "connection slots", "max_user_connections")
-
-
 FULL = (
     "It takes no more connections: end what else is connected, or raise its limit "
     "(max_connections)."

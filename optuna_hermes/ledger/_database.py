@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
-from sqlalchemy import URL, Connection, Engine, Select, column, select, table
+from sqlalchemy import Connection, Select, column, select, table
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from optuna_hermes.errors import LedgerAwayError, LedgerError
@@ -39,19 +40,29 @@ class Database:
         self.shown = url
         """The URL without its password."""
         self.file: str | None = None
-        """The path of an SQLite file, which hosts do not share; None for a server or memory."""
+        """The path of an SQLite file; None for a server or memory."""
+        self.shared = False
+        """True if processes of other hosts can reach it."""
         self._url = url
         self._pid = os.getpid()
         self._batch = _Batch()
-        self._source: _Pooled | _Memory
         if url == MEMORY:
-            self._source = _Memory(clock)
+            memory = _Memory(clock)
+            self._reading: _Begin = memory.reading
+            self._writing: _Begin = memory.writing
+            self._close: Callable[..., None] = memory.close
         else:
             parsed = parse(url)
             self.shown = parsed.set(query={}).render_as_string(hide_password=True)
-            self._source = _Pooled(self._connectable(parsed))
-            if parsed.get_backend_name() == "sqlite":
-                self.file = parsed.database
+            try:
+                engine = connectable(parsed)
+            except (ImportError, ArgumentError, OSError) as error:
+                raise LedgerError(self._failed(error)) from error
+            self._reading, self._writing = engine.begin, for_writing(engine).begin
+            self._close = engine.dispose
+            # A file is for one host: SQLite's locks fail on network file systems.
+            self.shared = parsed.get_backend_name() != "sqlite"
+            self.file = None if self.shared else parsed.database
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
@@ -60,7 +71,7 @@ class Database:
             LedgerError: the database refuses, also a statement inside of the block.
             LedgerAwayError: it cannot be reached, is locked or is full.
         """
-        return self._transaction(self._source.reading)
+        return self._transaction(self._reading)
 
     def writing(self) -> AbstractContextManager[Connection]:
         """A transaction that writes: this thread's batch, or one that ends with the block.
@@ -70,7 +81,7 @@ class Database:
         """
         if self._batch.connection is not None:
             return nullcontext(self._batch.connection)
-        return self._transaction(self._source.writing)
+        return self._transaction(self._writing)
 
     @contextmanager
     def batch(self, connection: Connection) -> Iterator[None]:
@@ -106,7 +117,7 @@ class Database:
     def close(self) -> None:
         """Close the connections."""
         # After a fork the sockets are shared with the parent: closing them would end its sessions.
-        self._source.close(own=os.getpid() == self._pid)
+        self._close(close=os.getpid() == self._pid)
 
     @contextmanager
     def _transaction(self, begin: _Begin) -> Iterator[Connection]:
@@ -130,24 +141,6 @@ class Database:
             "that the database runs, and that you may write to it."
         )
 
-    def _connectable(self, url: URL) -> Engine:
-        try:
-            return connectable(url)
-        except (ImportError, ArgumentError, OSError) as error:
-            raise LedgerError(self._failed(error)) from error
-
-
-class _Pooled:
-    """Transactions of a server or of a file, whose connections are pooled."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.reading: _Begin = engine.begin
-        self.writing: _Begin = for_writing(engine).begin
-
-    def close(self, *, own: bool) -> None:
-        self._engine.dispose(close=own)
-
 
 class _Memory:
     """Transactions of a database in memory: one connection, for one thread at a time."""
@@ -156,6 +149,8 @@ class _Memory:
         self._connection = memory_engine().connect()
         self._driver: Any = self._connection.connection.driver_connection
         set_clock(self._driver, clock)
+        # A ledger in memory may be dropped unclosed, of which SQLAlchemy would warn.
+        weakref.finalize(self, self._connection.close)
         self._turn = threading.RLock()
 
     @contextmanager
@@ -176,8 +171,9 @@ class _Memory:
             finally:
                 self._driver.execute("RELEASE hermes")
 
-    def close(self, *, own: bool) -> None:
-        self._connection.close()
+    def close(self, *, close: bool) -> None:
+        if close:
+            self._connection.close()
 
 
 class _Batch(threading.local):

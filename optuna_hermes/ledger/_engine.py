@@ -87,6 +87,7 @@ def connectable(url: URL) -> Engine:
     engine = create_engine(
         url,
         hide_parameters=True,
+        # The server ends idle connections, of which the pool learns by asking only.
         pool_pre_ping=True,
         isolation_level="READ COMMITTED",
         connect_args=time_limits(url),

@@ -13,11 +13,7 @@ from optuna_hermes.errors import LedgerError
 
 @final
 class StudyLocks:
-    """The locks that this process holds on studies of a file, until it ends.
-
-    Args:
-        file: path of the ledger.
-    """
+    """The locks that this process holds on studies of a ledger's file, until it ends."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -39,7 +35,7 @@ class StudyLocks:
                 folder / f"{study}.lock",
                 timeout=0,
                 mode=0o600,
-                thread_local=False,
+                thread_local=False,  # the thread that unlocks may be another one
                 is_singleton=True,  # one file may have two URLs
             )
             try:

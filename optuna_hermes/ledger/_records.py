@@ -16,10 +16,7 @@ class TrialRecord:
     """The row of a trial in the ledger.
 
     Args:
-        study: the study's key.
-        number: the trial's number.
-        trial_id: Optuna's id of the trial.
-        state: as in ``model.TrialStatus``.
+        study: the study's key, as in all records.
         tier: the tier that holds its state, None if there is none.
         host: the host that had it last.
         owner: the broker that it belongs to, None for no broker; see ``Ledger``.
@@ -29,8 +26,7 @@ class TrialRecord:
         device_seconds: device time it has had.
         energy_joules: energy of its devices in that time, None if it was not measured.
         losses: number of processes it has lost since its last new unit.
-        submitted: wall clock seconds (Unix time) of its admission.
-        updated: wall clock seconds of the last change.
+        submitted, updated: Unix time of its admission, and of the last change.
     """
 
     study: str
@@ -70,11 +66,10 @@ class ReportRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaseRecord:
-    """One trial's right to some devices for one slice.
+    """One trial's right to some devices (``host/id``) for one slice.
 
-    ``started`` and ``ended`` are wall clock seconds; ``ended`` is None while the lease is live.
-    ``number`` is None until the trial is created. Device ids are ``host/id``.
-    ``owner`` is the broker that granted it, None where there is only one.
+    ``ended`` is None while the lease is live, ``number`` until the trial is created. ``owner`` is
+    the broker that granted it, None where there is only one.
     """
 
     study: str
@@ -115,8 +110,7 @@ class HostRecord:
     Args:
         name: its host's name, unique among the hosts that share a ledger.
         instance: its own name, never used before by any broker: the ``owner`` of its trials.
-        devices: ids of its devices.
-        load: its load, by a measure that all brokers share; less is better.
+        load: by a measure that all brokers share; less is better.
         wants: the keys of studies of which it could train more trials, if there were any.
         age_seconds: age of its last heartbeat, by the ledger's clock. ``beat`` ignores it.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any
@@ -12,11 +13,6 @@ from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
 from optuna_hermes.model import Checkpoint, Curve
 
 _LISTS = ("devices", "wants")
-
-_Report = tuple[int, int, int, float, float]
-"""A trial's number, unit, step, value and device seconds: there may be hundreds of thousands."""
-
-_Unit = tuple[int, float, float]
 
 
 def row(record: Any) -> dict[str, Any]:
@@ -40,21 +36,13 @@ def number_or_word(value: float) -> dict[str, Any]:
 
 def value_of(number: float | None, word: str | None) -> float:
     """The value from its two columns."""
-    return float(number if word is None else word)  # type: ignore[arg-type]
+    return number if word is None else float(word)  # type: ignore[return-value]
 
 
-def report_of(study: str, found: Sequence[Any], at: float) -> ReportRecord:
+def report_of(study: str, found: dict[str, Any]) -> ReportRecord:
     """The record of a report from its row."""
-    number, unit, step, value, device_seconds = _reported(found)
-    return ReportRecord(
-        study=study,
-        number=number,
-        unit=unit,
-        step=step,
-        value=value,
-        device_seconds=device_seconds,
-        at=at,
-    )
+    value = value_of(found.pop("value"), found.pop("not_finite"))
+    return ReportRecord(study=study, value=value, **found)
 
 
 def checkpoint_of(study: str, found: dict[str, Any]) -> CheckpointRecord:
@@ -68,21 +56,13 @@ def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:
 
     A unit that was reported twice has its later report.
     """
-    trials: dict[int, dict[int, _Unit]] = {}
-    for number, unit, step, value, device_seconds in map(_reported, rows):
-        units = trials.get(number)
-        if units is None:
-            units = trials[number] = {}
-        units[unit] = (step, value, device_seconds)
+    # Tuples, not records: there may be hundreds of thousands of rows.
+    trials: defaultdict[int, dict[int, tuple[int, float, float]]] = defaultdict(dict)
+    for number, unit, step, value, word, device_seconds in rows:
+        trials[number][unit] = (step, value_of(value, word), device_seconds)
     return {number: _curve(trials[number]) for number in sorted(trials)}
 
 
-def _reported(found: Sequence[Any]) -> _Report:
-    """A report from its row."""
-    number, unit, step, value, word, device_seconds = found
-    return number, unit, step, value if word is None else float(word), device_seconds
-
-
-def _curve(units: dict[int, _Unit]) -> Curve:
+def _curve(units: dict[int, tuple[int, float, float]]) -> Curve:
     steps, values, device_seconds = zip(*(units[unit] for unit in sorted(units)), strict=True)
     return Curve(steps=steps, values=values, device_seconds=device_seconds)

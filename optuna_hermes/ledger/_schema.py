@@ -58,7 +58,7 @@ SCHEMA = Table(
     Column("forgotten_epoch", _Integer),
 )
 
-RUNS = Table(
+TRIALS = Table(
     "hermes_trials",
     METADATA,
     Column("study", _Name, primary_key=True),
@@ -153,7 +153,7 @@ EVENTS = Table(
     Index("ix_hermes_events_trial", "study", "number"),
 )
 
-OF_STUDIES = (RUNS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
+OF_STUDIES = (TRIALS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
 """Tables whose rows each belong to one study, by their column ``study``."""
 
 

@@ -25,6 +25,7 @@ def shown(url: str) -> str:
 def redacted(text: str, url: str) -> str:
     """A text without the passwords of a URL, plain or percent-encoded."""
     spellings = {spelled for secret in _written(url) for spelled in _spellings(secret)}
+    # The longest first: one spelling may be a part of another.
     for spelled in sorted(spellings, key=len, reverse=True):
         text = text.replace(spelled, _HIDDEN)
     return text

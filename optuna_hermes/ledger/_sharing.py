@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -12,9 +11,8 @@ from optuna_hermes.errors import NotOwnerError
 from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._records import HostRecord, TrialRecord
 from optuna_hermes.ledger._rows import row, with_lists
-from optuna_hermes.model import TrialStatus
+from optuna_hermes.model import LIVE_STATES, TrialStatus
 
-_UNFINISHED = ("pending", "running", "parked", "stored")
 _WAITING = ("pending", "stored")
 
 
@@ -28,10 +26,8 @@ def skips_locked(connection: Connection) -> bool:
 
 
 def in_turn(connection: Connection) -> None:
-    """Lock the row by which transactions of brokers are serialised.
-
-    SQLite has no row locks; there, BEGIN IMMEDIATE has locked the database.
-    """
+    """Lock the row by which transactions of brokers are serialised."""
+    # SQLite has no row locks; there, BEGIN IMMEDIATE has locked the database.
     if connection.dialect.name != "sqlite":
         connection.execute(sql.TURN)
 
@@ -45,11 +41,6 @@ def last_epoch(connection: Connection) -> int:
     return max(kept or 0, forgotten or 0)
 
 
-def known_trials(connection: Connection, study: str) -> int:
-    """Number of a study's trials, plus its live leases of trials not created yet."""
-    return cast(int, connection.scalar(sql.KNOWN_RUNS, {"of_study": study}))
-
-
 # -- owners ------------------------------------------------------------------------------------
 
 
@@ -59,6 +50,7 @@ def check_owner(connection: Connection, study: str, number: int, by: str | None)
     Raises:
         NotOwnerError: it has another owner.
     """
+    # A broker that was taken for dead and comes back must not undo the writes of its heir.
     found = connection.execute(sql.OWNER, {"of_study": study, "of_number": number}).first()
     if found is not None and found.owner != by:
         raise NotOwnerError(
@@ -78,16 +70,16 @@ def save_trial(connection: Connection, trial: TrialRecord, by: str | None) -> No
     found = row(trial)
     of = {"of_study": trial.study, "of_number": trial.number, "of_owner": by}
     # Update first: a trial is inserted once and replaced many times.
-    if not connection.execute(sql.REPLACE_RUN, {**found, **of}).rowcount:
+    if not connection.execute(sql.REPLACE_TRIAL, {**found, **of}).rowcount:
+        # Nothing was replaced: the trial is new, or another broker's.
         check_owner(connection, trial.study, trial.number, by)
-        connection.execute(sql.ADD_RUN, found)
+        connection.execute(sql.ADD_TRIAL, found)
 
 
 def claim(
     connection: Connection,
     study: str,
     number: int,
-    *,
     host: str,
     instance: str,
     dead_after_seconds: float,
@@ -96,45 +88,26 @@ def claim(
     of = {"of_study": study, "of_number": number}
     query = sql.locked_trial(skip_locked=skips_locked(connection))
     found = connection.execute(query, of).mappings().first()
-    # It is missing, or another transaction has locked it.
-    trial = None if found is None else TrialRecord(**found)
-    if trial is None or not _claimable(
-        trial,
-        hosts_of(connection),
-        host=host,
-        instance=instance,
-        dead_after_seconds=dead_after_seconds,
-    ):
+    if found is None:  # it is missing, or another transaction has locked it
+        return None
+    trial = TrialRecord(**found)
+    # Read after the row is locked: the wait for it may have lasted longer than an heir's life.
+    hosts = [each for each in hosts_of(connection) if each.age_seconds < dead_after_seconds]
+    if not _claimable(trial, hosts, host, instance):
         return None
     if trial.owner == instance:
         return trial
     stored = connection.execute(sql.HAS_CHECKPOINT, of).first() is not None
     state: TrialStatus = "stored" if stored else "pending"
     trial = replace(trial, state=state, tier="disk" if stored else None, host=host, owner=instance)
-    connection.execute(sql.CHANGE_RUN, {**row(trial), **of})
+    connection.execute(sql.CHANGE_TRIAL, {**row(trial), **of})
     _end(connection, of, of_host=False)
     return trial
 
 
-def _claimable(
-    trial: TrialRecord,
-    hosts: Iterable[HostRecord],
-    *,
-    host: str,
-    instance: str,
-    dead_after_seconds: float,
-) -> bool:
-    """True if a broker may claim a trial; see the rules of ``Ledger``.
-
-    Args:
-        trial: the trial.
-        hosts: all brokers that the ledger knows.
-        host: the host of the broker that claims.
-        instance: the broker that claims.
-        dead_after_seconds: age of a holder's heartbeat from which it is gone.
-    """
-    live = [known for known in hosts if known.age_seconds < dead_after_seconds]
-    if trial.state not in _UNFINISHED:
+def _claimable(trial: TrialRecord, live: list[HostRecord], host: str, instance: str) -> bool:
+    """True if a broker of a host may claim a trial; see the rules of the ledger."""
+    if trial.state not in LIVE_STATES:
         return False
     if trial.owner is not None:
         return trial.owner == instance or all(known.instance != trial.owner for known in live)
@@ -156,22 +129,23 @@ def hosts_of(connection: Connection) -> list[HostRecord]:
     # The database's clock may have been set back, which would give a negative age.
     hosts = [
         HostRecord(**{**with_lists(dict(each)), "age_seconds": max(0.0, each["age_seconds"])})
-        for each in connection.execute(sql.hosts(connection.dialect.name)).mappings()
+        for each in connection.execute(sql.HOSTS_WITH_AGES).mappings()
     ]
     return sorted(hosts, key=lambda host: (host.name, host.instance))
 
 
 def beat(connection: Connection, host: HostRecord) -> None:
     """Add the row of a broker, or replace it."""
-    backend, found = connection.dialect.name, row(host)
+    found = row(host)
     del found["age_seconds"]
     same = {"of_instance": host.instance}
-    if not connection.execute(sql.replace_host(backend), {**found, **same}).rowcount:
-        connection.execute(sql.add_host(backend), found)
+    if not connection.execute(sql.REPLACE_HOST, {**found, **same}).rowcount:
+        connection.execute(sql.ADD_HOST, found)
 
 
 def forget_host(connection: Connection, instance: str, dead_after_seconds: float) -> bool:
     """Remove a broker and end its leases, if it is gone; return whether it is."""
+    # One without a row is gone, too, and may have left leases.
     for host in hosts_of(connection):
         if host.instance == instance and host.age_seconds < dead_after_seconds:
             return False
@@ -185,4 +159,4 @@ def _end(connection: Connection, of: dict[str, Any], *, of_host: bool) -> None:
     live = sql.live_leases(of_host=of_host, skip_locked=skips_locked(connection))
     epochs = connection.scalars(live, of).all()
     if epochs:
-        connection.execute(sql.end_leases(connection.dialect.name), {"of_epochs": epochs})
+        connection.execute(sql.END_LEASES, {"of_epochs": epochs})

@@ -11,21 +11,21 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Insert,
+    Double,
     Select,
     Table,
-    Update,
     and_,
     bindparam,
     delete,
     func,
     insert,
-    literal_column,
     or_,
     select,
     union,
     update,
 )
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
 from optuna_hermes.ledger._schema import (
@@ -36,22 +36,31 @@ from optuna_hermes.ledger._schema import (
     MEMORY,
     OF_STUDIES,
     REPORTS,
-    RUNS,
     SCHEMA,
+    TRIALS,
 )
 from optuna_hermes.model import Checkpoint
 
-# Unix time of now, not of the transaction's begin, independent of the connection's time zone.
+_MYSQL_CLOCK = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000.0e0"
 _CLOCKS = {
     "sqlite": "hermes_now()",  # a function of ``_engine``
     "postgresql": "extract(epoch FROM clock_timestamp())::double precision",
-    "mysql": "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000.0e0",
+    "mysql": _MYSQL_CLOCK,
+    "mariadb": _MYSQL_CLOCK,
 }
 
 
-def clock(backend: str) -> ColumnElement[float]:
-    """Seconds of Unix time by the clock of a database of this kind."""
-    return literal_column(_CLOCKS["mysql" if backend == "mariadb" else backend])
+class _Now(FunctionElement[float]):
+    """Seconds of Unix time by the clock of the database."""
+
+    # Not CURRENT_TIMESTAMP, which is when the transaction began, in the connection's time zone.
+    type = Double()
+    inherit_cache = True
+
+
+@compiles(_Now)
+def _clock(element: _Now, compiler: Any, **named: object) -> str:
+    return _CLOCKS[compiler.dialect.name]
 
 
 def _of_study(table: Table) -> ColumnElement[bool]:
@@ -76,25 +85,25 @@ def load(table: Table, record: type[Any], *, of_trial: bool = False) -> Select[A
 
 # -- trials --------------------------------------------------------------------------------------
 
-ADD_RUN = insert(RUNS)
-REPLACE_RUN = update(RUNS).where(
-    _of_trial(RUNS), RUNS.c.owner.is_not_distinct_from(bindparam("of_owner"))
+ADD_TRIAL = insert(TRIALS)
+REPLACE_TRIAL = update(TRIALS).where(
+    _of_trial(TRIALS), TRIALS.c.owner.is_not_distinct_from(bindparam("of_owner"))
 )
-OWNER = select(RUNS.c.owner).where(_of_trial(RUNS)).with_for_update()
+OWNER = select(TRIALS.c.owner).where(_of_trial(TRIALS)).with_for_update()
 """Reads a trial's owner and locks its row until the end of the transaction."""
 
-CHANGE_RUN = update(RUNS).where(_of_trial(RUNS))
+CHANGE_TRIAL = update(TRIALS).where(_of_trial(TRIALS))
 OVERRIDES = (
-    select(RUNS.c.number, RUNS.c.override)
-    .where(_of_study(RUNS), RUNS.c.override.is_not(None))
-    .order_by(RUNS.c.number)
+    select(TRIALS.c.number, TRIALS.c.override)
+    .where(_of_study(TRIALS), TRIALS.c.override.is_not(None))
+    .order_by(TRIALS.c.number)
 )
 
 
 @cache
 def locked_trial(*, skip_locked: bool) -> Select[Any]:
     """Read a trial and lock its row."""
-    query = _all_of(RUNS, TrialRecord).where(_of_trial(RUNS))
+    query = _all_of(TRIALS, TrialRecord).where(_of_trial(TRIALS))
     return query.with_for_update(skip_locked=skip_locked)
 
 
@@ -160,27 +169,27 @@ def live_leases(*, of_host: bool, skip_locked: bool) -> Select[Any]:
     return query.with_for_update(skip_locked=skip_locked)
 
 
-@cache
-def end_leases(backend: str) -> Update:
-    """End leases now."""
-    some = LEASES.c.epoch.in_(bindparam("of_epochs", expanding=True))
-    return update(LEASES).where(some).values(ended=clock(backend))
+END_LEASES = (
+    update(LEASES)
+    .where(LEASES.c.epoch.in_(bindparam("of_epochs", expanding=True)))
+    .values(ended=_Now())
+)
 
 
 def _known_trials() -> Select[Any]:
-    trials = select(func.count()).where(_of_study(RUNS)).scalar_subquery()
-    same = and_(_of_study(RUNS), RUNS.c.number == LEASES.c.number)
+    trials = select(func.count()).where(_of_study(TRIALS)).scalar_subquery()
+    same = and_(_of_study(TRIALS), TRIALS.c.number == LEASES.c.number)
     further = and_(
         _of_study(LEASES),
         LEASES.c.ended.is_(None),
-        or_(LEASES.c.number.is_(None), ~select(RUNS.c.number).where(same).exists()),
+        or_(LEASES.c.number.is_(None), ~select(TRIALS.c.number).where(same).exists()),
     )
     # One statement: a lease whose trial is inserted between two would be counted by neither.
     leases = select(func.count()).select_from(LEASES).where(further).scalar_subquery()
     return select(trials + leases)
 
 
-KNOWN_RUNS = _known_trials()
+KNOWN_TRIALS = _known_trials()
 """Number of a study's trials, plus its live leases of trials not created yet."""
 
 # -- brokers -----------------------------------------------------------------------------------
@@ -188,27 +197,15 @@ KNOWN_RUNS = _known_trials()
 TURN = select(SCHEMA.c.id).with_for_update()
 """Locks the row by which transactions of brokers are serialised."""
 
-DROP_HOST = delete(HOSTS).where(HOSTS.c.instance == bindparam("of_instance"))
-
-
-@cache
-def hosts(backend: str) -> Select[Any]:
-    """Select all brokers, with the age of their heartbeats."""
-    age = (clock(backend) - HOSTS.c.seen).label("age_seconds")
-    return select(HOSTS.c.name, HOSTS.c.instance, HOSTS.c.devices, HOSTS.c.load, HOSTS.c.wants, age)
-
-
-@cache
-def add_host(backend: str) -> Insert:
-    """Add the row of a broker that is seen now."""
-    return insert(HOSTS).values(seen=clock(backend))
-
-
-@cache
-def replace_host(backend: str) -> Update:
-    """Replace the row of a broker that is seen now."""
-    same = HOSTS.c.instance == bindparam("of_instance")
-    return update(HOSTS).where(same).values(seen=clock(backend))
+_OF_INSTANCE = HOSTS.c.instance == bindparam("of_instance")
+# An age by the ledger's clock alone: the clocks of hosts may differ.
+HOSTS_WITH_AGES = select(
+    *(column for column in HOSTS.c if column is not HOSTS.c.seen),
+    (_Now() - HOSTS.c.seen).label("age_seconds"),
+)
+ADD_HOST = insert(HOSTS).values(seen=_Now())
+REPLACE_HOST = update(HOSTS).where(_OF_INSTANCE).values(seen=_Now())
+DROP_HOST = delete(HOSTS).where(_OF_INSTANCE)
 
 
 # -- the rest of a study -----------------------------------------------------------------------

@@ -12,10 +12,11 @@ import optuna
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
-from optuna_hermes.ledger import MemoryLedger, open_ledger
+from optuna_hermes.ledger import open_ledger
 from optuna_hermes.workers._opening import opening
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
 from optuna_hermes.workers._worker import WorkerInput, _Engagement
+from support.memory_ledger import MemoryLedger
 
 GRID = {"x": [-1.0, 0.0, 1.0], "k": [0, 1]}
 N_TRIALS = 7

@@ -124,7 +124,7 @@ def reported(ledger: Ledger) -> list[tuple[int, int]]:
     """Every report that was ever written, also of a unit that was trained twice."""
     from optuna_hermes.ledger._schema import REPORTS
 
-    database = ledger._database  # type: ignore[attr-defined]
+    database = ledger._database
     rows = database.rows(REPORTS.select())
     return sorted((row["number"], row["unit"]) for row in rows)
 

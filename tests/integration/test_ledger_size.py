@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from optuna_hermes.ledger import SqlLedger
-from optuna_hermes.ledger._schema import CHECKPOINTS, REPORTS, RUNS
+from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger._schema import CHECKPOINTS, REPORTS, TRIALS
 
 RUNS_HELD, UNITS = 10_000, 20
 PROMISED_SECONDS = 1.0
@@ -27,7 +27,7 @@ def ledger_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgres_url"))
 
 
-def fill(ledger: SqlLedger) -> None:
+def fill(ledger: Ledger) -> None:
     """Stored trials, each with its reports and a checkpoint."""
     of_trial = [{"study": "study", "number": number} for number in range(RUNS_HELD)]
     trial = {"state": "stored", "tier": "disk", "host": "a", "units": UNITS, "slices": 3}
@@ -40,7 +40,7 @@ def fill(ledger: SqlLedger) -> None:
     ]
     with ledger._database.writing() as connection:
         connection.execute(
-            insert(RUNS),
+            insert(TRIALS),
             [{**each, "trial_id": each["number"], **trial, **times} for each in of_trial],
         )
         connection.execute(insert(CHECKPOINTS), [{**each, **saved, "at": 1.0} for each in of_trial])
@@ -61,7 +61,7 @@ def least_seconds(read: Callable[[], Any]) -> float:
 @pytest.mark.slow
 def test_ten_thousand_trials_are_read_within_a_second(ledger_url: str) -> None:
     """All of 10,000 trials and their 200,000 reports is read in a second, and what is shown too."""
-    with closing(SqlLedger(ledger_url)) as ledger:
+    with closing(Ledger(ledger_url)) as ledger:
         fill(ledger)
         read = {
             "trials": lambda: ledger.load_trials("study"),

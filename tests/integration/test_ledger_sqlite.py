@@ -22,7 +22,6 @@ from optuna_hermes.ledger import (
     LeaseRecord,
     Ledger,
     ReportRecord,
-    SqlLedger,
     TrialRecord,
     open_ledger,
 )
@@ -305,9 +304,9 @@ def test_a_database_that_no_ledger_can_live_in_is_refused() -> None:
 def test_a_repr_has_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger in a traceback or a log keeps the secret."""
     pytest.importorskip("psycopg", reason="needs psycopg: pip install 'psycopg[binary]'")
-    monkeypatch.setattr("optuna_hermes.ledger._sql.create_tables", lambda database: None)
-    with closing(SqlLedger("postgresql+psycopg://ann:p%40ss word@host/study?key=x")) as ledger:
-        assert repr(ledger) == "SqlLedger('postgresql+psycopg://ann:***@host/study')"
+    monkeypatch.setattr("optuna_hermes.ledger._ledger.create_tables", lambda database: None)
+    with closing(Ledger("postgresql+psycopg://ann:p%40ss word@host/study?key=x")) as ledger:
+        assert repr(ledger) == "Ledger('postgresql+psycopg://ann:***@host/study')"
 
 
 def test_a_write_that_is_refused_is_one_line(url: str, file: Path) -> None:

@@ -185,7 +185,7 @@ def test_handles_that_open_at_once_finish_it_once(url: str) -> None:
 
 def _die_half_way(url: str) -> None:
     def create_some(connection: sqlalchemy.Connection) -> None:
-        for table in (_schema.SCHEMA, _schema.RUNS, _schema.HOSTS):
+        for table in (_schema.SCHEMA, _schema.TRIALS, _schema.HOSTS):
             table.create(connection)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -30,9 +30,9 @@ from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._peer_sync import news_of, outrun
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.broker._server._succession import holders
-from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Device
+from support.memory_ledger import MemoryLedger
 
 
 class FakeBroker:

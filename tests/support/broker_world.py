@@ -37,12 +37,12 @@ from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
 from optuna_hermes.broker._server._records import WriterTerms, write
 from optuna_hermes.broker._server._succession import holders
-from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from support.broker_clients import Behaviour, Optuna, Process
+from support.memory_ledger import MemoryLedger
 
 Wanted = wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Kill, Send
-from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
+from support.memory_ledger import MemoryLedger
 
 KEY = "s"
 UNITS = 4

@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.errors import StaleEpochError
-from optuna_hermes.ledger import Ledger, MemoryLedger
+from optuna_hermes.ledger import Ledger
+from support.memory_ledger import MemoryLedger
 from support.records import (
     OTHER,
     STUDY,

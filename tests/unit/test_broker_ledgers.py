@@ -13,7 +13,8 @@ from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Write, Wr
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Committed, Ledgers
 from optuna_hermes.errors import LedgerAwayError
-from optuna_hermes.ledger import LeaseRecord, Ledger, MemoryLedger, ReportRecord
+from optuna_hermes.ledger import LeaseRecord, Ledger, ReportRecord
+from support.memory_ledger import MemoryLedger
 
 DEADLINE = 20.0
 

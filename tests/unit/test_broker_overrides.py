@@ -9,10 +9,10 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._boosts import boosted_first
-from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy
 from support.broker import FakeBroker
+from support.memory_ledger import MemoryLedger
 
 
 def training(broker: FakeBroker, number: int, *, stores: bool = True) -> tuple[int, int]:

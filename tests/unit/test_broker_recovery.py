@@ -10,10 +10,10 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
-from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
+from support.memory_ledger import MemoryLedger
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
 

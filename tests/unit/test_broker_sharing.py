@@ -10,9 +10,10 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import LedgerAway, LedgerBack
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
 from optuna_hermes.broker._server._succession import holders
-from optuna_hermes.ledger import DEAD_SECONDS, MemoryLedger
+from optuna_hermes.ledger import DEAD_SECONDS
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
+from support.memory_ledger import MemoryLedger
 
 
 class Hosts:

@@ -19,8 +19,9 @@ from optuna_hermes.broker._server._writer import (
     Written,
 )
 from optuna_hermes.errors import LedgerAwayError, LedgerError
-from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, MemoryLedger, ReportRecord
+from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, ReportRecord
 from optuna_hermes.model import Checkpoint
+from support.memory_ledger import MemoryLedger
 
 DEADLINE = 20.0
 

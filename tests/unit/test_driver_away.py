@@ -9,10 +9,10 @@ import optuna
 import pytest
 
 from optuna_hermes.errors import StorageError
-from optuna_hermes.ledger import MemoryLedger
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._notices import NOTED_SECONDS
 from optuna_hermes.workers._settings import Settings
+from support.memory_ledger import MemoryLedger
 from support.statuses import study_status
 
 

@@ -14,7 +14,7 @@ import sqlalchemy.exc
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, _optuna
-from optuna_hermes._optuna import _patience, _patient, _reports
+from optuna_hermes._optuna import _patience, _reports
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.errors import LedgerAwayError, StorageError
@@ -66,8 +66,7 @@ class Flaky:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses too short to notice."""
-    for module in (_patience, _patient):
-        monkeypatch.setattr(module, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(_patience, "FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture

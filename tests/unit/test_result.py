@@ -6,9 +6,10 @@ import optuna
 import pytest
 
 from optuna_hermes import _optuna
-from optuna_hermes.ledger import CheckpointRecord, MemoryLedger, TrialRecord
+from optuna_hermes.ledger import CheckpointRecord, TrialRecord
 from optuna_hermes.model import Checkpoint, TrialStatus
 from optuna_hermes.workers._result import trial_results
+from support.memory_ledger import MemoryLedger
 
 
 @pytest.fixture

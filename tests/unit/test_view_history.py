@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from optuna_hermes._tables import StudyFacts
-from optuna_hermes.ledger import Ledger, MemoryLedger, SqlLedger
+from optuna_hermes.ledger import Ledger
 from optuna_hermes.view.history import Bar, Best, best_so_far, read_history
+from support.memory_ledger import MemoryLedger
 from support.records import OTHER, STUDY, checkpoint, lease, report, trial_record
 from support.statuses import broker_status, study_status
 
@@ -30,7 +31,7 @@ def facts(*, sign: float = 1.0, **ends: str) -> StudyFacts:
 def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ledger]:
     """Two trials, one of them with a unit that was trained twice, on two devices."""
     is_file = request.param == "sqlite"
-    ledger: Ledger = SqlLedger(f"sqlite:///{tmp_path}/l.db") if is_file else MemoryLedger()
+    ledger: Ledger = Ledger(f"sqlite:///{tmp_path}/l.db") if is_file else MemoryLedger()
     here: dict[str, Any] = {"host": socket.gethostname(), "state": "running"}
     ledger.save_trial(trial_record(0, **here, device_seconds=3.0, energy_joules=7200.0))
     ledger.save_trial(trial_record(1, **{**here, "state": "done"}, device_seconds=1.0))

@@ -21,10 +21,11 @@ from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
-from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, MemoryLedger, TrialRecord
+from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot
 from optuna_hermes.policies import Policy
 from support.broker import FakeBroker
+from support.memory_ledger import MemoryLedger
 
 OTHER = "the other end is of another version, or no part of optuna-hermes: end it."
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")

@@ -28,25 +28,21 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class _Health:
-    """Knowledge of a device from earlier polls.
-
-    Args:
-        failing_since: when it first answered with an error, None if it answers.
-        lost: it does not answer, and is not waited for.
-        fault: what it has reported of itself, empty if nothing.
-    """
+    """Knowledge of a device from earlier polls."""
 
     failing_since: float | None = None
+    """Time of the first error, None if it answers."""
     lost: bool = False
+    """It does not answer, and is not waited for."""
     fault: str = ""
+    """Its last report of a fault of its own, empty if there is none."""
 
 
 class NvmlDevices:
     """GPUs and MIG slices, as NVML reports them.
 
     A device that cannot be read is not healthy, and neither is one that has reported a fault of
-    its own, until it was away and is back. Where its processes cannot be listed they are
-    unknown: then it is free only if it was named, and ``unlisted``.
+    its own, until it was away and is back.
 
     Args:
         uuids: ``GPU-...`` or ``MIG-...``.
@@ -85,21 +81,15 @@ class NvmlDevices:
         return tuple(heard)
 
     def holders(self, device: str) -> Mapping[int, int | None] | None:
-        """The processes that compute on a device, with the bytes they hold there.
-
-        Returns:
-            None if they cannot be listed; a size is None if it is not known.
-        """
+        """The processes that compute on a device, and their bytes there; None where unknown."""
         try:
             return _holders(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(device))
         except self._nvml.NVMLError:
             return None
 
     def memory_of(self, pid: int, device: str) -> int | None:
-        """Bytes that a process holds on a device; None if that is unknown or it is not listed.
-
-        A process that is not listed is no proof of freed memory: a container may list none.
-        """
+        """Bytes that a process holds on a device; None if that is unknown or it is not listed."""
+        # Not 0: one that is not listed is no proof of freed memory, for a container may list none.
         return (self.holders(device) or {}).get(pid)
 
     def close(self) -> None:
@@ -109,30 +99,31 @@ class NvmlDevices:
 
     def _read(self, uuid: str, own_pids: Collection[int]) -> Device:
         device = Device(id=uuid, host=self._host, kind="gpu")
+        nvml = self._nvml
         try:
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-            total, free = _memory(self._nvml, handle)
-            holders = _holders(self._nvml, handle)
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            total, free = _memory(nvml, handle)
+            holders = _holders(nvml, handle)
             # A desktop in the list of those that draw shows that processes can be listed here.
-            draws = holders == {} and bool(_drawing(self._nvml, handle))
-        except self._nvml.NVMLError as error:
+            draws = holders == {} and bool(_drawing(nvml, handle))
+        except nvml.NVMLError as error:
             return self._unread(device, error)
         self._answers(uuid)
         device = replace(
             device,
             memory_bytes=total,
             memory_free_bytes=free,
-            power_watts=_in_thousands(
-                self._nvml, self._nvml.nvmlDeviceGetEnforcedPowerLimit, handle
+            # MIG slices have none of the three.
+            power_watts=_tried(nvml, lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+            energy_joules=_tried(
+                nvml, lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
             ),
-            energy_joules=_in_thousands(
-                self._nvml, self._nvml.nvmlDeviceGetTotalEnergyConsumption, handle
-            ),
-            used=_used(self._nvml, handle),
+            used=_tried(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0),
         )
         fault = self._health[uuid].fault
         if fault:
             return replace(device, healthy=False, problem=fault)
+        # Where a container lists no processes, a GPU that the user has named is taken all the same.
         if holders is None and not self._named:
             problem = (
                 "its processes cannot be listed here, so it is not known who is on it: name it in "
@@ -168,10 +159,7 @@ class NvmlDevices:
 
 
 def start_driver(uuids: Sequence[str]) -> Any:
-    """The NVML binding, ready for calls; each start wants one ``nvmlShutdown``.
-
-    Args:
-        uuids: the devices it is wanted for, as a message names them.
+    """The NVML binding, ready for calls; each start needs one ``nvmlShutdown``.
 
     Raises:
         DeviceSpecError: there is no working driver.
@@ -252,12 +240,7 @@ def _no_driver(nvml: Any, uuids: Sequence[str], error: Any) -> DeviceSpecError:
 
 
 class NoDriverError(DeviceSpecError):
-    """There is no working driver.
-
-    Args:
-        message: what is wrong and what to do.
-        installed: its library is there.
-    """
+    """There is no working driver; ``installed`` says that its library is there."""
 
     def __init__(self, message: str, *, installed: bool) -> None:
         super().__init__(message)
@@ -291,10 +274,8 @@ def _mig_slices(nvml: Any, handle: Any) -> Iterator[Any]:
 
 
 def _memory(nvml: Any, handle: Any) -> tuple[int | None, int | None]:
-    """Bytes in all and bytes free, None where the device or the driver does not tell.
-
-    Version 2 does not count what the driver reserves for itself as used; old drivers lack it.
-    """
+    """Bytes in all and bytes free, None where the device or the driver does not tell."""
+    # Version 2 does not count what the driver reserves for itself as used; old drivers lack it.
     for version in (nvml.nvmlMemory_v2, None):
         read = partial(nvml.nvmlDeviceGetMemoryInfo, handle, version=version)
         info = _known(nvml, read)
@@ -319,30 +300,17 @@ def _drawing(nvml: Any, handle: Any) -> list[Any]:
     return _known(nvml, partial(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)) or []
 
 
-def _in_thousands(nvml: Any, read: Callable[[Any], int], handle: Any) -> float | None:
-    """A value that a device counts in thousandths, None where it does not: that is no fault.
-
-    MIG slices have neither a counter nor a limit of their own.
-    """
+def _tried(nvml: Any, read: Callable[[], T]) -> T | None:
+    """Result of ``read``, None on any error: a device without this figure has no fault."""
     try:
-        return read(handle) / 1000
-    except nvml.NVMLError:
-        return None
-
-
-def _used(nvml: Any, handle: Any) -> bool | None:
-    """True if a device has just computed, None where that is unknown, as of MIG slices."""
-    try:
-        return int(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) > 0
+        return read()
     except nvml.NVMLError:
         return None
 
 
 def _known(nvml: Any, read: Callable[[], T]) -> T | None:
-    """Result of ``read``, None where the answer is that it cannot be known.
-
-    Unknown is never 0. Every other error means that the device is in trouble and goes up.
-    """
+    """Result of ``read``, None where the answer is that it cannot be known."""
+    # Unknown is never 0. Every other error means that the device is in trouble, and is raised.
     try:
         return read()
     except (

@@ -11,8 +11,8 @@ from typing import Any
 from optuna_hermes.broker._devices._xid import Xid
 
 _ANY_INSTANCE = 0xFFFFFFFF
+# Reports taken in one poll, which a GPU that reports without end must not hold up.
 _AT_ONCE = 1000
-"""Reports that are taken at one time: a GPU that reports without end must not hold a poll up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,12 +24,7 @@ class _Part:
 
 
 class Listener:
-    """Listener for the XIDs of some devices; there are none where the driver reports none.
-
-    Args:
-        nvml: the binding, started.
-        uuids: the devices.
-    """
+    """Listener for the XIDs of some devices; there are none where the driver reports none."""
 
     def __init__(self, nvml: Any, uuids: Sequence[str]) -> None:
         self._nvml = nvml

@@ -27,11 +27,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSlot:
-    """One device that a specification names.
+    """One device of a specification: ``cpu:0``, or the UUID of a GPU or of a MIG slice.
 
-    Args:
-        id: ``cpu:0``, or the UUID of a GPU or of a MIG slice.
-        kind: name of the source in ``Devices`` that knows its state.
+    ``kind`` names the source in ``Devices`` that knows its state.
     """
 
     id: str
@@ -44,12 +42,7 @@ class DeviceSource(Protocol):
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
         """Return the devices as they are now, always the same ones in the same order.
 
-        Args:
-            own_pids: processes of this broker's trials; a device that computes for any other
-                process is not free.
-
-        Returns:
-            Devices whose ``free`` says that no stranger is on them; the broker knows the rest.
+        ``free`` says that no process but ``own_pids``, those of this broker's trials, is on one.
         """
 
     def heard(self) -> tuple[Xid, ...]:
@@ -69,9 +62,6 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
         spec: ``auto`` (every healthy GPU that ``CUDA_VISIBLE_DEVICES`` shows, or two CPU slots
             where there is none), or a list, with commas, of ``cpu:N`` (N slots) and of UUIDs
             (``GPU-...``, ``MIG-...``) as ``nvidia-smi -L`` prints them.
-
-    Returns:
-        The devices in the order of the text.
 
     Raises:
         DeviceSpecError: a part means nothing, names a device this host does not have, or names
@@ -94,12 +84,7 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
 
 
 class CpuSlots:
-    """CPU slots: always healthy, and never a stranger's.
-
-    Args:
-        n_slots: how many.
-        host: the host's name.
-    """
+    """CPU slots: always healthy, and never a stranger's."""
 
     def __init__(self, n_slots: int, host: str = "localhost") -> None:
         self._devices = tuple(
@@ -127,7 +112,6 @@ class Devices:
 
     Args:
         slots: what ``parse_devices`` returned.
-        host: the host's name.
         named: whether the user has named its GPUs; see ``NvmlDevices``.
 
     Raises:

@@ -11,12 +11,7 @@ VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gpu:
-    """A GPU as the driver lists it.
-
-    Args:
-        uuid: ``GPU-...``, empty if the driver does not say.
-        slices: the UUIDs of its MIG slices; a GPU that has some is used by these alone.
-    """
+    """A GPU as the driver lists it: its UUID, empty if the driver does not say, and MIG slices."""
 
     uuid: str
     slices: tuple[str, ...] = ()
@@ -24,6 +19,7 @@ class Gpu:
     @property
     def ids(self) -> tuple[str, ...]:
         """Ids by which it can be used."""
+        # CUDA does not run on a whole GPU that is cut into slices.
         return self.slices or ((self.uuid,) if self.uuid else ())
 
 
@@ -33,8 +29,7 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> list[str]:
     Args:
         gpus: of the host, in the driver's order, which is that of ``nvidia-smi``.
         named: the value of ``CUDA_VISIBLE_DEVICES``: indices, UUIDs or their beginnings, with
-            commas; None if it is not set. As for CUDA, what stands behind a part that names
-            nothing does not count, so that ``-1`` and an empty value show nothing.
+            commas; None if it is not set.
 
     Example:
         >>> gpus = [Gpu(uuid="GPU-a1"), Gpu(uuid="GPU-b2"), Gpu(uuid="GPU-c3")]
@@ -47,6 +42,8 @@ def visible(gpus: Sequence[Gpu], named: str | None) -> list[str]:
     for part in named.split(","):
         ids = _meant(gpus, part.strip())
         if ids is None:
+            # As for CUDA, what stands behind a part that names nothing does not count: so -1 and
+            # an empty value show nothing.
             break
         found.update(dict.fromkeys(ids))
     return list(found)
@@ -58,10 +55,8 @@ def is_gpu(device_id: str) -> bool:
 
 
 def environment(device_ids: Iterable[str]) -> dict[str, str]:
-    """Environment variables that show a process these devices and no others.
-
-    They work only if they are set before the process initialises CUDA.
-    """
+    """Environment variables that show a process these devices and no others."""
+    # They work only if they are set before the process initialises CUDA.
     gpus = [id_ for id_ in device_ids if is_gpu(id_)]
     # CPU slots alone give an empty value, which shows no GPU.
     return {VISIBLE_VARIABLE: ",".join(gpus)}

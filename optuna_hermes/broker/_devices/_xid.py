@@ -30,12 +30,7 @@ _OF_DEVICE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Xid:
-    """One report of the driver.
-
-    Args:
-        device: its id.
-        code: the number.
-    """
+    """One report of the driver about a device."""
 
     device: str
     code: int

@@ -13,6 +13,7 @@ HEADER_BYTES = 4
 
 _OTHER_VERSION = "the other end is of another version, or no part of optuna-hermes: end it"
 
+# Made once: a decoder compiles the types of all its messages.
 _encoder = msgspec.msgpack.Encoder()
 _client_decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
 _broker_decoder: msgspec.msgpack.Decoder[FromBroker] = msgspec.msgpack.Decoder(FromBroker)
@@ -38,6 +39,7 @@ def body_length(header: bytes) -> int:
     Raises:
         ProtocolError: it is zero or above ``MAX_FRAME_BYTES``.
     """
+    # Refused before any of it is read: a stranger's first bytes may announce gigabytes.
     length = int.from_bytes(header, "big")
     if not 0 < length <= MAX_FRAME_BYTES:
         raise ProtocolError(
@@ -52,6 +54,7 @@ def decode_from_client(body: bytes) -> FromClient:
     Raises:
         ProtocolError: it is none.
     """
+    # msgspec raises ValueError for texts that are no UTF-8, RecursionError for maps in maps.
     try:
         return _client_decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

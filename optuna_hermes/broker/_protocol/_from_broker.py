@@ -8,15 +8,18 @@ from optuna_hermes.model import Checkpoint, TierName
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """Answer to ``Hello``; ``instance`` is the broker, as the ledger knows it."""
+    """Answer to ``Hello``; ``instance`` is the broker, as the ledger knows it.
+
+    ``devices`` is the specification that it was started with, ``power`` its commands for devices.
+    """
 
     version: int
     pid: int
     host: str
     instance: str
-    devices: str  # the specification the broker was started with
+    devices: str
     device_ids: tuple[str, ...]
-    power: tuple[str, ...] = ()  # its commands that power devices down and up
+    power: tuple[str, ...] = ()
 
 
 class Refused(Message, frozen=True, kw_only=True):
@@ -34,8 +37,7 @@ class Grant(Message, frozen=True, kw_only=True):
 
     ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
     this broker holds memory of the devices. ``lost`` are the names of openings of one new trial
-    whose processes died: the trial that one of them has created, if there is one, is this lease's.
-    ``batch_size`` is what its batches shall have from now on, None as they are.
+    whose processes died. ``batch_size`` is what its batches shall have from now on, None as before.
     """
 
     epoch: int
@@ -45,6 +47,7 @@ class Grant(Message, frozen=True, kw_only=True):
     trial_id: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
     device_seconds: float = 0.0
+    # The trial that one of them has created, if there is one, is this lease's.
     lost: tuple[str, ...] = ()
     batch_size: int | None = None
 
@@ -75,7 +78,7 @@ class Yield(Message, frozen=True, kw_only=True):
 
 
 class Evict(Message, frozen=True, kw_only=True):
-    """A parked trial goes to a lower tier: to host memory, or to disk, and then its process leaves.
+    """A parked trial goes to host memory, or to disk, and then its process leaves.
 
     The answer is ``Parked``, also when it could not; ``epoch`` is of its last lease.
     """

@@ -61,7 +61,7 @@ class OpenStudy(Message, frozen=True, kw_only=True):
 
 
 class Describe(Message, frozen=True, kw_only=True):
-    """The hyper-parameters of trials that may not train for a while: of the study opened next."""
+    """The hyper-parameters of trials of the study opened next, which may not train for a while."""
 
     study: Key
     params: dict[Count, Params]
@@ -99,23 +99,19 @@ class Created(Message, frozen=True, kw_only=True):
 class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
-    Args:
-        stores: whether the trial can be suspended to disk.
-        params: its hyper-parameters, as far as they are known now.
+    ``stores`` says that the trial can be suspended to disk.
     """
 
     epoch: Count
     stores: bool
+    # Only now: an objective suggests them after the grant.
     params: Params = msgspec.field(default_factory=dict)
 
 
 class Report(Message, frozen=True, kw_only=True):
     """The trial's value (lower is better) after ``unit`` units, counted from 1.
 
-    Args:
-        units_left: units until its end, None if unknown.
-        params: its hyper-parameters, if they were not sent before.
-        age_seconds: its age, if there was no broker to send it to.
+    ``units_left`` is None where it is unknown; ``params`` are sent once.
     """
 
     epoch: Count
@@ -124,14 +120,12 @@ class Report(Message, frozen=True, kw_only=True):
     value: float
     units_left: Count | None = None
     params: Params = msgspec.field(default_factory=dict)
+    # Above 0 where there was no broker to send it to at first.
     age_seconds: Seconds = 0.0
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """The trial makes progress (at most once a second).
-
-    ``memory_bytes`` is the most device memory it has needed until now, None if unknown.
-    """
+    """The trial makes progress (at most once a second), with this peak of device memory."""
 
     epoch: Count
     batches: Count
@@ -158,11 +152,9 @@ class Parked(Message, frozen=True, kw_only=True):
     With tier ``disk`` the process leaves after this message.
 
     Args:
-        suspend_seconds: what stopping cost.
         held_bytes: device memory it still holds, None if unknown.
         host_bytes: host memory it has taken for what it moved off the device.
-        stores: whether it can go on to disk from here.
-        moves: whether it can go to host memory from here.
+        stores, moves: it can go on to disk, or to host memory, from here.
     """
 
     epoch: Count
@@ -189,10 +181,8 @@ class Resume(Message, frozen=True, kw_only=True):
         device_seconds: device time the trial has had, under this lease too.
         training: its first batch has begun.
         asked: the tier by which it was asked to leave, or to which it moves while it is parked.
-        stores: whether it can be suspended to disk.
+        stores: it can be suspended to disk.
         need_bytes: the most device memory it has needed until now, None if unknown.
-        units_left: units until its end, None if unknown.
-        params: its hyper-parameters, as far as they are known.
         reports: the last ones, oldest first.
         checkpoints: those not acknowledged to be in the ledger, oldest first.
         parked: how it has stopped, None while it has the device.
@@ -236,12 +226,12 @@ class Ended(Message, frozen=True, kw_only=True):
 class Released(Message, frozen=True, kw_only=True):
     """The worker cannot run what it was given, for a reason that is not the trial's fault.
 
-    ``outgrown`` says that the device's memory did not suffice beside what others hold there: the
-    trial goes back to its last checkpoint and is tried again with the device to itself.
+    ``outgrown`` says that the device's memory did not suffice beside what others hold there.
     """
 
     epoch: Count
     reason: str
+    # The trial goes back to its last checkpoint and is tried again with the device to itself.
     outgrown: bool = False
 
 
@@ -261,14 +251,9 @@ class GiveUp(Message, frozen=True, kw_only=True):
 
 
 class SetOverrides(Message, frozen=True, kw_only=True):
-    """Override of some live trials from now on.
+    """Override of some live trials from now on; None lets the policy decide again.
 
     The answer is ``Agreed``, or ``Refused``.
-
-    Args:
-        study: the study's key.
-        numbers: of the trials.
-        override: see ``model.Override``; None lets the policy decide again.
     """
 
     study: Key
@@ -277,12 +262,10 @@ class SetOverrides(Message, frozen=True, kw_only=True):
 
 
 class Finish(Message, frozen=True, kw_only=True):
-    """Runs are to be closed at their last values: each leaves its device and its process.
+    """Trials are to be closed at their last values: each leaves its device and its process."""
 
-    It is sent again until ``Agreed`` says that nothing is waited for; then the client tells
-    Optuna, and sends ``Finished``.
-    """
-
+    # Sent again until ``Agreed`` says that nothing is waited for; only then the client tells
+    # Optuna, and sends ``Finished``.
     study: Key
     numbers: Numbers
 
@@ -306,12 +289,7 @@ class ChangePolicy(Message, frozen=True, kw_only=True):
 
 
 class GetStatus(Message, frozen=True, kw_only=True):
-    """Ask for a ``Status``.
-
-    Args:
-        trials: whether it lists every trial.
-        curves: whether it has the shape of each curve.
-    """
+    """Ask for a ``Status``: with every trial, and with the shape of each curve, if so wanted."""
 
     trials: bool = True
     curves: bool = False
@@ -320,14 +298,11 @@ class GetStatus(Message, frozen=True, kw_only=True):
 class WatchStudy(Message, frozen=True, kw_only=True):
     """A driver wants to be told of the next change of its study, by a ``StudyChanged``.
 
-    Of further ones it is told once it has sent this again: one that is busy, or stopped, is not
-    sent what it does not read.
-
-    Args:
-        study: the study's key.
-        now: whether it asks for the present status too, with all that it has said before.
+    ``now`` asks for the present status too, with all that it has said before.
     """
 
+    # Of further changes it is told once it has sent this again: a driver that is busy, or stopped,
+    # is not sent what it does not read.
     study: Key
     now: bool = False
 

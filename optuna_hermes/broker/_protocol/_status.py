@@ -20,13 +20,9 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease of a device.
+    """The lease of a device; ``study`` is the study's name, ``trial`` is None for a new one.
 
-    Args:
-        study: the study's name.
-        trial: number of the trial, None for a new one.
-        since_seconds: time since the grant.
-        left_seconds: rest of its slice.
+    It was granted ``since_seconds`` ago, and ``left_seconds`` are left of its slice.
     """
 
     study: str
@@ -42,10 +38,7 @@ class HolderStatus(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A device; figures that are None are unknown.
 
-    Args:
-        energy_joules: of its counter, which began some time ago.
-        holder: its lease, None if there is none.
-        problem: why it cannot be granted, empty if it can.
+    ``holder`` is its lease; ``problem`` is why it cannot be granted, empty if it can.
     """
 
     id: str
@@ -55,6 +48,7 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     memory_free_bytes: int | None
     power: Literal["on", "going", "off", "coming"]
     power_watts: float | None
+    # The driver's counter, which began at some time in the past: only differences mean anything.
     energy_joules: float | None
     holder: HolderStatus | None
     problem: str
@@ -92,10 +86,8 @@ class TrialLoss(msgspec.Struct, frozen=True, kw_only=True):
     """A live trial that has lost processes in the driver's time.
 
     Args:
-        losses: how many without a new unit between them.
-        most_losses: as many lead to its end.
-        pid: the last of those processes.
-        hung: that one was ended since it hung.
+        losses, most_losses: how many without a new unit between them, and how many end it.
+        pid, hung: the last of those processes, which was ended since it hung.
         given_up: no further process is to be tried.
     """
 
@@ -109,13 +101,9 @@ class TrialLoss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The failures of a study since its driver came.
+    """The failures of a study since its driver came: the first trial that failed, and its error.
 
-    Args:
-        first: number of the first trial that failed, None if none has.
-        error: the reason of that one.
-        alike: how many have failed in a row for one reason.
-        hopeless: there is nothing but such failures.
+    ``alike`` have failed in a row for one reason; ``hopeless`` says that there is nothing else.
     """
 
     first: int | None

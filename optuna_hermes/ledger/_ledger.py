@@ -1,0 +1,376 @@
+"""The ledger: what has to outlive every process, in tables of its own beside Optuna's.
+
+It creates ``hermes_*`` tables in the user's database (SQLite, PostgreSQL, MySQL, MariaDB; through
+SQLAlchemy), and changes nothing else there. Its contract:
+
+- A method returns only when its effect is durable and visible to other processes.
+- Inside of ``batch`` all this holds at the end of the block: all writes of the thread in it become
+  durable and visible together, or, if anything fails, none.
+- Epochs of leases only grow.
+- Records are loaded as they were saved, NaN and infinite values included.
+- A study is identified by its key, not its name: a study that was deleted and created again under
+  the same name has another key.
+
+Brokers of several hosts may share a study. Each has a name that no broker had before, its
+*instance*, and sends heartbeats with ``beat``.
+
+- A trial belongs to one broker, its ``owner``, or has none. A broker gives a trial back by saving
+  it with ``owner=None``; one on its own claims nothing and leaves every owner None.
+- ``claim_trial`` alone gives an existing trial to another owner. It takes a waiting trial (pending
+  or stored) without an owner, and any unfinished trial whose holder is gone. Of several brokers
+  that claim a trial at the same time one wins.
+- The holder of a trial is its owner; of a trial without one that is running or parked, its host. An
+  owner is gone if it is unknown or forgotten, or its heartbeat is old enough. A host is gone if
+  all of its brokers are.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, UpdateBase
+
+from optuna_hermes.errors import StaleEpochError, StudyFullError
+from optuna_hermes.ledger import _sharing as sharing
+from optuna_hermes.ledger import _statements as sql
+from optuna_hermes.ledger._database import Database
+from optuna_hermes.ledger._locks import StudyLocks
+from optuna_hermes.ledger._records import (
+    DEAD_SECONDS,
+    CheckpointRecord,
+    EventRecord,
+    HostRecord,
+    LeaseRecord,
+    ReportRecord,
+    TrialRecord,
+)
+from optuna_hermes.ledger._rows import (
+    checkpoint_of,
+    curves_of,
+    number_or_word,
+    report_of,
+    row,
+    value_of,
+    with_lists,
+)
+from optuna_hermes.ledger._schema import EVENTS, TRIALS, create_tables
+from optuna_hermes.model import Curve, Override
+
+
+class Ledger:
+    """Durable store of a study's schedule, under the rules at the top of this file.
+
+    It is safe to share between threads. A forked process has to open its own.
+
+    Args:
+        url: as for ``open_ledger``. A file of SQLite is created if it is missing, with its folder,
+            which only its user may read.
+        clock: the clock of a ledger in memory, in seconds of Unix time.
+
+    Raises:
+        LedgerError: the database cannot be reached, or holds a ledger of another version.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     ledger = Ledger(f"sqlite:///{folder}/ledger.db")
+        ...     epoch = ledger.last_epoch()
+        ...     ledger.close()
+        >>> epoch
+        0
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        self._database = Database(url, clock)
+        self._locks = StudyLocks(self._database.file) if self._database.file else None
+        try:
+            create_tables(self._database)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        """Text with the URL but without its password."""
+        return f"Ledger({self._database.shown!r})"
+
+    @property
+    def shared(self) -> bool:
+        """True if brokers of other hosts may use it too."""
+        return self._database.shared
+
+    def lock_study(self, study: str) -> None:
+        """Lock a study against brokers of other processes, where they cannot share it.
+
+        Raises:
+            LedgerError: another process has it.
+        """
+        if self._locks is not None:
+            self._locks.lock(study)
+
+    def unlock_study(self, study: str) -> None:
+        """Unlock a study; ``close`` does the same for all."""
+        if self._locks is not None:
+            self._locks.unlock(study)
+
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Combine all writes of this thread inside of the block into one transaction."""
+        with self._turn() as connection, self._database.batch(connection):
+            yield
+
+    def save_trial(self, trial: TrialRecord, *, by: str | None = None) -> None:
+        """Add the row of this study and number, or replace it.
+
+        Args:
+            trial: the trial, with its owner from now on.
+            by: its owner until now.
+
+        Raises:
+            NotOwnerError: its row has another owner.
+        """
+        with self._turn() as connection:
+            sharing.save_trial(connection, trial, by)
+
+    def claim_trial(
+        self, study: str, number: int, *, host: str, instance: str, dead_after_seconds: float
+    ) -> TrialRecord | None:
+        """Claim a trial for a broker, if it has no owner or its holder is gone.
+
+        A trial that was taken from its holder is stored, or pending if it has no checkpoint, and
+        its leases have ended.
+
+        Args:
+            study: the study's key.
+            number: the trial's number.
+            host: the broker's host.
+            instance: the broker, which has called ``beat``.
+            dead_after_seconds: age of a holder's heartbeat from which it is gone.
+
+        Returns:
+            The trial as it is now, also if it was this broker's before. None if the claim failed:
+            the trial is unknown, finished or another's, or another transaction is writing it.
+        """
+        with self._database.writing() as connection:
+            return sharing.claim(connection, study, number, host, instance, dead_after_seconds)
+
+    def load_trials(self, study: str) -> list[TrialRecord]:
+        """All trials of a study, by number."""
+        found = self._database.rows(sql.load(TRIALS, TrialRecord), {"of_study": study})
+        return [TrialRecord(**each) for each in found]
+
+    def save_override(self, study: str, number: int, override: Override | None) -> None:
+        """Save a user's override of a trial, None to remove it; an unknown trial is no error.
+
+        It does not depend on the trial's owner, and ``save_trial`` leaves it as it is.
+        """
+        of = {"of_study": study, "of_number": number}
+        self._write(sql.CHANGE_TRIAL, {"override": override, **of})
+
+    def load_overrides(self, study: str) -> dict[int, Override]:
+        """The users' overrides of a study's trials, by number; also of trials that are over."""
+        found = self._database.rows(sql.OVERRIDES, {"of_study": study})
+        return {each["number"]: each["override"] for each in found}
+
+    def add_report(self, report: ReportRecord) -> None:
+        """Add a report; earlier ones of the same unit stay."""
+        # A unit is trained a second time after a crash: reports are the history of both.
+        self._write(sql.ADD_REPORT, {**row(report), **number_or_word(report.value)})
+
+    def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
+        """The curves of all trials that have reported (or of these), each unit as last reported."""
+        of: dict[str, Any] = {"of_study": study}
+        if numbers is not None:
+            of["of_numbers"] = list(numbers)
+        query = sql.CURVES if numbers is None else sql.SOME_CURVES
+        with self._database.reading() as connection:
+            return curves_of(connection.execute(query, of))
+
+    def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
+        """All reports of a study after a position, each with its position.
+
+        Positions grow in the order in which batches were written: a reader that goes on from the
+        last one it read misses nothing.
+        """
+        of = {"of_study": study, "of_position": after}
+        found = self._database.rows(sql.LATER_REPORTS, of)
+        return [(each.pop("id"), report_of(study, each)) for each in found]
+
+    def last_values(self, study: str) -> dict[int, float]:
+        """The last value of every curve of ``load_curves``."""
+        with self._database.reading() as connection:
+            found = connection.execute(sql.LAST_VALUES, {"of_study": study})
+            return {number: value_of(value, word) for number, value, word in found}
+
+    def last_epoch(self) -> int:
+        """The highest epoch this ledger holds, 0 for an empty one."""
+        with self._database.reading() as connection:
+            return sharing.last_epoch(connection)
+
+    def commit_lease(self, lease: LeaseRecord, *, limit: int | None = None) -> None:
+        """Write a new lease.
+
+        Args:
+            lease: the lease; its owner is that of its trial.
+            limit: the most trials of the study, over all hosts, None for no bound. It is checked
+                for the lease of a new trial.
+
+        Raises:
+            StaleEpochError: its epoch is not above every earlier one.
+            NotOwnerError: its trial has another owner.
+            StudyFullError: the trials of the study, and the live leases of trials not yet created,
+                have reached the limit.
+        """
+        with self._turn() as connection:
+            last = sharing.last_epoch(connection)
+            # Of two brokers that race for one device only one passes.
+            if lease.epoch <= last:
+                raise StaleEpochError(
+                    f"A lease's epoch must be above every earlier one, which is {last}, but got "
+                    f"{lease.epoch}. Another broker was faster: read last_epoch() again and decide "
+                    "anew."
+                )
+            if lease.number is not None:
+                sharing.check_owner(connection, lease.study, lease.number, lease.owner)
+            elif limit is not None:
+                known = connection.execute(sql.KNOWN_TRIALS, {"of_study": lease.study}).scalar_one()
+                if known >= limit:
+                    raise StudyFullError(
+                        f"Study {lease.study} shall have at most {limit} trials, and has {known} "
+                        "with those that other leases are for. Open no further trial, unless one "
+                        "of these leases ends without."
+                    )
+            connection.execute(sql.ADD_LEASE, row(lease))
+
+    def name_lease(self, epoch: int, number: int) -> None:
+        """Set the trial of a lease that was granted before its trial was created."""
+        self._write(sql.CHANGE_LEASE, {"of_epoch": epoch, "number": number})
+
+    def end_lease(self, epoch: int, ended: float) -> None:
+        """End a lease; one that has ended already, or is unknown, stays as it is."""
+        self._write(sql.END_LEASE, {"of_epoch": epoch, "ended": ended})
+
+    def load_leases(
+        self, study: str | None = None, *, live: bool = False, since: int = 0
+    ) -> list[LeaseRecord]:
+        """Leases by epoch.
+
+        Args:
+            study: the study's key, None for all studies.
+            live: only leases that have not ended.
+            since: only leases of this epoch and later ones.
+        """
+        query = sql.leases(of_study=study is not None, live=live, since=since > 0)
+        of = {"of_study": study, "of_epoch": since}
+        return [LeaseRecord(**with_lists(found)) for found in self._database.rows(query, of)]
+
+    def save_checkpoint(self, record: CheckpointRecord) -> None:
+        """Add a checkpoint; the trial's older ones stay until ``drop_checkpoint``."""
+        columns = row(record.checkpoint)
+        columns |= {"study": record.study, "number": record.number, "at": record.at}
+        self._write(sql.ADD_CHECKPOINT, columns)
+
+    def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
+        """Checkpoints of a study, or of one trial, oldest first."""
+        query = sql.checkpoints(of_trial=number is not None)
+        of = {"of_study": study, "of_number": number}
+        return [checkpoint_of(study, found) for found in self._database.rows(query, of)]
+
+    def drop_checkpoint(self, study: str, path: str) -> None:
+        """Remove the row of a checkpoint whose file is gone; an unknown one is no error."""
+        self._write(sql.DROP_CHECKPOINT, {"of_study": study, "of_path": path})
+
+    def load_memory(self, study: str) -> Any:
+        """The policy's memory (JSON), None if there is none."""
+        with self._database.reading() as connection:
+            text = connection.scalar(sql.LOAD_MEMORY, {"of_study": study})
+        return None if text is None else json.loads(text)
+
+    def save_memory(self, study: str, memory: Any) -> None:
+        """Replace the policy's memory."""
+        found = {"study": study, "memory": json.dumps(memory)}
+        with self._turn() as connection:
+            if not connection.execute(sql.REPLACE_MEMORY, {**found, "of_study": study}).rowcount:
+                connection.execute(sql.ADD_MEMORY, found)
+
+    def add_event(self, event: EventRecord) -> None:
+        """Add an event to the event log."""
+        self._write(sql.ADD_EVENT, {**row(event), "detail": json.dumps(event.detail)})
+
+    def load_events(self, study: str, number: int | None = None) -> list[EventRecord]:
+        """The events of a study, or of one trial, oldest first."""
+        query = sql.load(EVENTS, EventRecord, of_trial=number is not None)
+        of = {"of_study": study, "of_number": number}
+        return [
+            EventRecord(**{**found, "detail": json.loads(found["detail"])})
+            for found in self._database.rows(query, of)
+        ]
+
+    def trim_events(self, study: str, before: float) -> int:
+        """Remove a study's events that are older than a time; return their number."""
+        return self._write(sql.TRIM_EVENTS, {"of_study": study, "of_time": before})
+
+    def beat(self, host: HostRecord) -> None:
+        """Write a broker's heartbeat and load: add its row, or replace it."""
+        with self._database.writing() as connection:
+            sharing.beat(connection, host)
+
+    def load_hosts(self) -> list[HostRecord]:
+        """All brokers that have sent a heartbeat and are not forgotten, by name."""
+        with self._database.reading() as connection:
+            return sharing.hosts_of(connection)
+
+    def forget_host(self, instance: str, *, dead_after_seconds: float) -> bool:
+        """End the leases of a broker that is gone, and remove its row; its trials can be claimed.
+
+        Args:
+            instance: the broker; one that shuts down in order forgets itself.
+            dead_after_seconds: least age of its heartbeat, 0.0 for any.
+
+        Returns:
+            True if it is gone.
+        """
+        with self._turn() as connection:
+            return sharing.forget_host(connection, instance, dead_after_seconds)
+
+    def load_studies(self) -> list[str]:
+        """The keys of all studies with any row in the ledger, in order."""
+        with self._database.reading() as connection:
+            return sorted(connection.scalars(sql.STUDIES))
+
+    def forget_study(self, study: str) -> None:
+        """Remove all rows of a study; epochs still grow above those of its leases."""
+        with self._turn() as connection:
+            last = sharing.last_epoch(connection)
+            connection.execute(sql.SET_FORGOTTEN_EPOCH, {"forgotten_epoch": last})
+            for statement in sql.FORGET_STUDY:
+                connection.execute(statement, {"of_study": study})
+
+    def close(self) -> None:
+        """Close connections and release locks; the ledger is not used afterwards."""
+        if self._locks is not None:
+            self._locks.close()
+        self._database.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[Connection]:
+        """A transaction that no other one of this kind runs beside; in a batch the batch."""
+        # So nothing is added between its reading and its writing, and no two batches deadlock.
+        first = not self._database.in_batch
+        with self._database.writing() as connection:
+            if first:
+                sharing.in_turn(connection)
+            yield connection
+
+    def _write(self, statement: UpdateBase, values: Mapping[str, Any]) -> int:
+        """Execute a statement in a transaction or the batch; return the number of its rows."""
+        with self._database.writing() as connection:
+            return connection.execute(statement, values).rowcount
+
+
+def live_hosts(ledger: Ledger) -> list[HostRecord]:
+    """The brokers that share a ledger and whose last heartbeat is under ``DEAD_SECONDS`` old."""
+    return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]
