@@ -62,8 +62,8 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     """Load or create a study; one created here is deleted if the block refuses its input.
 
     Raises:
-        StorageError: the storage cannot be reached, or holds other studies but not this one; with
-            ``make`` it is created then, too.
+        StorageError: the storage cannot be reached, or holds other studies but not this one and
+            ``make`` is False.
     """
     from optuna_hermes import HermesPruner, HermesSampler, _optuna
     from optuna_hermes._tables import sqlite_file

@@ -16,6 +16,7 @@ from textual.widgets import Static
 
 from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.model import TrialStatus
 from optuna_hermes.view._top._app import Top
 from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
@@ -24,7 +25,15 @@ from optuna_hermes.view.history import Bar
 from optuna_hermes.view.picture import ORDERS, DeviceLine, Picture
 
 NARROW, WIDE = (80, 24), (160, 50)
-STATES = ("running", "running", "parked", "stored", "pending", "done", "failed")
+STATES: tuple[TrialStatus, ...] = (
+    "running",
+    "running",
+    "parked",
+    "stored",
+    "pending",
+    "done",
+    "failed",
+)
 
 
 def trial(number: int) -> TrialRow:
@@ -45,7 +54,7 @@ def trial(number: int) -> TrialRow:
         units=3 if reported else 0,
         units_trained=3,
         device_seconds=float(number * 3 % 17) if reported else 0.0,
-        tier={"parked": "host", "stored": "disk"}.get(state),
+        tier="host" if state == "parked" else "disk" if state == "stored" else None,
         slices=number,
         suspensions=number,
         watt_hours=None,
