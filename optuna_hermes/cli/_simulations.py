@@ -10,18 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import replay
-from optuna_hermes.cluster.job_files import read_jobs
-from optuna_hermes.cluster.job_metrics import measure_jobs
-from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group, simulate_jobs
 from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.replay._proposals import PRUNERS, make_sampler
-from optuna_hermes.replay._studies import StudyResult, StudyRules, simulate_study, tabulate_studies
 from optuna_hermes.simulator.rivals import RIVALS
 from optuna_hermes.view.simulation import counting
 
 if TYPE_CHECKING:
+    from optuna_hermes.cluster.job_replay import JobRules
     from optuna_hermes.cluster.jobs import Job
+    from optuna_hermes.replay._studies import StudyResult, StudyRules
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
@@ -78,6 +75,10 @@ def with_sampler(
 
     The ``budget`` of a study is device time, in median full trainings.
     """
+    # Here, since only these import Optuna: that takes a second.
+    from optuna_hermes.replay._proposals import make_sampler
+    from optuna_hermes.replay._studies import StudyRules, tabulate_studies
+
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
         _check_policy(name)
@@ -108,6 +109,8 @@ def with_sampler(
 def _study_result(
     sets: Sequence[CurveSet], setup: StudyRules, job: tuple[int, str, int]
 ) -> StudyResult:
+    from optuna_hermes.replay._studies import StudyResult, simulate_study
+
     index, policy, seed = job
     metrics = simulate_study(sets[index], policy, setup, seed=seed)
     return StudyResult(curve_set=sets[index].name, policy=policy, seed=seed, metrics=metrics)
@@ -115,6 +118,8 @@ def _study_result(
 
 def _check_policy(name: str) -> None:
     """Refuse a policy that does not exist, or that must know all trials beforehand."""
+    from optuna_hermes.replay._proposals import PRUNERS
+
     known = [*POLICIES, *PRUNERS]
     if name in known:
         return
@@ -173,6 +178,9 @@ def of_jobs(
     ``hosts`` are the number of devices, and their number on each host; ``slice_seconds`` is the
     interval of interruptions, None for none.
     """
+    from optuna_hermes.cluster.job_files import read_jobs
+    from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
+
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
         check_job_policy(name)
@@ -207,5 +215,8 @@ def _user(job: Job) -> dict[str, Any]:
 
 
 def _job_result(jobs: Sequence[Job], rules: JobRules, each: tuple[str, int]) -> Document:
+    from optuna_hermes.cluster.job_metrics import measure_jobs
+    from optuna_hermes.cluster.job_replay import simulate_jobs
+
     name, seed = each
     return asdict(measure_jobs(simulate_jobs(jobs, name, rules, seed=seed)))
