@@ -29,6 +29,7 @@ from optuna_hermes.errors import HermesError, InvalidInputError
 # Typer vendors click or uses the installed one, by version: this is the base class either way.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
+# This package's own verbs, in the order of the help; every other one is Optuna's.
 VERBS: dict[str, Callable[..., Any]] = {
     "optimize": _optimize.optimize,
     "quickstart": _quickstart.quickstart,
@@ -46,7 +47,6 @@ VERBS: dict[str, Callable[..., Any]] = {
     "broker": _broker.broker,
     "doctor": _doctor.doctor,
 }
-"""This package's own verbs; every other one is Optuna's."""
 
 app = typer.Typer(
     name=PROGRAM,
@@ -61,15 +61,7 @@ for _name, _verb in VERBS.items():
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line.
-
-    Args:
-        argv: the arguments after the program's name.
-
-    Returns:
-        The exit status: 0, 1 for a failure, 2 for bad input, 3 if every trial has failed,
-        130 after Ctrl-C.
-    """
+    """Run one command line, given without the program's name, and return its exit status."""
     try:
         # Typer would refuse Optuna's verbs as unknown ones.
         if _optuna_verbs.is_for_optuna(argv, VERBS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sqlite3
 import time
@@ -15,6 +16,7 @@ import typer
 from optuna_hermes.cli._output import FAILED, show, show_json
 from optuna_hermes.cli._studies import Json, optional_storage, storage_of
 from optuna_hermes.errors import HermesError
+from optuna_hermes.view.formats import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -52,10 +54,7 @@ def doctor(
     checks = [check for name, look in looks for check in _guarded(name, look)]
     failed = any(check.state == "fail" for check in checks)
     if json:
-        document = [
-            {"name": c.name, "state": c.state, "found": c.found, "hint": c.hint} for c in checks
-        ]
-        show_json({"ok": not failed, "checks": document})
+        show_json({"ok": not failed, "checks": list(map(dataclasses.asdict, checks))})
     else:
         show(_table(checks))
     if failed:
@@ -77,10 +76,7 @@ def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, L
     yield "container", _host.container
     yield "working folder", lambda: _host.working_folder(Path.cwd(), _host.kind_of(Path.cwd()))
     if storage is None:
-        yield (
-            "SQLite commit",
-            lambda: [_storage.commit_time(Path.cwd(), "in this folder")],
-        )
+        yield "SQLite commit", lambda: [_storage.commit_time(Path.cwd(), "in this folder")]
     else:
         yield "storage", partial(_storage.storage, storage)
         if study_name is not None:
@@ -90,7 +86,7 @@ def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, L
 
 
 def _guarded(name: str, look: Look) -> list[Check]:
-    """The results of a check; one that raises has failed."""
+    # One broken check must not hide the others: it has failed.
     from optuna_hermes.cli._checks import Check
 
     try:
@@ -103,17 +99,14 @@ def _guarded(name: str, look: Look) -> list[Check]:
 
 
 def _table(checks: Sequence[Check]) -> RenderableType:
-    """A table with a line for each check."""
     from rich.table import Table
     from rich.text import Text
-
-    from optuna_hermes.view.formats import printable
 
     table = Table.grid(padding=(0, 2))
     for _ in range(3):
         table.add_column(overflow="fold")
     for check in checks:
-        name, found, hint = map(printable, (check.name, check.found, check.hint))
-        words = found if not hint else f"{found}. {hint}"
-        table.add_row(Text(check.state, style=_COLOURS[check.state]), Text(name), Text(words))
+        words = f"{check.found}. {check.hint}" if check.hint else check.found
+        texts = (Text(printable(text)) for text in (check.name, words))
+        table.add_row(Text(check.state, style=_COLOURS[check.state]), *texts)
     return table

@@ -26,6 +26,9 @@ from optuna_hermes.cli._studies import (
     study_to_optimize,
 )
 from optuna_hermes.policies import POLICIES
+from optuna_hermes.view.formats import plural
+from optuna_hermes.view.progress import make_progress
+from optuna_hermes.view.tables import summary_view
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -135,15 +138,12 @@ def optimize(
     if json:
         show_json(result.document())
     else:
-        from optuna_hermes.view.tables import summary_view
-
         show(summary_view(result.document()))
     return conclude(result, same_command())
 
 
 def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeResult:
     """Run a study with progress on standard error."""
-    from optuna_hermes.view.progress import make_progress
     from optuna_hermes.workers._optimize import run_study
 
     progress = make_progress(True, total=settings.n_trials)
@@ -155,8 +155,6 @@ def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeRes
 
 def conclude(result: OptimizeResult, again: str) -> int:
     """Print the problem of a study, or the command line ``again``; return the exit status."""
-    from optuna_hermes.view.formats import plural
-
     if result.problem is not None:
         return complain(result.problem, BAD_INPUT)
     if result.failure is not None and not result.interrupted:

@@ -10,22 +10,13 @@ from collections.abc import Container, Sequence
 from optuna_hermes.cli._output import Printable
 from optuna_hermes.errors import InvalidInputError
 
+# Listed so that other command lines need not import Optuna; a test holds them against it.
 KNOWN = frozenset(
     {
-        "ask",
-        "best-trial",
-        "best-trials",
-        "create-study",
-        "delete-study",
-        "storage upgrade",
-        "studies",
-        "study set-user-attr",
-        "study-names",
-        "tell",
-        "trials",
+        *("ask", "best-trial", "best-trials", "create-study", "delete-study", "storage upgrade"),
+        *("studies", "study set-user-attr", "study-names", "tell", "trials"),
     }
 )
-"""Optuna's verbs, listed so that other command lines need not import Optuna."""
 
 
 def is_for_optuna(argv: Sequence[str], ours: Container[str]) -> bool:
@@ -36,7 +27,8 @@ def is_for_optuna(argv: Sequence[str], ours: Container[str]) -> bool:
     """
     if not argv or argv[0] in ours:
         return False
-    if argv[0].startswith("-"):  # options may stand before Optuna's verbs
+    # Options may stand before Optuna's verbs.
+    if argv[0].startswith("-"):
         return not KNOWN.isdisjoint(argv)
     if {argv[0], " ".join(argv[:2])} & KNOWN:
         return True

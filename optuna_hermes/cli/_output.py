@@ -12,25 +12,27 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from optuna_hermes.view.formats import printable
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# Exit statuses. 3: every trial of a study has failed; 130: Ctrl-C, as shells report it.
 FAILED = 1
 BAD_INPUT = 2
 NOTHING_SUCCEEDED = 3
 INTERRUPTED = 130
-"""Exit statuses. 3: every trial of a study has failed; 130: Ctrl-C, as shells report it."""
 
 
 def complain(message: str, status: int) -> int:
     """Print an error as one line and return its exit status."""
-    print(f"error: {_printable(' '.join(message.split()))}", file=sys.stderr)
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
     return status
 
 
 def note(text: str) -> None:
     """Print a line to standard error."""
-    print(_printable(text), file=sys.stderr, flush=True)
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -49,9 +51,10 @@ def libraries_to_stderr() -> Iterator[None]:
 
 
 def show(view: RenderableType) -> None:
-    """Print a result for people; a string without wrapping, since its lines may be copied."""
+    """Print a result for people."""
+    # A string is not wrapped: its lines may be copied.
     if isinstance(view, str):
-        print(_printable(view))
+        print(printable(view))
         return
     from rich.console import Console
 
@@ -65,7 +68,7 @@ class Printable(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(_printable(text))
+        self._stream.write(printable(text))
         return len(text)
 
     def flush(self) -> None:
@@ -73,12 +76,6 @@ class Printable(io.TextIOBase):
 
     def fileno(self) -> int:
         return self._stream.fileno()
-
-
-def _printable(text: str) -> str:
-    from optuna_hermes.view.formats import printable
-
-    return printable(text)
 
 
 def show_json(document: Any) -> None:

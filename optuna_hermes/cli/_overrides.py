@@ -8,6 +8,7 @@ import typer
 
 from optuna_hermes.cli._output import show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, study_and_ledger
+from optuna_hermes.view.formats import plural, ranges
 
 Override = Literal["held", "boosted"]
 
@@ -79,6 +80,7 @@ def policy(
     from optuna_hermes.policies import make_policy
     from optuna_hermes.upkeep import change_policy
 
+    # Raises for a policy that does not exist, before anything is opened.
     make_policy(name)
     with study_and_ledger(storage, study_name) as (study, _):
         change_policy(_optuna.study_key(study), name)
@@ -91,8 +93,6 @@ def policy(
 def _override(
     storage: str, study_name: str, trials: list[int], override: Override | None, *, as_json: bool
 ) -> None:
-    from optuna_hermes.view.formats import plural, ranges
-
     served = set_override(storage, study_name, trials, override)
     if as_json:
         show_json({"trials": sorted(set(trials)), "override": override, "served": served})
@@ -115,7 +115,6 @@ def set_override(storage: str, name: str, trials: list[int], override: Override 
     from optuna_hermes.upkeep import want
 
     with study_and_ledger(storage, name) as (study, ledger):
-        message = SetOverrides(
-            study=_optuna.study_key(study), numbers=tuple(trials), override=override
-        )
+        key = _optuna.study_key(study)
+        message = SetOverrides(study=key, numbers=tuple(trials), override=override)
         return want(study, ledger, message)

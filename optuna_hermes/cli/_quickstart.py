@@ -11,14 +11,11 @@ import typer
 
 from optuna_hermes.cli._optimize import Devices, conclude, run_shown
 from optuna_hermes.cli._output import note, show, show_json
-from optuna_hermes.cli._studies import (
-    MOST_TRIALS,
-    PROGRAM,
-    SEED,
-    Json,
-    study_to_optimize,
-)
+from optuna_hermes.cli._studies import MOST_TRIALS, PROGRAM, SEED, Json, study_to_optimize
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.chart import BEST_MARK, chart
+from optuna_hermes.view.formats import plural
+from optuna_hermes.view.tables import summary_view
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -29,12 +26,12 @@ STUDY_NAME = "quickstart"
 # Shorter than the default of `optimize`: the whole study shall take less than a minute.
 SLICE_SECONDS = 0.5
 
+# Packages, each with the modules of which one must be there.
 _NEEDED = {
     "torch": ("torch",),
     "lightning": ("lightning", "pytorch_lightning"),
     "scikit-learn": ("sklearn",),
 }
-"""Packages, each with the modules of which one must be there."""
 
 
 def quickstart(
@@ -93,8 +90,6 @@ def _require_packages() -> None:
 
 
 def _explain(n_trials: int, devices: list[str]) -> None:
-    from optuna_hermes.view.formats import plural
-
     note(
         f"{plural(n_trials, 'trial')} of a small network on scikit-learn's digits share "
         f"{plural(len(devices), 'device')} ({', '.join(devices)}).\n"
@@ -104,9 +99,6 @@ def _explain(n_trials: int, devices: list[str]) -> None:
 
 
 def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
-    from optuna_hermes.view.chart import BEST_MARK, chart
-    from optuna_hermes.view.tables import summary_view
-
     best = result.best["number"] if result.best else None
     curves = {
         trial.number: list(enumerate((v for _, v in sorted(trial.intermediate_values.items())), 1))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes.cli import _simulations
 from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
@@ -18,6 +17,7 @@ from optuna_hermes.cli._studies import (
     study_and_ledger,
 )
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.formats import plural, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,8 +116,9 @@ def simulate(
       optuna-hermes simulate --storage sqlite:///study.db --study-name digits --policy slaq
       optuna-hermes simulate --jobs jobs.csv --policy fifo,qssf,sjf --devices 64
     """
+    # NumPy and rich: imported here, so that other verbs start faster.
+    from optuna_hermes.cli import _simulations
     from optuna_hermes.view import simulation
-    from optuna_hermes.view.formats import plural
 
     if budget is not None and sampler is None:
         raise InvalidInputError(
@@ -185,7 +186,6 @@ def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -
 
 def _study_set(storage: str, study_name: str) -> CurveSet:
     from optuna_hermes.replay import curve_set_of, unfinished_trials
-    from optuna_hermes.view.formats import plural, ranges
 
     with study_and_ledger(storage, study_name) as (study, ledger):
         found = curve_set_of(study, ledger)

@@ -9,7 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optuna_hermes import replay
 from optuna_hermes.errors import UnknownPolicyError
+from optuna_hermes.policies import POLICIES
+from optuna_hermes.simulator.rivals import RIVALS
+from optuna_hermes.view.simulation import counting
 
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
@@ -19,8 +23,8 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
+# The policy that others are compared with; always simulated.
 REFERENCE = "fifo"
-"""The policy that others are compared with; always simulated."""
 
 
 def of_lists(
@@ -31,13 +35,7 @@ def of_lists(
     switch_cost: float,
     seeds: Sequence[int],
 ) -> Document:
-    """Simulate lists of trials that are drawn beforehand.
-
-    Those policies that every other is compared with are added.
-    """
-    from optuna_hermes import replay
-    from optuna_hermes.view.simulation import counting
-
+    """Simulate lists of trials that are drawn beforehand."""
     names = list(dict.fromkeys([*policies, *replay.REFERENCES]))
     for name in names:
         replay.check_policy(name)
@@ -49,16 +47,7 @@ def of_lists(
             **_settings(sets, names, n_devices, switch_cost, seeds),
             "trials": n_trials,
         },
-        "results": [
-            {
-                "set": each.curve_set,
-                "family": each.family,
-                "policy": each.policy,
-                "seed": each.seed,
-                **asdict(each.metrics),
-            }
-            for each in results
-        ],
+        "results": _results(sets, results),
         "table": [
             {
                 "policy": row.policy,
@@ -86,43 +75,33 @@ def with_sampler(
 
     The ``budget`` of a study is device time, in median full trainings.
     """
-    from optuna_hermes.replay import parallel_map
+    # Here, since only these import Optuna: that takes a second.
     from optuna_hermes.replay._proposals import make_sampler
     from optuna_hermes.replay._studies import StudyRules, tabulate_studies
-    from optuna_hermes.view.simulation import counting
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
         _check_policy(name)
-    make_sampler(sampler, 0)  # raises for an unknown name before anything is simulated
+    # Raises for an unknown name before anything is simulated.
+    make_sampler(sampler, 0)
     setup = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
     jobs = list(product(range(len(sets)), names, seeds))
     with counting(len(jobs)) as step:
-        runs = parallel_map(partial(_study_result, sets, setup), jobs, on_answer=step)
-    families = {each.name: each.family for each in sets}
+        results = replay.parallel_map(partial(_study_result, sets, setup), jobs, on_answer=step)
     return {
         "settings": {
             **_settings(sets, names, n_devices, switch_cost, seeds),
             "sampler": sampler,
             "budget": budget,
         },
-        "results": [
-            {
-                "set": run.curve_set,
-                "family": families[run.curve_set],
-                "policy": run.policy,
-                "seed": run.seed,
-                **asdict(run.metrics),
-            }
-            for run in runs
-        ],
+        "results": _results(sets, results),
         "table": [
             {
                 "policy": row.policy,
                 **row.means,
                 "ratios": {"fifo": row.over_fifo, "best pruner": row.over_pruners},
             }
-            for row in sorted(tabulate_studies(runs), key=lambda row: row.means["fin1"])
+            for row in sorted(tabulate_studies(results), key=lambda row: row.means["fin1"])
         ],
     }
 
@@ -139,10 +118,7 @@ def _study_result(
 
 def _check_policy(name: str) -> None:
     """Refuse a policy that does not exist, or that must know all trials beforehand."""
-    from optuna_hermes.policies import POLICIES
-    from optuna_hermes.replay import check_policy
     from optuna_hermes.replay._proposals import PRUNERS
-    from optuna_hermes.simulator.rivals import RIVALS
 
     known = [*POLICIES, *PRUNERS]
     if name in known:
@@ -152,7 +128,23 @@ def _check_policy(name: str) -> None:
             f"With a sampler a policy must be one of {', '.join(known)}, or module:Class of your "
             f"own, but got {name!r}."
         )
-    check_policy(name)
+    replay.check_policy(name)
+
+
+def _results(
+    sets: Sequence[CurveSet], results: Sequence[replay.Result | StudyResult]
+) -> list[Document]:
+    families = {each.name: each.family for each in sets}
+    return [
+        {
+            "set": each.curve_set,
+            "family": families[each.curve_set],
+            "policy": each.policy,
+            "seed": each.seed,
+            **asdict(each.metrics),
+        }
+        for each in results
+    ]
 
 
 def _settings(
@@ -188,8 +180,6 @@ def of_jobs(
     """
     from optuna_hermes.cluster.job_files import read_jobs
     from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
-    from optuna_hermes.replay import parallel_map
-    from optuna_hermes.view.simulation import counting
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
@@ -199,7 +189,7 @@ def of_jobs(
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:
-        results = parallel_map(partial(_job_result, jobs, rules), each, on_answer=step)
+        results = replay.parallel_map(partial(_job_result, jobs, rules), each, on_answer=step)
     return {
         "settings": {
             "trace": found.name,
@@ -219,7 +209,7 @@ def of_jobs(
 
 
 def _user(job: Job) -> dict[str, Any]:
-    """The parameters of a job by which policies predict: its user, with its group as a prefix."""
+    # Policies predict by it. Groups share all devices here, and users of two may have one name.
     user = job.params.get("user")
     return {"user": f"{job.group or ''}/{user or ''}"} if job.group or user else {}
 

@@ -20,6 +20,8 @@ from optuna_hermes.cli._studies import (
     study_and_ledger,
 )
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
+from optuna_hermes.view.tables import status_view, trial_view
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -49,8 +51,6 @@ def status(
       optuna-hermes status --storage sqlite:///study.db --study-name digits
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
-    from optuna_hermes.view.tables import status_view, trial_view
-
     if trial is not None:
         if storage is None or study_name is None:
             raise InvalidInputError(
@@ -74,7 +74,6 @@ def status(
 
 def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Document:
     from optuna_hermes.ledger import live_hosts
-    from optuna_hermes.view.history import live_overrides, trial_states
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
@@ -82,52 +81,46 @@ def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Doc
         alive = {host.instance for host in hosts}
         states = trial_states(ledger, facts, records, broker, alive)
         overrides = live_overrides(ledger, key, states)
-    runs = [
+    trials = [
         {
-            "trial": run.number,
-            "state": states[run.number],
-            "override": overrides.get(run.number),
-            "tier": run.tier,
-            "host": run.host,
-            "units": run.units,
-            "value": facts.sign * values[run.number] if run.number in values else None,
-            **_figures(run),
+            "trial": record.number,
+            "state": states[record.number],
+            "override": overrides.get(record.number),
+            "tier": record.tier,
+            "host": record.host,
+            "units": record.units,
+            "value": facts.sign * values[record.number] if record.number in values else None,
+            **_figures(record),
         }
-        for run in records
+        for record in records
     ]
-    finite = [run for run in runs if run["value"] is not None and math.isfinite(run["value"])]
-    known = [run.watt_hours for run in records if run.watt_hours is not None]
-    best = min(finite, key=lambda run: facts.sign * run["value"], default=None)
+    # A trial that has diverged is never the best one: NaN is neither above nor below a value.
+    finite = [t for t in trials if t["value"] is not None and math.isfinite(t["value"])]
+    best = min(finite, key=lambda each: facts.sign * each["value"], default=None)
     return {
         "name": name,
         "counts": dict(Counter(states.values())),
-        "device_seconds": sum(run.device_seconds for run in records),
-        "watt_hours": sum(known) if known else None,
+        "device_seconds": sum(record.device_seconds for record in records),
+        "watt_hours": total_watt_hours(records),
         "best": best and {"trial": best["trial"], "value": best["value"]},
         "hosts": [
             {"host": host.name, "devices": len(host.devices), "load": host.load} for host in hosts
         ],
-        "trials": runs,
+        "trials": trials,
     }
 
 
-def _figures(run: TrialRecord) -> Document:
+def _figures(record: TrialRecord) -> Document:
     return {
-        "slices": run.slices,
-        "suspensions": run.suspensions,
-        "device_seconds": run.device_seconds,
-        "watt_hours": run.watt_hours,
+        "slices": record.slices,
+        "suspensions": record.suspensions,
+        "device_seconds": record.device_seconds,
+        "watt_hours": record.watt_hours,
     }
 
 
 def trial_document(storage: str, name: str, number: int, broker: BrokerStatus | None) -> Document:
     """The figures and the event log of one trial, as plain JSON.
-
-    Args:
-        storage: Optuna's storage URL.
-        name: the study's name.
-        number: the trial's number.
-        broker: status of this host's broker, None if there is none.
 
     Raises:
         InvalidInputError: the study has no such trial, or it was never suspended by this package.
@@ -142,26 +135,25 @@ def _trial_document(
 ) -> Document:
     from optuna_hermes import _optuna
     from optuna_hermes.ledger import live_hosts
-    from optuna_hermes.view.history import live_overrides, trial_states
 
     key, trials = _optuna.study_key(study), _optuna.trial_states(study)
-    run = next((run for run in ledger.load_trials(key) if run.number == number), None)
-    if run is None:
+    record = next((each for each in ledger.load_trials(key) if each.number == number), None)
+    if record is None:
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     alive = {host.instance for host in live_hosts(ledger)}
-    states = trial_states(ledger, _optuna.facts(study), [run], broker, alive)
+    states = trial_states(ledger, _optuna.facts(study), [record], broker, alive)
     return {
         "study": study.study_name,
         "trial": number,
         "state": states[number],
         "override": live_overrides(ledger, key, states).get(number),
-        "where": _where(run, states[number], broker),
-        "params": _optuna.params_of_id(study, run.trial_id) if number in trials else {},
+        "where": _where(record, states[number], broker),
+        "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
         "curve": _curve(ledger.load_curves(key).get(number), _optuna.sign(study)),
-        "units_trained": run.units,
-        **_figures(run),
-        "submitted": run.submitted,
-        "updated": run.updated,
+        "units_trained": record.units,
+        **_figures(record),
+        "submitted": record.submitted,
+        "updated": record.updated,
         "checkpoints": [
             {
                 "path": each.checkpoint.path,
@@ -188,19 +180,19 @@ def _unknown(name: str, number: int, count: int, is_trial: bool) -> str:
     return f"Study {name!r} has no trial {number} (there: {numbers}): name one of those."
 
 
-def _where(run: TrialRecord, state: str, broker: BrokerStatus | None) -> Document:
-    """Host, tier and device of a trial's state; no tier once it is over, or before it has any."""
-    tier, device = run.tier, None
+def _where(record: TrialRecord, state: str, broker: BrokerStatus | None) -> Document:
+    tier, device = record.tier, None
+    # No tier once it is over, or before it has any, though the ledger may still name one.
     if state in ("done", "failed", "pending"):
         tier = None
     elif state == "stored":
         tier = "disk"
     else:
-        served = None if broker is None else broker.study(run.study)
+        served = None if broker is None else broker.study(record.study)
         for row in served.trials if served else ():
-            if row.number == run.number:
+            if row.number == record.number:
                 tier, device = row.tier, row.device
-    return {"host": run.host, "tier": tier, "device": device}
+    return {"host": record.host, "tier": tier, "device": device}
 
 
 def _curve(curve: Curve | None, sign: float) -> Document:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PROGRAM = "optuna-hermes"
 
+# More than any study has, and an integer of any database.
 MOST_TRIALS = 10**9
-"""Largest number of trials: more than any study has, and an integer of any database."""
 
 SEED = typer.Option(min=0, max=2**63 - 1, metavar="N", help="Sampler and trials draw from it.")
 
@@ -61,13 +61,9 @@ def optional_storage(help: str) -> Any:
 def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterator[Study]:
     """Load or create a study; one created here is deleted if the block refuses its input.
 
-    Args:
-        storage: Optuna's storage URL.
-        name: the study's name.
-        make: create a missing study; if False, only in a storage without any study.
-
     Raises:
-        StorageError: the storage cannot be reached, or holds other studies but not this one.
+        StorageError: the storage cannot be reached, or holds other studies but not this one and
+            ``make`` is False.
     """
     from optuna_hermes import HermesPruner, HermesSampler, _optuna
     from optuna_hermes._tables import sqlite_file
@@ -76,6 +72,7 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     file = sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
     names = _optuna.study_names(storage)
+    # Among other studies a new name is rather a wrong one.
     if name not in names and names and not make:
         raise _optuna.no_such_study(storage, name, names)
     study, is_new = _optuna.create_study(
@@ -117,7 +114,8 @@ def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
 
 @contextlib.contextmanager
 def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledger]]:
-    """As ``study_and_ledger``, with facts in place of a study: faster, since it skips Optuna."""
+    """As ``study_and_ledger``, with facts in place of a study."""
+    # Without the import of Optuna, which takes longer than all that `status` does.
     from optuna_hermes.ledger import open_ledger
 
     facts = study_facts(storage, name)
@@ -137,9 +135,10 @@ def study_facts(storage: str, name: str) -> StudyFacts:
 
     check_file(storage)
     facts = read_facts(storage, name)
-    if facts is None:  # of no database, or of no study: Optuna says which
+    if facts is None:
         from optuna_hermes import _optuna
 
+        # Of no database, or of no study: Optuna says which.
         facts = _optuna.facts(_study(storage, name))
     return facts
 

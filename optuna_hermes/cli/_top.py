@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from optuna_hermes.cli._status import trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
@@ -16,7 +17,10 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_facts,
 )
+from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.view.source import StudyReader
+from optuna_hermes.view.tables import trial_view
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,8 +29,8 @@ if TYPE_CHECKING:
     from optuna_hermes.view.history import Bar, StudyHistory
     from optuna_hermes.view.picture import Picture
 
+# Between two reads of the ledger of a study that this host's broker does not serve.
 REST_SECONDS = 5.0
-"""Seconds between two reads of the ledger of a study that this host's broker does not serve."""
 
 _READ_ONLY = "No broker of yours serves this study: what its ledger has is shown, read-only."
 
@@ -56,7 +60,8 @@ def top(
         ) from error
     if study_name is not None:
         with facts_and_ledger(storage_of(storage, study_name), study_name):
-            pass  # so that errors are printed before the screen is taken
+            # So that errors are printed before the screen is taken.
+            pass
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise InvalidInputError(
             "`top` needs a terminal: for a file or a pipe there is `optuna-hermes status`."
@@ -67,14 +72,10 @@ def top(
 class StudySource:
     """The ``TopSource`` of this host's broker, and of the ledger of a study if one is named.
 
-    Args:
-        storage: Optuna's storage URL, None if event logs and ``finish`` are not needed.
-        name: the study to show, None for one that the broker serves.
+    Event logs and ``finish`` need the storage.
     """
 
     def __init__(self, storage: str | None, name: str | None) -> None:
-        from optuna_hermes.view.source import StudyReader
-
         self._storage = storage
         self._name = name
         facts = None if name is None or storage is None else partial(study_facts, storage, name)
@@ -86,7 +87,6 @@ class StudySource:
         self._served = False
 
     def look(self, key: str) -> Picture:
-        """The present picture, of the broker if it serves the named study."""
         from optuna_hermes.view.picture import picture_of, picture_of_history
 
         broker = self._reader.status()
@@ -108,37 +108,27 @@ class StudySource:
         return self._before
 
     def past(self) -> Sequence[Bar]:
-        """Past leases of the named study."""
         return () if self._name is None else self._read(None).bars
 
     def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
-        """Hold, boost or release a trial."""
         from optuna_hermes.broker._protocol import SetOverrides
 
         self._send(SetOverrides(study=key, numbers=(number,), override=override))
 
     def finish(self, key: str, number: int) -> None:
-        """Finish a trial at its last value."""
-        from optuna_hermes.cli._upkeep import close_trials
-
         close_trials(*self._study_of(key, "`f` tells Optuna"), [number])
 
     def change_policy(self, key: str, policy: str) -> None:
-        """Change the study's policy."""
         from optuna_hermes.broker._protocol import ChangePolicy
 
         self._send(ChangePolicy(study=key, policy=policy))
 
     def event_log(self, key: str, number: int) -> RenderableType:
-        """The figures and the event log of a trial."""
-        from optuna_hermes.cli._status import trial_document
-        from optuna_hermes.view.tables import trial_view
-
         storage, name = self._study_of(key, "An event log is in the ledger")
         return trial_view(trial_document(storage, name, number, broker_status()))
 
     def close(self) -> None:
-        """Close the connection to the broker; a thread that waits for its answer wakes up."""
+        # A thread that waits for the broker's answer wakes up.
         self._reader.disconnect()
 
     def _send(self, message: SetOverrides | ChangePolicy) -> None:
@@ -152,7 +142,6 @@ class StudySource:
             connection.close()
 
     def _read(self, broker: BrokerStatus | None) -> StudyHistory:
-        """Update the history from the ledger."""
         history = self._reader.history(broker)
         assert history is not None, "top() has opened the ledger before"
         self._history, self._read_at = history, time.monotonic()
@@ -160,7 +149,7 @@ class StudySource:
         return history
 
     def _study_of(self, key: str, why: str) -> tuple[str, str]:
-        """Storage and name of the study that is shown, whose key must match."""
+        # Without a name the broker says which study it is: one of that name may be elsewhere, too.
         name = self._name or (self._before.study if self._before else None)
         if self._storage is None or not name:
             raise InvalidInputError(f"{why}: start `top` with --storage URL and --study-name NAME.")

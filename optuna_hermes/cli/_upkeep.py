@@ -14,6 +14,7 @@ import typer
 from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.formats import plural, ranges, size
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import BrokerStatus
@@ -41,8 +42,6 @@ def finish(
     Example:
       optuna-hermes finish --storage sqlite:///study.db --study-name digits 3 7
     """
-    from optuna_hermes.view.formats import plural, ranges
-
     if every == bool(trials):
         raise InvalidInputError("Name the trials to finish, or say --all for every suspended one.")
     values, refused = close_trials(storage, study_name, None if every else trials)
@@ -86,8 +85,6 @@ def close_trials(
 
 
 def _reasons(refused: Mapping[int, str]) -> str:
-    from optuna_hermes.view.formats import ranges
-
     by_reason: dict[str, list[int]] = {}
     for number, reason in refused.items():
         by_reason.setdefault(reason, []).append(number)
@@ -121,7 +118,6 @@ def gc(
       optuna-hermes gc --storage sqlite:///study.db --study-name digits --dry-run
     """
     from optuna_hermes import _optuna, upkeep
-    from optuna_hermes.view.formats import plural, size
 
     held_by, now = broker_status(), time.time()
     serving = [] if held_by is None else [served.key for served in held_by.studies]
@@ -151,7 +147,6 @@ def gc(
 
 
 def _host(broker: BrokerStatus | None) -> str | None:
-    """The host whose leases may be cleared."""
     from optuna_hermes.broker import _election as election
     from optuna_hermes.broker import _holders as holders
 
@@ -162,13 +157,10 @@ def _host(broker: BrokerStatus | None) -> str | None:
 
 
 def _cleared(rows: Rows) -> str:
-    from optuna_hermes.view.formats import plural
-
-    counts = {
-        "orphaned lease": len(rows.leases),
-        "dead broker": len(rows.hosts),
-        "deleted study": len(rows.studies),
-        "old event": rows.events,
-    }
-    nouns = {"deleted study": "deleted studies"}
-    return ", ".join(plural(n, noun, nouns.get(noun)) for noun, n in counts.items() if n)
+    counts = (
+        (len(rows.leases), "orphaned lease", None),
+        (len(rows.hosts), "dead broker", None),
+        (len(rows.studies), "deleted study", "deleted studies"),
+        (rows.events, "old event", None),
+    )
+    return ", ".join(plural(*count) for count in counts if count[0])

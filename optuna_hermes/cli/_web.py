@@ -10,6 +10,7 @@ import typer
 
 from optuna_hermes.cli._output import finite, note
 from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
+from optuna_hermes.cli._status import trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
@@ -17,13 +18,14 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_facts,
 )
+from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.tables import event_text
 
 if TYPE_CHECKING:
     from optuna_hermes.view._web._app import Actions
 
 PORT = 8470
-
 _OVERRIDES: dict[str, Override | None] = {"hold": "held", "boost": "boosted", "release": None}
 
 
@@ -66,9 +68,11 @@ def web(
     facts = None
     if study_name is not None:
         facts = partial(study_facts, storage_of(storage, study_name), study_name)
-        facts()  # raises for a wrong name before any page is served
+        # Raises for a wrong name before any page is served.
+        facts()
     with contextlib.closing(PageReader(study_name, facts)) as reader:
-        reader.look()  # reads the history now, so that the first page is fast
+        # Reads the history now, so that the first page is fast.
+        reader.look()
         serve(
             Feed(reader.look, reader.disconnect),
             _actions(storage, study_name),
@@ -83,9 +87,6 @@ def _actions(storage: str | None, name: str | None) -> Actions:
     from optuna_hermes.view._web._app import Actions
 
     def event_log(number: int) -> dict[str, Any]:
-        from optuna_hermes.cli._status import trial_document
-        from optuna_hermes.view.tables import event_text
-
         if storage is None or name is None:
             raise InvalidInputError(
                 "A trial's event log is in its study's ledger: start with --storage and "
@@ -99,8 +100,6 @@ def _actions(storage: str | None, name: str | None) -> Actions:
         return {**finite(document), "events": events}
 
     def override(verb: str, number: int) -> str:
-        from optuna_hermes.cli._upkeep import close_trials
-
         if storage is None or name is None:
             raise InvalidInputError(
                 "What is done to a trial needs its study: start with --storage and --study-name."

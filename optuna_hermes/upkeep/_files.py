@@ -12,11 +12,11 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._client._journal import NAME as JOURNAL
 from optuna_hermes.ledger import CheckpointRecord, Ledger
 
+# The output of a trial: kept, since it is no checkpoint.
 LOG_NAME = "output.log"
-"""The output of a trial: kept, since it is no checkpoint."""
 
+# A trial, on this host or on another, may be writing a file that the ledger does not name yet.
 ORPHAN_SECONDS = 3600.0
-"""Age in seconds from which on a file that the ledger does not name is garbage."""
 
 _TRIAL_FOLDER = re.compile(r"trial-(\d+)")
 
@@ -51,14 +51,7 @@ def find_litter(
 ) -> Litter:
     """Find the checkpoints of finished trials, and files that the ledger does not name.
 
-    Args:
-        study: the study.
-        ledger: its ledger.
-        folders: folders that are this study's alone, with a folder for each trial.
-        held: trials of live processes: their files stay.
-        now: seconds since 1970. A trial, on this host or on another, may be writing a file that
-            the ledger does not name yet: such a file must be ``ORPHAN_SECONDS`` old unless its
-            trial is finished.
+    ``folders`` are this study's alone; the files of ``held`` trials stay.
     """
     found = [file for folder in folders for file in _files(folder)]
     # Read after the files: a trial's folder is made after the trial, so each folder has one here.
@@ -68,8 +61,10 @@ def find_litter(
     # The ledger may name any path: files outside of the folders are neither removed nor forgotten.
     here = [row for row in rows if _is_below(folders, _path(row))]
     stale = [row for row in here if row.number in over]
-    elsewhere = {str(_root(_path(row))) for row in rows if row not in here}
+    # A checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE: users know the first of these.
+    elsewhere = {str(_path(row).parents[2]) for row in rows if row not in here}
     needed = {_path(row) for row in rows if row.number not in over}
+    # Of checkpoints beside a journal the ledger may learn long after they were written.
     unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
     litter = [
         file
@@ -92,11 +87,6 @@ def _path(row: CheckpointRecord) -> Path:
     return Path(row.checkpoint.path)
 
 
-def _root(path: Path) -> Path:
-    """The ``checkpoint_dir`` of ``optimize`` above a checkpoint: it has a folder for each study."""
-    return path.parent.parent.parent
-
-
 def _is_below(folders: Collection[Path], path: Path) -> bool:
     """True if a checkpoint is gone, or lies in a trial's folder in one of these."""
     place = path.parent.parent.resolve()
@@ -104,14 +94,9 @@ def _is_below(folders: Collection[Path], path: Path) -> bool:
 
 
 def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]) -> Litter:
-    """The litter, with every checkpoint of deleted studies.
-
-    Args:
-        litter: garbage of the study itself.
-        folders: folders that contain one folder for each study, named by its key.
-        keys: of the deleted studies; a key whose folder is a link to elsewhere is left out.
-    """
+    """The litter, with every checkpoint of deleted studies: ``folders`` have one for each key."""
     found = [folder / key for folder in folders for key in keys]
+    # Keys come out of a database: "..", or a link to elsewhere, must not lead out of the folders.
     own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
     inside = [each for each in own if each.name in keys]
     files = {file.path: file.size_bytes for folder in inside for file in _files(folder)}
@@ -119,13 +104,8 @@ def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
-    """Remove files, then their rows, then folders that are empty.
-
-    Args:
-        study: the study.
-        ledger: its ledger.
-        litter: as ``find_litter`` found it.
-    """
+    """Remove files, then their rows, then folders that are empty."""
+    # In this order: rows whose files are gone are found again after an interruption.
     for path in litter.files:
         path.unlink(missing_ok=True)
     key = _optuna.study_key(study)
@@ -138,34 +118,22 @@ def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A file in the folder of a trial, except for the log of its output."""
-
     path: Path
     number: int
     size_bytes: int
     changed: float
 
-    @classmethod
-    def read(cls, path: Path) -> _File | None:
+
+def _files(folder: Path) -> Iterator[_File]:
+    """The files in folders of trials, except for the logs of their output."""
+    for path in sorted(folder.glob("trial-*/*")):
         match = _TRIAL_FOLDER.fullmatch(path.parent.name)
         if match is None or path.name == LOG_NAME or path.parent.is_symlink():
-            return None
+            continue
         try:
             status = path.lstat()
         except OSError:  # it is gone
-            return None
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        return cls(
-            path=path,
-            number=int(match[1]),
-            size_bytes=status.st_size,
-            changed=status.st_mtime,
-        )
-
-
-def _files(folder: Path) -> Iterator[_File]:
-    for path in sorted(folder.glob("trial-*/*")):
-        file = _File.read(path)
-        if file is not None:
-            yield file
+            continue
+        if stat.S_ISREG(status.st_mode):
+            number, size_bytes = int(match[1]), status.st_size
+            yield _File(path=path, number=number, size_bytes=size_bytes, changed=status.st_mtime)

@@ -33,13 +33,7 @@ class FinishPlan:
 def plan_finish(
     study: _optuna.Study, numbers: Sequence[int] | None, held: Collection[int]
 ) -> FinishPlan:
-    """Decide which suspended trials can be set to COMPLETE; changes nothing.
-
-    Args:
-        study: the study.
-        numbers: the trials to finish, None for every suspended one.
-        held: trials of live processes, which are refused.
-    """
+    """Decide which suspended trials (None: any) can be set to COMPLETE; refuse ``held`` ones."""
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     if numbers is None:
         numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
@@ -72,11 +66,6 @@ def _refusal(trial: Any, held: Collection[int]) -> str | None:
 def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) -> None:
     """Set trials to COMPLETE at these values, in Optuna and in the ledger.
 
-    Args:
-        study: the study.
-        ledger: its ledger.
-        values: as ``plan_finish`` found them.
-
     Raises:
         StorageError: another process has finished one; those before it are done.
     """
@@ -84,6 +73,7 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
     records = {record.number: record for record in ledger.load_trials(key)}
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number, value in values.items():
+        # Optuna first: its state is the one that counts, and refuses a trial that is over.
         _optuna.complete_trial(study, trials[number], value)
         now = time.time()
         if number in records:
@@ -99,13 +89,7 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
 def held_trials(
     status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger
 ) -> frozenset[int]:
-    """The unfinished trials of a study that belong to a live process, on any host.
-
-    Args:
-        status: status of this host's broker, None if there is no broker.
-        study: the study.
-        ledger: its ledger, which has the trials of other hosts.
-    """
+    """The unfinished trials of a study that belong to a live process, on any host."""
     owners = {host.instance for host in live_hosts(ledger)}
     records = ledger.load_trials(_optuna.known_key(study) or "")
     live = (record for record in records if record.state in LIVE_STATES)
@@ -117,7 +101,8 @@ def _held_here(status: BrokerStatus | None, study: _optuna.Study) -> frozenset[i
     served = None if status is None else status.study(_optuna.known_key(study) or "")
     if served is None:
         return frozenset()
-    if served.driver_pid is not None:  # the driver may resume any of them at any moment
+    if served.driver_pid is not None:
+        # The driver may resume any of them at any moment.
         trials = study.get_trials(deepcopy=False)
         return frozenset(t.number for t in trials if not t.state.is_finished())
     return frozenset(t.number for t in served.trials if t.state in ("running", "parked"))

@@ -15,19 +15,13 @@ from optuna_hermes.ledger import EventRecord, Ledger
 from optuna_hermes.model import LIVE_STATES, Override
 from optuna_hermes.upkeep._finish import plan_finish
 
+# A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
 STOP_SECONDS = 60.0
-"""Seconds for a trial that is to be finished to leave its device."""
-
 _LOOK_SECONDS = 0.05
 
 
 def want(study: _optuna.Study, ledger: Ledger, overrides: SetOverrides) -> bool:
     """Hold, boost or release trials.
-
-    Args:
-        study: the study.
-        ledger: its ledger.
-        overrides: the override and its trials.
 
     Returns:
         True if a broker of this user serves the study and has applied it. Otherwise it is in the
@@ -39,20 +33,18 @@ def want(study: _optuna.Study, ledger: Ledger, overrides: SetOverrides) -> bool:
     if _said(overrides):
         return True
     _write(study, ledger, overrides.numbers, overrides.override)
-    return _said(overrides)  # a broker may have read the ledger just before
+    # Once more: a broker may have read the ledger just before.
+    return _said(overrides)
 
 
 def change_policy(key: str, policy: str) -> None:
     """Change the policy of a study that runs.
 
-    Args:
-        key: the study's key.
-        policy: as ``--policy``.
-
     Raises:
         InvalidInputError: no broker of this user serves the study.
         UnknownPolicyError: there is no such policy.
     """
+    # A broker may have been started elsewhere: it finds a module of the user's by these folders.
     imports = folders() if ":" in policy else ()
     if not _said(ChangePolicy(study=key, policy=anywhere(policy), folders=imports)):
         raise InvalidInputError(
@@ -62,11 +54,7 @@ def change_policy(key: str, policy: str) -> None:
 
 
 def finish_live(study: _optuna.Study, numbers: Sequence[int]) -> dict[int, float] | None:
-    """Finish trials that a broker of this user serves, also while they train.
-
-    Args:
-        study: the study.
-        numbers: the trials, each of which has reported.
+    """Finish trials, each of which has reported, that a broker of this user serves.
 
     Returns:
         Their values; None if no broker of this user serves the study.
@@ -81,6 +69,7 @@ def finish_live(study: _optuna.Study, numbers: Sequence[int]) -> dict[int, float
         if broker is None:
             return None
         deadline = time.monotonic() + STOP_SECONDS
+        # It is answered at once with whether a trial has still to stop: sent until none has.
         while broker.want(wanted):
             if time.monotonic() > deadline:
                 raise BrokerError(
@@ -120,6 +109,7 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
     try:
         connection = connect("viewer")
     except BrokerConflictError:
+        # Without its answer it is unknown if the study is served: no case of "no broker".
         raise
     except BrokerError:
         yield None
@@ -141,6 +131,7 @@ def _write(
             "`optuna-hermes status`."
         )
     before = ledger.load_overrides(key)
+    # All or none: an interruption must not leave half of what was asked for.
     with ledger.batch():
         for number in numbers:
             if before.get(number) == override:

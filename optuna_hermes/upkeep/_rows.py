@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from optuna_hermes import _optuna
 from optuna_hermes.ledger import EventRecord, Ledger
 
+# Silence after which a broker's row is removed; its trials could be claimed long before.
 DEAD_SECONDS = 3600.0
-"""Silence after which a broker's row is removed; its trials could be claimed long before."""
 
+# Age up to which events are kept; those since the first of an unfinished trial always are.
 EVENT_LOG_SECONDS = 30 * 86400.0
-"""Age up to which events are kept; those since the first of an unfinished trial always are."""
 
+# A younger lease may be newer than the broker's status, which shows it to be held.
 _GRANTED_SECONDS = 60.0
-"""Age from which on a lease can be garbage: a younger one may be newer than the broker's status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ def find_rows(
     """Find the garbage in the ledger of a study; changes nothing.
 
     Args:
-        study: the study.
-        ledger: its ledger.
+        study: with Optuna's own states of its trials.
+        ledger: of the study.
         host: this host's name; None if trials may still live on it whose broker has died.
         serving: keys of the studies that this host's broker serves.
         now: seconds since 1970.
@@ -63,17 +63,11 @@ def find_rows(
 
 
 def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) -> None:
-    """Remove garbage from the ledger.
-
-    Args:
-        study: the study.
-        ledger: its ledger.
-        rows: as ``find_rows`` found them.
-        now: seconds since 1970.
-    """
+    """Remove garbage from the ledger, as ``find_rows`` found it."""
     for epoch in rows.leases:
         ledger.end_lease(epoch, now)
     for instance in rows.hosts:
+        # It is asked again there: a broker that was only slow may have come back.
         ledger.forget_host(instance, dead_after_seconds=DEAD_SECONDS)
     for key in rows.studies:
         ledger.forget_study(key)
@@ -82,7 +76,7 @@ def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) ->
 
 
 def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[int, ...]:
-    """Leases of this host, which does not serve the study; leases with an owner end with that."""
+    # Only of this host, which does not serve the study. Leases with an owner end with that.
     return tuple(
         lease.epoch
         for lease in ledger.load_leases(key, live=True)
@@ -91,7 +85,7 @@ def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[in
 
 
 def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> tuple[str, ...]:
-    """Keys of deleted studies; only where one Optuna storage has all studies of the ledger."""
+    # With a ledger of several Optuna storages, a study that is not in this one may be in another.
     if not _optuna.shares_its_ledger(study):
         return ()
     # In this order: a study created in between is in ``there``, and so is not taken for deleted.

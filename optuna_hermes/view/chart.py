@@ -16,10 +16,11 @@ EMPTY = "(no points to draw)"
 MIN_WIDTH, MIN_HEIGHT = 20, 5
 
 _BRAILLE = 0x2800
+# The bit of each dot of a braille character: four rows of two. Braille had six dots at first.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bit of each dot of a braille character: four rows of two."""
 
-_LINES_AROUND = 3  # the label of y, the axis of x and its labels
+# The label of y, the axis of x and its labels.
+_LINES_AROUND = 3
 
 
 def chart(
@@ -32,15 +33,10 @@ def chart(
     y_label: str = "value",
     log: bool = False,
 ) -> str:
-    """Draw curves with axes, without colours.
+    """Draw curves with axes, without colours; ``best`` over the others, with ``BEST_MARK``.
 
     Args:
         curves: points (x, y) of each curve, x ascending; points that are not finite are left out.
-        width: of the whole text, in characters.
-        height: of the whole text, in lines.
-        best: the curve that is drawn over the others with ``BEST_MARK``.
-        x_label: name of x.
-        y_label: name of y.
         log: draw the logarithm of y; ignored where a y is not above zero.
 
     Raises:
@@ -84,14 +80,9 @@ class _Paper:
         self.columns = columns
         self._bits = [[0] * columns for _ in range(rows)]
         self._marks: set[Pixel] = set()
-
-    @property
-    def size(self) -> Pixel:
-        """Dots across and dots down."""
-        return 2 * self.columns, 4 * len(self._bits)
+        self.size: Pixel = (2 * columns, 4 * rows)
 
     def draw(self, pixels: Sequence[Pixel], *, marked: bool) -> None:
-        """Draw straight lines from each pixel to the next."""
         for across, down in _path(pixels):
             column, row = across // 2, down // 4
             self._bits[row][column] |= _DOTS[down % 4][across % 2]
@@ -99,7 +90,6 @@ class _Paper:
                 self._marks.add((column, row))
 
     def lines(self) -> Iterator[str]:
-        """The text, line by line, without blanks at the ends."""
         for row, line in enumerate(self._bits):
             characters = (self._character(column, row, bits) for column, bits in enumerate(line))
             yield "".join(characters).rstrip()
@@ -121,7 +111,6 @@ def _bounds(values: Iterable[float]) -> Point:
 
 
 def _placer(xs: Point, ys: Point, *, size: Pixel, log: bool) -> Callable[[Point], Pixel]:
-    """The function that maps a point to its dot on paper of ``size`` dots."""
     scale = math.log if log else float
     low, high = scale(ys[0]), scale(ys[1])
 

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import DeviceStatus
 
 _BARS = "▁▂▃▄▅▆▇█"
+# Ratio of the largest to the smallest value from which on a sparkline is logarithmic: losses fall
+# fast and then slowly, and both phases can be seen.
 _LOG_FROM = 3.0
-"""Ratio of the largest to the smallest value from which on a sparkline is logarithmic."""
 
 # Those of terminals (C0, C1), and marks that turn the direction of writing; not \\t and \\n.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -167,13 +168,9 @@ def short_devices(ids: Sequence[str]) -> list[str]:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, log: bool = True) -> str:
-    """A curve as a line of bars, thinned out if it is longer; a dot for what is not finite.
+    """A curve as a line of at most ``width`` bars; a dot for what is not finite.
 
-    Args:
-        values: in order; None for what is not finite.
-        width: most characters.
-        log: draw the logarithms of positive values over a wide range: losses fall fast and then
-            slowly, and both phases can be seen.
+    With ``log`` positive values over a wide range are shown by their logarithms.
 
     Example:
         >>> sparkline((3.0, None, 2.0), 9), sparkline((100.0, 10.0, 1.0), 9)

@@ -59,14 +59,14 @@ class TrialHistory:
 
     Args:
         state: as in ``model.TrialStatus``, as far as it can be known now.
-        run: its row of the ledger, whose own ``state`` may be older.
+        record: its row of the ledger, whose own ``state`` may be older.
         points: each unit once, as it was last reported, in ascending order.
         override: see ``model.Override``; None once it is over.
     """
 
     number: int
     state: str
-    run: TrialRecord
+    record: TrialRecord
     override: str | None = None
     points: tuple[Point, ...] = ()
 
@@ -90,14 +90,12 @@ class StudyHistory:
     @property
     def device_seconds(self) -> float:
         """Device time of all trials, without leases that have not ended."""
-        return math.fsum(trial.run.device_seconds for trial in self.trials)
+        return math.fsum(trial.record.device_seconds for trial in self.trials)
 
     @property
     def watt_hours(self) -> float | None:
         """Energy of all trials, as far as known; None if no trial's is known."""
-        known = [trial.run.watt_hours for trial in self.trials]
-        found = [each for each in known if each is not None]
-        return math.fsum(found) if found else None
+        return total_watt_hours(trial.record for trial in self.trials)
 
 
 def read_history(
@@ -107,14 +105,9 @@ def read_history(
     broker: BrokerStatus | None = None,
     before: StudyHistory | None = None,
 ) -> StudyHistory:
-    """Read the history of a study.
+    """Read the history of a study; only what is newer than ``before``, an earlier result.
 
-    Args:
-        ledger: of the study.
-        facts: the study in Optuna's tables.
-        broker: status of this host's broker, None if there is none.
-        before: the result of an earlier call. Only newer records are read then, and a trial, or
-            its points, that did not change is the same object as before.
+    A trial, or its points, that did not change is the same object as before.
     """
     from optuna_hermes.ledger import live_hosts
 
@@ -127,22 +120,23 @@ def read_history(
     for _, report in reports:
         point = Point(report.unit, facts.sign * report.value, report.device_seconds, report.at)
         new[report.number].append(point)
-    runs = ledger.load_trials(key)  # after the reports, so that each of them finds its run
+    # After the reports, so that each of them finds its trial.
+    records = ledger.load_trials(key)
     alive = {host.instance for host in live_hosts(ledger)}
-    states = trial_states(ledger, facts, runs, broker, alive)
+    states = trial_states(ledger, facts, records, broker, alive)
     overrides = live_overrides(ledger, key, states)
     return StudyHistory(
         key=key,
         maximize=before.maximize,
         trials=tuple(
             _trial(
-                known.get(run.number),
-                run,
-                states[run.number],
-                overrides.get(run.number),
-                new.get(run.number, ()),
+                known.get(record.number),
+                record,
+                states[record.number],
+                overrides.get(record.number),
+                new.get(record.number, ()),
             )
-            for run in runs
+            for record in records
         ),
         bars=_bars(ledger, key, before.bars),
         position=reports[-1][0] if reports else before.position,
@@ -150,10 +144,8 @@ def read_history(
 
 
 def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
-    """The values that were better than all before them, in the order of their time.
-
-    The device time of a trial is counted up to its last report before the value.
-    """
+    """The values that were better than all before them, in the order of their time."""
+    # The device time of a trial counts up to its last report: leases say nothing about values.
     reports = ((point, trial.number) for trial in history.trials for point in trial.points)
     return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
 
@@ -161,38 +153,41 @@ def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
 def trial_states(
     ledger: Ledger,
     facts: StudyFacts,
-    runs: Collection[TrialRecord],
+    records: Collection[TrialRecord],
     broker: BrokerStatus | None,
     alive: Container[str],
 ) -> dict[int, str]:
     """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
 
-    Args:
-        ledger: of the study.
-        facts: the study in Optuna's tables.
-        runs: rows of the ledger.
-        broker: status of this host's broker, None if there is none.
-        alive: the brokers of all hosts whose heartbeat in the ledger is recent.
+    ``alive`` are the brokers of all hosts whose heartbeat in the ledger is recent.
     """
     key, here = str(facts.key), (None, socket.gethostname())
     served = broker is not None and broker.study(key) is not None
-    # A run that a process may have is as the ledger says: checkpoints decide for the others.
+    # A broker that was killed could not write down what became of its trials. One that a process
+    # may have is as the ledger says: checkpoints decide for the others.
     lost = {
-        run.number
-        for run in runs
-        if run.state in ("running", "parked")
-        and not (served if run.host in here else run.owner is None or run.owner in alive)
+        record.number
+        for record in records
+        if record.state in ("running", "parked")
+        and not (served if record.host in here else record.owner is None or record.owner in alive)
     }
     stored = {each.number for each in ledger.load_checkpoints(key)} if lost else set()
-    states: dict[int, str] = {run.number: run.state for run in runs}
+    states: dict[int, str] = {record.number: record.state for record in records}
     states |= {number: "stored" if number in stored else "pending" for number in lost}
     return states | {number: end for number, end in facts.ends.items() if number in states}
 
 
 def live_overrides(ledger: Ledger, key: str, states: Mapping[int, str]) -> dict[int, str]:
-    """The overrides of trials that have not ended: the ledger keeps those of others, too."""
+    """The overrides of trials that have not ended."""
+    # The ledger keeps those of others, too.
     overrides = ledger.load_overrides(key).items()
     return {number: each for number, each in overrides if states.get(number) in LIVE_STATES}
+
+
+def total_watt_hours(records: Iterable[TrialRecord]) -> float | None:
+    """Energy of trials, as far as known; None if no trial's is known."""
+    known = [record.watt_hours for record in records if record.watt_hours is not None]
+    return math.fsum(known) if known else None
 
 
 def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Iterator[Best]:
@@ -210,27 +205,29 @@ def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Itera
 
 def _trial(
     before: TrialHistory | None,
-    run: TrialRecord,
+    record: TrialRecord,
     state: str,
     override: str | None,
     new: Iterable[Point],
 ) -> TrialHistory:
     points = _merged(before.points if before else (), tuple(new))
-    after = TrialHistory(number=run.number, state=state, run=run, points=points, override=override)
+    after = TrialHistory(
+        number=record.number, state=state, record=record, points=points, override=override
+    )
     return before if before == after and before is not None else after
 
 
 def _merged(before: tuple[Point, ...], new: tuple[Point, ...]) -> tuple[Point, ...]:
-    """Each unit once: one that was trained again shows its later report."""
     if not new:
         # The same object: the web page sees by that that the curve has not changed.
         return before
+    # A unit that was trained again after a crash shows its later report.
     units = {point.unit: point for point in (*before, *new)}
     return tuple(sorted(units.values(), key=attrgetter("unit")))
 
 
 def _bars(ledger: Ledger, key: str, before: tuple[Bar, ...]) -> tuple[Bar, ...]:
-    """Bars of all leases, read from the first one that had not ended: ended ones do not change."""
+    # Ended leases do not change: those from the first one that had not ended are read again.
     live = (bar.epoch for bar in before if bar.end is None)
     since = min(live, default=before[-1].epoch + 1 if before else 0)
     kept = tuple(bar for bar in before if bar.epoch < since)

@@ -17,31 +17,24 @@ if TYPE_CHECKING:
 
     from optuna_hermes.broker._protocol import DeviceStatus, StudyStatus
 
+# Between two drawings: each goes through the kernel's socket into the browser.
 DRAW_SECONDS = 0.5
-"""Least time between two drawings."""
-
 MOST_NOTES = 5
-"""Number of the last notes that are shown."""
 
+# Shows texts by their MIME types, and returns the function that replaces them.
 Draw = Callable[[dict[str, str]], Callable[[dict[str, str]], None]]
-"""Shows texts by their MIME types, and returns the function that replaces them."""
 
 
 def in_notebook() -> bool:
     """True if this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    # Not imported here: a kernel has done that, and others shall not wait for it.
+    ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class Cell:
-    """Devices, the study and the last notes, as the output of the running cell.
-
-    Args:
-        total: as for ``make_progress``.
-        draw: shows them; None for the kernel's display.
-        clock: monotonic seconds.
-    """
+    """Devices, the study and the last notes, as the output of the running cell."""
 
     def __init__(
         self,
@@ -60,7 +53,6 @@ class Cell:
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Draw anew, at most every ``DRAW_SECONDS``."""
         self._last = devices, study
-        # Each drawing goes through the kernel's socket into the browser.
         now = self._clock()
         if now >= self._next:
             self._next = now + DRAW_SECONDS
@@ -115,9 +107,8 @@ def shown(view: RenderableType, width: int = 110) -> dict[str, str]:
     console = Console(record=True, file=io.StringIO(), width=width, force_jupyter=False)
     console.print(view)
     code = '<pre style="overflow-x:auto;line-height:normal;font-family:monospace">{code}</pre>'
-    text = console.export_text(clear=False)
     return {
-        "text/plain": text,
+        "text/plain": console.export_text(clear=False),
         "text/html": console.export_html(code_format=code, inline_styles=True),
     }
 

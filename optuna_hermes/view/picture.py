@@ -5,53 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from msgspec import structs
 
 from optuna_hermes.broker._core._curve_shape import shape_of
-from optuna_hermes.model import Curve
+from optuna_hermes.broker._protocol import TrialRow
+from optuna_hermes.model import Curve, Override, TrialStatus
 from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus, TrialRow
+    from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus
     from optuna_hermes.view.history import StudyHistory, TrialHistory
 
+# In the order of a trial's life cycle: `top` counts and sorts by it.
 STATES = ("running", "parked", "stored", "pending", "done", "failed")
-"""The states of a trial, in the order of its life cycle."""
-
 ENDED = ("done", "failed")
-
 ORDERS = ("trial", "value", "slope", "time", "state")
-"""The sort keys of trials."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrialLine:
-    """A trial.
-
-    Args:
-        state: as in ``model.TrialStatus``.
-        override: see ``model.Override``.
-        value: its last one, as the user knows it; None if there is none, or it is not finite.
-        slope: recent change of the value per unit.
-        curve: some of its values, in order; None for what is not finite.
-        seconds: its device time, that of its present leases included.
-        tier: of its state while it is suspended.
-        device: ids of its devices while it trains.
-    """
-
-    number: int
-    state: str
-    override: str | None = None
-    value: float | None = None
-    slope: float | None = None
-    curve: tuple[float | None, ...] = ()
-    units: int = 0
-    seconds: float = 0.0
-    tier: str | None = None
-    device: str | None = None
-    slices: int = 0
-    suspensions: int = 0
-    watt_hours: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +64,7 @@ class Picture:
         key: of the study, empty if there is none.
         studies: the keys of all studies of the broker.
         policy: empty if no broker serves the study.
+        trials: their device time has that of their present leases, ``device`` all of their devices.
         best: the best trial and its value.
         read_only: the reason why no overrides are possible now; empty if they are.
         problem: the study's problem, in words; empty if it has none.
@@ -107,7 +78,7 @@ class Picture:
     policy: str = ""
     maximize: bool = False
     devices: tuple[DeviceLine, ...] = ()
-    trials: tuple[TrialLine, ...] = ()
+    trials: tuple[TrialRow, ...] = ()
     best: tuple[int, float] | None = None
     device_seconds: float = 0.0
     watt_hours: float | None = None
@@ -122,28 +93,21 @@ class Picture:
 
 
 def ordered(
-    trials: Iterable[TrialLine], by: str, *, maximize: bool = False, back: bool = False
-) -> list[TrialLine]:
-    """Trials in an order; those without a known sort key are last in both directions.
-
-    Args:
-        trials: in any order.
-        by: one of ``ORDERS``: the best value, the steepest improvement, or the most device time
-            is first.
-        maximize: true if higher values are better.
-        back: true for the reverse order.
-    """
+    trials: Iterable[TrialRow], by: str, *, maximize: bool = False, back: bool = False
+) -> list[TrialRow]:
+    """Trials in one of ``ORDERS``: the best value, steepest improvement, most device time first."""
     sign = -1.0 if maximize else 1.0
-    keys: dict[str, Callable[[TrialLine], float | None]] = {
+    keys: dict[str, Callable[[TrialRow], float | None]] = {
         "trial": lambda trial: 0.0,
         "value": lambda trial: trial.value and sign * trial.value,
         "slope": lambda trial: trial.slope and sign * trial.slope,
-        "time": lambda trial: -trial.seconds,
+        "time": lambda trial: -trial.device_seconds,
         "state": lambda trial: STATES.index(trial.state),
     }
     key = keys[by]
     lines = sorted(trials, key=lambda trial: (key(trial) or 0.0, trial.number), reverse=back)
-    # Sorting keeps the order of equal ones: what is unknown goes to the end, and no more.
+    # In both directions, so after the reversal. Sorting keeps the order of equal ones: what is
+    # unknown goes to the end, and no more.
     return sorted(lines, key=lambda trial: key(trial) is None)
 
 
@@ -151,13 +115,9 @@ def ordered(
 
 
 def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None = None) -> Picture:
-    """The picture of a broker's status.
+    """The picture of a broker's status, with the study ``key``, or else the first one.
 
-    Args:
-        broker: its status, with trials and curves.
-        key: of the study to show; the first one is shown if this is not served.
-        at: Unix time.
-        before: the previous picture: power is measured between the two.
+    Power is measured between the picture ``before`` and this one.
     """
     known = {} if before is None else {each.id: each for each in before.devices}
     found = map(_device, broker.devices)
@@ -213,29 +173,20 @@ def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> Dev
     """A device with its power, from its energy counter's last two changes."""
     if device.joules is None or before is None or before.joules is None:
         return replace(device, counted=at)
-    # The broker reads counters less often than pictures are taken: between two changes.
+    # Between two changes, not two pictures: the broker reads counters less often.
     spent, seconds = device.joules - before.joules, at - before.counted
     if spent <= 0 or seconds <= 0:
         return replace(device, counted=before.counted, watts=before.watts)
     return replace(device, counted=at, watts=spent / seconds)
 
 
-def _trial(row: TrialRow, held: Sequence[DeviceLine]) -> TrialLine:
+def _trial(row: TrialRow, held: Sequence[DeviceLine]) -> TrialRow:
+    # The broker counts device time when a lease ends: on the screen it grows while it lasts.
     trains = sum(device.since_seconds for device in held)
-    return TrialLine(
-        number=row.number,
-        state=row.state,
-        override=row.override,
-        value=row.value,
-        slope=row.slope,
-        curve=row.curve,
-        units=row.units,
-        seconds=row.device_seconds + trains,
-        tier=row.tier,
+    return structs.replace(
+        row,
+        device_seconds=row.device_seconds + trains,
         device=" ".join(device.id for device in held) or None,
-        slices=row.slices,
-        suspensions=row.suspensions,
-        watt_hours=row.watt_hours,
     )
 
 
@@ -271,22 +222,28 @@ def picture_of_history(history: StudyHistory, study: str, at: float, read_only: 
     )
 
 
-def _trial_of_history(trial: TrialHistory) -> TrialLine:
+def _trial_of_history(trial: TrialHistory) -> TrialRow:
+    record = trial.record
     values = tuple(point.value for point in trial.points)
+    # The shape is of values alone: steps and times do not count.
     zeros = (0.0,) * len(values)
     shape = shape_of(Curve(steps=(0,) * len(values), values=values, device_seconds=zeros))
     last = values[-1] if values and math.isfinite(values[-1]) else None
-    return TrialLine(
+    return TrialRow(
         number=trial.number,
-        state=trial.state,
-        override=trial.override,
-        value=last,
-        slope=shape.slope,
-        curve=shape.values,
-        units=len(values),
-        seconds=trial.run.device_seconds,
+        state=cast(TrialStatus, trial.state),
+        override=cast(Override | None, trial.override),
         tier="disk" if trial.state == "stored" else None,
-        slices=trial.run.slices,
-        suspensions=trial.run.suspensions,
-        watt_hours=trial.run.watt_hours,
+        held_bytes=None,
+        host_bytes=0,
+        device=None,
+        units=len(values),
+        units_trained=record.units,
+        value=last,
+        slices=record.slices,
+        suspensions=record.suspensions,
+        device_seconds=record.device_seconds,
+        watt_hours=record.watt_hours,
+        curve=shape.values,
+        slope=shape.slope,
     )

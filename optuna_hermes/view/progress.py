@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import DeviceStatus, StudyStatus
 
 LEGEND = "live: not finished; of these parked: suspended in memory, stored: suspended on disk."
-"""Explanation of the words of ``study_line``, shown once before the first one."""
 
+# Between two plain lines: they end up in log files.
 LINE_SECONDS = 5.0
-"""Least time between two plain lines."""
 
 
 class ProgressDisplay(Protocol):
@@ -39,29 +38,21 @@ class ProgressDisplay(Protocol):
 
 
 def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
-    """The progress that fits a notebook, or else standard error.
+    """The progress that fits a notebook, or else standard error; ``total`` is None if unknown."""
+    # Here, since it imports this module: it draws what is written here.
+    from optuna_hermes.view.notebook import Cell, in_notebook
 
-    Args:
-        show: False for silence.
-        total: number of trials that the study shall have, None if unknown.
-    """
-    return Unfailing(_progress(total) if show else None)
-
-
-def _progress(total: int | None) -> ProgressDisplay:
-    from optuna_hermes.view.notebook import Cell, in_notebook  # it draws what is written here
-
+    if not show:
+        return Unfailing(None)
     if in_notebook():
-        return Cell(total)
-    return Screen(total) if sys.stderr.isatty() else Lines(total)
+        return Unfailing(Cell(total))
+    return Unfailing(Screen(total) if sys.stderr.isatty() else Lines(total))
 
 
 class Unfailing:
-    """Display that ends with the first ``OSError``: a study outlives its terminal or pipe.
+    """Display that ends with the first ``OSError``; None is silent."""
 
-    Args:
-        shown: the display that may fail, None for silence.
-    """
+    # A study outlives its terminal, or the ``tee`` that Ctrl-C ends too.
 
     def __init__(self, shown: ProgressDisplay | None) -> None:
         self._shown = shown
@@ -87,12 +78,7 @@ class Unfailing:
 
 
 class Lines:
-    """A plain line when something has changed, at most every ``LINE_SECONDS``.
-
-    Args:
-        total: as for ``make_progress``.
-        clock: monotonic seconds.
-    """
+    """A plain line when something has changed, at most every ``LINE_SECONDS``."""
 
     def __init__(self, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._total = total
@@ -120,11 +106,7 @@ class Lines:
 
 
 class Screen:
-    """A live screen: a line for each device and one for the study.
-
-    Args:
-        total: as for ``make_progress``.
-    """
+    """A live screen: a line for each device and one for the study."""
 
     def __init__(self, total: int | None) -> None:
         from rich.console import Console

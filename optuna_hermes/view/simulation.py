@@ -8,17 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from optuna_hermes.view import formats
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.table import Table
-
+# Columns of families that fit a line; JSON has them all.
 MAX_FAMILIES = 4
-"""Columns of families that fit a line; JSON has them all."""
-
 REFRESH_SECONDS = 0.1
 
 _LEGEND = """\
@@ -50,9 +51,6 @@ def counting(total: int) -> Iterator[Callable[[], None]]:
     if not sys.stderr.isatty():
         yield lambda: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     bar = Progress(
         "simulating",
         BarColumn(),
@@ -60,7 +58,8 @@ def counting(total: int) -> Iterator[Callable[[], None]]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
-        auto_refresh=False,  # no thread: processes are forked while it shows
+        # No thread: processes are forked while it shows.
+        auto_refresh=False,
         redirect_stdout=False,
     )
     task, shown = bar.add_task("", total=total), 0.0
@@ -78,9 +77,6 @@ def counting(total: int) -> Iterator[Callable[[], None]]:
 
 def simulation_view(document: dict[str, Any]) -> RenderableType:
     """The document of ``optuna-hermes simulate`` as tables, the best policy first."""
-    from rich.console import Group
-    from rich.text import Text
-
     document = formats.all_printable(document)
     settings, rows = document["settings"], document["table"]
     parts = [_explained(_title(settings, rows[0]["work_seconds"]), _policies(rows), _LEGEND)]
@@ -192,9 +188,6 @@ def _job_title(settings: dict[str, Any]) -> str:
 
 
 def _explained(title: str, table: Table, legend: str) -> RenderableType:
-    from rich.console import Group
-    from rich.text import Text
-
     return Group(Text(title, style="bold"), table, Text(legend, style="dim"))
 
 
@@ -211,9 +204,6 @@ def _times(ratio: float) -> str:
 
 
 def _table(first: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first, overflow="fold")
     for column in columns:

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger
 
+# Longest age of the facts from Optuna's tables, whose reading grows with the study.
 FACTS_SECONDS = 2.0
-"""Longest age of the facts from Optuna's tables."""
 
 
 class StudyReader:
     """Reader of the broker's status and of a study's history, for one thread at a time.
 
-    The connections to broker and database are kept from one reading to the next.
-
     Args:
         facts: reads the facts of the study from Optuna's tables, None if no history is wanted.
         curves: true to ask the broker for each trial's recent values, too.
     """
+
+    # Connections to broker and database are kept: opening them takes longer than reading.
 
     def __init__(self, facts: Callable[[], StudyFacts] | None, *, curves: bool = False) -> None:
         self._read_facts = facts
@@ -42,7 +42,8 @@ class StudyReader:
         """The status of this host's broker, None if none answers."""
         from optuna_hermes.broker import connect
 
-        for _ in range(2):  # a kept connection may be that of a broker that has ended
+        # Twice: a kept connection may be that of a broker that has ended.
+        for _ in range(2):
             is_new = self._connection is None
             try:
                 if self._connection is None:
@@ -56,9 +57,6 @@ class StudyReader:
 
     def history(self, broker: BrokerStatus | None) -> StudyHistory | None:
         """The history of the study as of now, None as long as it has no ledger.
-
-        Args:
-            broker: status of this host's broker, None if none answers.
 
         Raises:
             HermesError: Optuna's tables or the ledger cannot be read.

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 Rows = Iterator[tuple[str, str]]
 
+# Trials that are listed by number: more fill the screen, and are only counted.
 NAMED = 100
-"""Most trials that are listed by number; more are only counted."""
 
+# Events that are shown; the document has all.
 NEWEST = 40
-"""Most events that are shown; the document has all."""
-
 _CURVE_WIDTH = 50
 _STATES = ("running", "parked", "stored", "pending", "done", "failed")
 _RESULT_STATES = ("COMPLETE", "PRUNED", "FAIL", "RUNNING", "PARKED", "STORED", "PENDING", "WAITING")
@@ -60,12 +59,7 @@ _EVENTS = {
 
 
 def status_view(broker: BrokerStatus | None, study: Document | None) -> RenderableType:
-    """Both parts of ``optuna-hermes status`` as tables.
-
-    Args:
-        broker: the broker's status, None if there is none.
-        study: the ledger's content, None if no study is named.
-    """
+    """Both parts of ``optuna-hermes status`` as tables: the broker's, and a study's ledger's."""
     from rich.console import Group
 
     from optuna_hermes.view.picture import picture_of
@@ -88,14 +82,11 @@ def status_view(broker: BrokerStatus | None, study: Document | None) -> Renderab
             parts.append("The broker serves no study.")
     if study is not None:
         parts += _titled(f"Study {study['name']}, as its ledger has it", _ledger(study))
-        parts += [_host(host) for host in study.get("hosts", ())]
+        # Hosts train this study, or others of the same database.
+        for host in study.get("hosts", ()):
+            busy, count = round(host["load"] * host["devices"]), host["devices"]
+            parts.append(f"Host {host['host']}: {busy} of {formats.plural(count, 'device')} busy")
     return Group(*parts)
-
-
-def _host(host: Document) -> str:
-    """A line for a host that trains this study, or others of the same database."""
-    busy = round(host["load"] * host["devices"])
-    return f"Host {host['host']}: {busy} of {formats.plural(host['devices'], 'device')} busy"
 
 
 class _Trials:
@@ -130,7 +121,6 @@ def _device(device: DeviceStatus) -> tuple[str, str, str, str, str]:
 
 
 def _served(study: StudyStatus) -> Rows:
-    """The rows of a study that a broker serves."""
     yield from _states(structs.asdict(study.counts), [(t.number, t.state) for t in study.trials])
     best = None if study.best is None else (study.best.trial, study.best.value)
     yield from _figures(best, study.device_seconds, study.watt_hours)
@@ -165,7 +155,6 @@ def _states(counts: Mapping[str, int], trials: Sequence[tuple[int, str]]) -> Row
 def _figures(
     best: tuple[int, float] | None, device_seconds: float, watt_hours: float | None
 ) -> Rows:
-    """The rows of a study's best trial and its value, and of its device time and energy."""
     if best is not None:
         yield "best until now", f"{formats.number(best[1])} (trial {best[0]})"
     yield "device time", formats.duration(device_seconds)
@@ -179,26 +168,24 @@ def _energy(watt_hours: float | None) -> Rows:
 
 def _ledger(study: Document) -> Table:
     if len(study["trials"]) > NAMED:
-        listed = [(run["trial"], run["state"]) for run in study["trials"]]
+        listed = [(trial["trial"], trial["state"]) for trial in study["trials"]]
         best = study["best"] and (study["best"]["trial"], study["best"]["value"])
         figures = _figures(best, study["device_seconds"], study["watt_hours"])
         more = "optuna-hermes status TRIAL shows its event log, --json lists all"
         return _table([*_states(study["counts"], listed), *figures, ("one trial", more)])
     is_counted = study["watt_hours"] is not None
+    columns = ["trial", "state", "value", "units", "slices", "suspensions", "device time"]
     rows = [
         (
-            str(run["trial"]),
-            ", ".join(filter(None, (run["state"], run.get("override")))),
-            formats.number(run["value"]),
-            str(run["units"]),
-            str(run["slices"]),
-            str(run["suspensions"]),
-            formats.duration(run["device_seconds"]),
-            *[formats.energy(run["watt_hours"])] * is_counted,
+            str(trial["trial"]),
+            ", ".join(filter(None, (trial["state"], trial.get("override")))),
+            formats.number(trial["value"]),
+            *(str(trial[count]) for count in columns[3:6]),
+            formats.duration(trial["device_seconds"]),
+            *[formats.energy(trial["watt_hours"])] * is_counted,
         )
-        for run in study["trials"]
+        for trial in study["trials"]
     ]
-    columns = ["trial", "state", "value", "units", "slices", "suspensions", "device time"]
     return _table(rows, *columns, *["energy"] * is_counted)
 
 
@@ -248,13 +235,12 @@ def _trial_rows(document: Document) -> Rows:
     yield from _energy(document["watt_hours"])
     slices = formats.plural(document["slices"], "slice")
     yield "slices", f"{slices}, suspended {formats.plural(document['suspensions'], 'time')}"
+    kept = "none"
     if checkpoints:
         newest = checkpoints[-1]
         size = formats.size(newest["size_bytes"])
-        text = f"{len(checkpoints)}, the newest of unit {newest['units']}, {size}"
-        yield "checkpoints", text
-    else:
-        yield "checkpoints", "none"
+        kept = f"{len(checkpoints)}, the newest of unit {newest['units']}, {size}"
+    yield "checkpoints", kept
 
 
 def _value(curve: Document) -> str:
@@ -282,7 +268,8 @@ def event_text(kind: str, detail: Document) -> str:
     if kind in _EVENTS:
         try:
             return _EVENTS[kind].format(**known)
-        except KeyError:  # written by another version
+        except KeyError:
+            # Written by another version: shown as it is.
             pass
     rest = ", ".join(f"{name} {value}" for name, value in detail.items())
     return f"{kind}: {rest}" if rest else kind
@@ -319,8 +306,7 @@ def _result(document: Document) -> Rows:
     yield "suspended", suspensions(trials)
     used, took = document["device_seconds"], document["elapsed_seconds"]
     devices = ", ".join(document["devices"])
-    text = f"{formats.duration(used)} on {devices}, in {formats.duration(took)}"
-    yield "device time", text
+    yield "device time", f"{formats.duration(used)} on {devices}, in {formats.duration(took)}"
     yield from _energy(document["watt_hours"])
     switches = formats.plural(document["switches"], "switch", "switches")
     yield "switching", f"{switches}, {100 * document['overhead_fraction']:.1f} % of device time"

@@ -12,12 +12,12 @@ from optuna_hermes.view.history import Bar, StudyHistory, TrialHistory, best_so_
 
 Axis = Literal["unit", "device_seconds"]
 
+# Of trials, by number modulo their count: a prime, so that rounds do not repeat them.
 COLOURS = (
     *("#4C78A8", "#F58518", "#54A24B", "#E45756", "#72B7B2", "#EECA3B"),
     *("#B279A2", "#9D755D", "#FF9DA6", "#17BECF", "#2F4B7C", "#A05D00"),
     *("#88D27A", "#8C1C13", "#7F7F7F", "#6A3D9A", "#BCBD22"),
 )
-"""Colours of trials, by number modulo their count: a prime, so that rounds do not repeat them."""
 
 BEST_COLOUR = "#111111"
 
@@ -131,12 +131,7 @@ def curves_info(history: StudyHistory, axis: Axis) -> CurvesInfo:
 def best_info(
     history: StudyHistory, against: Sequence[tuple[str, Sequence[tuple[float, float]]]]
 ) -> BestInfo:
-    """The best value so far over device time, of a study and of other policies.
-
-    Args:
-        history: of the study.
-        against: names of policies, with device time and value of each improvement.
-    """
+    """The best value so far over device time, of a study and of other policies by name."""
     own = [(best.device_seconds, best.value) for best in best_so_far(history)]
     lines = [("this study", own), *against] if own else []
     used = math.fsum(trial.points[-1].device_seconds for trial in history.trials if trial.points)
@@ -171,7 +166,7 @@ def _box(bar: Bar, device: str, end: float) -> Box:
 
 
 def _natural(device: str) -> list[tuple[int, str]]:
-    """A sort key with digits as numbers, so that ``cpu:10`` comes after ``cpu:9``."""
+    # With digits as numbers, so that ``cpu:10`` comes after ``cpu:9``.
     parts = "".join(each if each.isdigit() else f" {each} " for each in device).split()
     return [(int(each), "") if each.isdigit() else (-1, each) for each in parts]
 

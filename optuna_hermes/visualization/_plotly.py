@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import InvalidInputError
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import optuna
     import plotly.graph_objects as go
 
+# Bars: more are too narrow for the numbers of their trials, and slow to draw with them.
 LABELLED = 300
-"""Most bars that are labelled with the numbers of their trials."""
 
 
 def plot_schedule(study: optuna.Study) -> go.Figure:
@@ -192,6 +192,7 @@ def save_to_dashboard(
     ]
 
 
+# Beside the figure the legend would take the place of the longest curves.
 _ABOVE = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
 _ONE_SIZE = {"minsize": 8, "mode": "hide"}
 
@@ -212,12 +213,8 @@ def _layout(title: str, x_label: str, y_label: str) -> dict[str, Any]:
 
 
 def _time(seconds: float) -> str:
-    """Local time to the millisecond."""
     # Plotly has no zones: it shows times as they are written.
-    return datetime.fromtimestamp(seconds, timezone.utc).astimezone().strftime(_ISO)[:-3]
-
-
-_ISO = "%Y-%m-%d %H:%M:%S.%f"
+    return datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
 
 
 def _mode(lines: Iterable[plot_data.InfoLine]) -> str:

@@ -20,19 +20,13 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
     from optuna_hermes.simulator import CurveSet
 
+# A child of Optuna's logger, so that its verbosity and its handlers apply.
 _logger = optuna.logging.get_logger("optuna.hermes")
-"""A child of Optuna's logger, so that its verbosity and its handlers apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyData:
-    """The data of a study to plot.
-
-    Args:
-        history: from its ledger; empty if it has none.
-        now: Unix time of reading.
-        curve_set: its trials for the simulator, None if there are none, or without ``to_replay``.
-    """
+    """The data of a study to plot, as of ``now``; the history is empty if it has no ledger."""
 
     history: StudyHistory
     now: float

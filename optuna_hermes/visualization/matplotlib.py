@@ -17,15 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_best_over_device_time", "plot_curves", "plot_schedule"]
 
+# Of the whole time: the number of a trial does not fit into a shorter bar.
 _LABELLED_SHARE = 0.02
-"""Smallest share of the whole time for which a bar is labelled with the number of its trial."""
 
 
 def plot_schedule(study: optuna.Study) -> Axes:
-    """Plot the leases of each device over time, with matplotlib.
-
-    .. seealso:: ``optuna_hermes.visualization.plot_schedule``
-    """
+    """Plot as ``optuna_hermes.visualization.plot_schedule``, with matplotlib."""
     return _draw_schedule(_figure(1).axes[0], read_study(study))
 
 
@@ -64,10 +61,7 @@ def plot_curves(
     axis: plot_data.Axis = "unit",
     target_name: str = "Intermediate Value",
 ) -> Axes:
-    """Plot the reported values of all trials, coloured by their state, with matplotlib.
-
-    .. seealso:: ``optuna_hermes.visualization.plot_curves``
-    """
+    """Plot as ``optuna_hermes.visualization.plot_curves``, with matplotlib."""
     return _draw_curves(
         _figure(1).axes[0], plot_data.curves_info(read_study(study).history, axis), target_name
     )
@@ -99,10 +93,7 @@ def plot_best_over_device_time(
     n_devices: int | None = None,
     target_name: str = "Best Intermediate Value",
 ) -> Axes:
-    """Plot the best value so far against the device time of all trials, with matplotlib.
-
-    .. seealso:: ``optuna_hermes.visualization.plot_best_over_device_time``
-    """
+    """Plot as ``optuna_hermes.visualization.plot_best_over_device_time``, with matplotlib."""
     return _draw_best(_figure(1).axes[0], best_info_of(study, against, n_devices), target_name)
 
 
@@ -142,7 +133,8 @@ def _figure(rows: int) -> Figure:
             "Plots need matplotlib, which is not installed: run "
             '`pip install "optuna-hermes[plot]"`.'
         ) from error
-    plt.style.use("ggplot")  # as Optuna's plots
+    # The style of Optuna's own plots, beside which these stand.
+    plt.style.use("ggplot")
     size = None if rows == 1 else (9.0, 4.5 * rows)
     return plt.subplots(rows, figsize=size, layout="constrained")[0]
 

@@ -9,38 +9,55 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
+from msgspec import structs
 from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import Static
 
+from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.model import TrialStatus
 from optuna_hermes.view._top._app import Top
 from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
 from optuna_hermes.view._top._watch import TopSource
 from optuna_hermes.view.history import Bar
-from optuna_hermes.view.picture import ORDERS, DeviceLine, Picture, TrialLine
+from optuna_hermes.view.picture import ORDERS, DeviceLine, Picture
 
 NARROW, WIDE = (80, 24), (160, 50)
-STATES = ("running", "running", "parked", "stored", "pending", "done", "failed")
+STATES: tuple[TrialStatus, ...] = (
+    "running",
+    "running",
+    "parked",
+    "stored",
+    "pending",
+    "done",
+    "failed",
+)
 
 
-def trial(number: int) -> TrialLine:
+def trial(number: int) -> TrialRow:
     """A trial of a study of many; the last of seven never reported."""
     state = STATES[number % len(STATES)]
     reported = state != "pending"
     value = 1.0 / (1 + number * 7 % 11)
-    return TrialLine(
+    return TrialRow(
         number=number,
         state=state,
+        override=None,
+        held_bytes=None,
+        host_bytes=0,
+        device=None,
         value=value if reported else None,
         slope=-0.001 * (number * 5 % 13) if reported else None,
         curve=(2 * value, None, value) if reported else (),
         units=3 if reported else 0,
-        seconds=float(number * 3 % 17) if reported else 0.0,
-        tier={"parked": "host", "stored": "disk"}.get(state),
+        units_trained=3,
+        device_seconds=float(number * 3 % 17) if reported else 0.0,
+        tier="host" if state == "parked" else "disk" if state == "stored" else None,
         slices=number,
         suspensions=number,
+        watt_hours=None,
     )
 
 
@@ -234,8 +251,8 @@ def test_trials_are_sorted_by_each_column_and_back(maximize: bool) -> None:
                 assert known == sorted(known, reverse=maximize)
                 assert all(getattr(t, by) is None for t in shown[len(known) :])
             elif by == "time":
-                assert [t.seconds for t in shown] == sorted(
-                    (t.seconds for t in shown), reverse=True
+                assert [t.device_seconds for t in shown] == sorted(
+                    (t.device_seconds for t in shown), reverse=True
                 )
             elif by == "state":
                 assert (shown[0].state, shown[-1].state) == ("running", "failed")
@@ -262,7 +279,8 @@ def test_keys_hold_boost_and_let_go() -> None:
         await pilot.press("down", "down", "h")
         await until(pilot, lambda: "Trial 2 is held." in words(app, "word"))
         trials = [
-            replace(t, override="held" if t.number == 2 else None) for t in source.shown.trials
+            structs.replace(t, override="held" if t.number == 2 else None)
+            for t in source.shown.trials
         ]
         source.shown = replace(source.shown, trials=tuple(trials))
         table = app.query_one(Trials)

@@ -41,7 +41,7 @@ def test_a_picture_of_what_a_broker_tells() -> None:
     assert (picture.key, picture.policy, picture.maximize) == ("s", "hermes", True)
     assert (trial.value, trial.curve) == (0.875, (0.5, 0.75, None, 0.875))
     assert trial.slope == pytest.approx((0.875 - 0.75) / 2)
-    assert (trial.state, trial.seconds, trial.device) == ("running", 4.0, "cpu:0")
+    assert (trial.state, trial.device_seconds, trial.device) == ("running", 4.0, "cpu:0")
     assert picture.best == (0, 0.875)
     first, second = picture.devices
     assert (first.trial, first.left_seconds, first.slice_seconds) == (0, 6.0, 10.0)

@@ -51,7 +51,7 @@ def test_curves_show_each_unit_as_last_reported(ledger: Ledger) -> None:
     first, second = read_history(ledger, facts()).trials
     assert first.points == ((1, 0.9, 1.0, 1.0), (2, 0.4, 3.0, 5.0))
     assert second.points == ((1, 0.8, 1.0, 2.0),)
-    assert (first.run.device_seconds, second.state) == (3.0, "done")
+    assert (first.record.device_seconds, second.state) == (3.0, "done")
 
 
 def test_values_of_a_maximised_study_are_the_users_own(ledger: Ledger) -> None:

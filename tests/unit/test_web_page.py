@@ -20,13 +20,13 @@ from optuna_hermes.view.formats import short_devices
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
 from support.statuses import broker_status, device_status, study_status
 
-RUN = TrialRecord(
+RECORD = TrialRecord(
     study="key", number=3, trial_id=3, state="parked", tier="host", device_seconds=4.0
 )
 TRIAL = TrialHistory(
     number=3,
     state="parked",
-    run=RUN,
+    record=RECORD,
     points=(Point(1, 0.5, 1.0, 101.0), Point(2, 0.25, 2.0, 102.0)),
 )
 HISTORY = StudyHistory(

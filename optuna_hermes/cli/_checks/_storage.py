@@ -20,14 +20,7 @@ SLOW_COMMIT_SECONDS = 0.02
 
 
 def storage(url: str) -> Iterator[Check]:
-    """Check that a storage answers, and that its ledger's tables have a known version.
-
-    Nothing is written into it.
-
-    Raises:
-        StorageError: it cannot be reached.
-        LedgerError: its ledger cannot be read.
-    """
+    """Check that a storage answers, and that its ledger's tables have a known version."""
     from optuna_hermes import _optuna
     from optuna_hermes._tables import sqlite_file
 
@@ -42,18 +35,14 @@ def storage(url: str) -> Iterator[Check]:
 
 
 def study(url: str, name: str) -> Iterator[Check]:
-    """Check that the newest checkpoints of a study's stored trials exist.
-
-    Raises:
-        StorageError: it cannot be reached, or has no such study, or no ledger of it.
-    """
+    """Check that the newest checkpoints of a study's stored trials exist."""
     from optuna_hermes import _optuna
 
     with study_and_ledger(url, name) as (found, ledger):
         key = _optuna.study_key(found)
-        runs = ledger.load_trials(key)
+        records = ledger.load_trials(key)
         newest = {row.number: row.checkpoint for row in ledger.load_checkpoints(key)}
-    stored = [run.number for run in runs if run.state == "stored" and run.number in newest]
+    stored = [each.number for each in records if each.state == "stored" and each.number in newest]
     gone = [number for number in stored if not Path(newest[number].path).is_file()]
     problem = (
         f"The newest checkpoint of {_trials(gone)} is not there, as {newest[gone[0]].path}: mount "
@@ -61,7 +50,7 @@ def study(url: str, name: str) -> Iterator[Check]:
         if gone
         else ""
     )
-    words = f"{plural(len(runs), 'trial')}, {len(stored)} stored on disk"
+    words = f"{plural(len(records), 'trial')}, {len(stored)} stored on disk"
     yield judged(f"study {name!r}", words, problem=problem, state="fail")
 
 
@@ -75,7 +64,8 @@ def _ledger(url: str) -> Iterator[Check]:
 
     try:
         version = schema_version(url)
-    except LedgerError as error:  # a journal has no tables: its studies have ledgers of their own
+    except LedgerError as error:
+        # A journal has no tables: its studies have ledgers of their own.
         yield good("ledger", f"in a file of its own ({error})")
         return
     if version is None:
@@ -90,17 +80,15 @@ def _ledger(url: str) -> Iterator[Check]:
 
 
 def _where(folder: Path) -> Check:
-    network = kind_of(folder) in NETWORK_KINDS
-    problem = (
-        "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
-        if network
-        else ""
-    )
-    return judged("its folder", f"{folder} ({kind_of(folder) or 'unknown'})", problem=problem)
+    kind, problem = kind_of(folder), ""
+    if kind in NETWORK_KINDS:
+        problem = "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
+    return judged("its folder", f"{folder} ({kind or 'unknown'})", problem=problem)
 
 
 def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
-    """Measure a commit of SQLite in a folder: the ledger makes one for every lease."""
+    """Measure a commit of SQLite in a folder."""
+    # The ledger makes one for every lease.
     place = folder if os.access(folder, os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as temporary:
         seconds = statistics.median(_commits(Path(temporary, "doctor.db")))

@@ -16,6 +16,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.view import formats
 from optuna_hermes.view._top import _text as text
@@ -30,24 +31,20 @@ from optuna_hermes.view._top._watch import (
     TopSource,
     Watcher,
 )
-from optuna_hermes.view.picture import ENDED, Picture, TrialLine
+from optuna_hermes.view.picture import ENDED, Picture
 
+# Between redraws that count slices down, for pictures come less often.
 _COUNT_SECONDS = 0.25
-"""Seconds between redraws that count slices down between two pictures."""
 
+# For so long an answer to a key stands above the keys, then the study's problem again.
 NOTICE_SECONDS = 5.0
-"""Seconds for which an answer is shown."""
 
+# Of past leases that are shown for each device.
 PAST_SECONDS = 180.0
-"""Seconds of past leases that are shown for each device."""
 
 
 class Top(App[None]):
-    """The screen of ``top``.
-
-    Args:
-        source: see ``TopSource``.
-    """
+    """The screen of ``top``."""
 
     TITLE = "optuna-hermes top"
     ENABLE_COMMAND_PALETTE = False
@@ -105,7 +102,8 @@ class Top(App[None]):
         self._show_line("Looking ...")
         self.set_interval(_COUNT_SECONDS, self._draw_devices)
         self._watcher.start()
-        with contextlib.suppress(ValueError, RuntimeError):  # this is not the main thread
+        # They are raised where this is not the main thread, as in tests.
+        with contextlib.suppress(ValueError, RuntimeError):
             # By default they would end the process without restoring the terminal.
             for number in (signal.SIGTERM, signal.SIGHUP):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
@@ -123,7 +121,7 @@ class Top(App[None]):
         self._draw()
 
     def on_source_lost(self, message: SourceLost) -> None:
-        """Keep the last picture, read-only: the broker does not answer."""
+        # The last picture stays, read-only: it is better than an empty screen.
         self._picture = replace(self._picture, host="", read_only=message.text)
         self._draw()
 
@@ -137,7 +135,6 @@ class Top(App[None]):
             self._show_line(picture.problem or picture.read_only, bad=bool(picture.problem))
 
     def on_fitted(self) -> None:
-        """Show the names of the columns that fit."""
         self._draw_columns()
 
     def _draw_columns(self) -> None:
@@ -147,6 +144,7 @@ class Top(App[None]):
         self._columns.update(line)
 
     def _draw_devices(self) -> None:
+        # Without a broker nothing is known to go on: slices stand still.
         age = time.monotonic() - self._seen_at if self._picture.host else 0.0
         now = self._picture.at + age
         width = self.size.width - 1  # the scrollbar
@@ -173,13 +171,12 @@ class Top(App[None]):
         self._draw_columns()
 
     def action_study(self) -> None:
-        """Show the next study."""
         keys = self._picture.studies
         if len(keys) > 1:
             self._watcher.look_now(keys[(keys.index(self._picture.key) + 1) % len(keys)])
 
     def action_override(self, override: Literal["held", "boosted"]) -> None:
-        """Set an override of the chosen trial, or release it if it has this one."""
+        # The same key releases a trial again.
         trial, key = self._live_trial(), self._picture.key
         if trial is not None:
             new = None if trial.override == override else override
@@ -187,10 +184,10 @@ class Top(App[None]):
             self._do(words, self._source.override, key, trial.number, new)
 
     def action_finish(self) -> None:
-        """Finish the chosen trial at its last value, after a confirmation."""
         trial, key = self._live_trial(), self._picture.key
         if trial is None:
             return
+        # Kept now: the cursor may be on another trial when the answer comes.
         number = trial.number
 
         def answered(yes: bool | None) -> None:
@@ -203,7 +200,6 @@ class Top(App[None]):
         self.push_screen(Confirm(question), answered)
 
     def action_policy(self) -> None:
-        """Let the user choose another policy."""
         if self._picture.read_only or not self._picture.key:
             self._show_line(self._picture.read_only or "There is no study.", bad=True)
             return
@@ -217,7 +213,7 @@ class Top(App[None]):
         self.push_screen(Policies(tuple(POLICIES), now), chosen)
 
     def action_event_log(self) -> None:
-        """Read the event log of the chosen trial, to be shown."""
+        # Read on a thread: a database may take its time.
         trial, key = self._trials.chosen, self._picture.key
         if trial is not None:
             number = trial.number
@@ -229,7 +225,7 @@ class Top(App[None]):
     def action_help(self) -> None:
         self.push_screen(Help())
 
-    def _live_trial(self) -> TrialLine | None:
+    def _live_trial(self) -> TrialRow | None:
         """The chosen trial if it can be overridden; else None, with a message on the screen."""
         trial = self._trials.chosen
         if self._picture.read_only:

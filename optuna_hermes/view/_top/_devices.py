@@ -26,9 +26,8 @@ _TRIAL_COLOURS = (
     *("#5f8fbd", "#6fa87d", "#bd9d5e", "#9583c4", "#c07d70"),
     *("#559f9b", "#ad7c9f", "#889c5d", "#7783c2", "#b08a60"),
 )
+# Stands for a trial that has no number yet: None stands for no trial.
 NEW = -1
-"""Stands for a trial that has no number yet."""
-
 _PARTS = " ▏▎▍▌▋▊▉█"
 
 
@@ -82,7 +81,7 @@ class Past:
 
 
 def _most(share: dict[int, float], step: float) -> int | None:
-    """The trial with most of a part of the time; None if the device was free for most of it."""
+    # Free for most of the time, it is shown as free.
     if sum(share.values()) < step / 2:
         return None
     return max(share, key=lambda trial: share[trial])
@@ -92,10 +91,7 @@ def _most(share: dict[int, float], step: float) -> int | None:
 
 
 def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
-    """Each device with its holder, and a strip of its leases in the last minutes.
-
-    Slices are counted down from when the picture was taken until ``now``.
-    """
+    """Each device with its holder, and a strip of its leases in the last minutes."""
     parts = _device_columns(picture, width)
     left = sum(size + 1 for _, size, _ in parts) + 1
     strip = max(0, width - left - 1)
@@ -108,6 +104,7 @@ def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
     for device in picture.devices:
         lines.append("\n ")
         for _, _, text in parts:
+            # Slices are counted down from when the picture was taken.
             lines.append_text(text(device, now - picture.at))
             lines.append(" ")
         lines.append_text(_strip(past.cells(device.id, now, strip) if strip else []))
@@ -121,8 +118,8 @@ def _device_columns(picture: Picture, width: int) -> list[_Part]:
     """Names, widths and cells; memory and power only if they are known for some device."""
     wide = width >= WIDE
     longest = max((len(each.id) for each in picture.devices), default=6)
-    id_ = min(longest, 40 if wide else 9)
-    id_ = max(6, id_)
+    # 40 are those of a GPU's whole UUID.
+    id_ = max(6, min(longest, 40 if wide else 9))
     bar = 10 if wide else 5
     parts: list[_Part] = [
         ("device", id_, lambda d, _: Text(_short(d.id, id_).ljust(id_), INK)),

@@ -90,7 +90,7 @@ class EventLog(ModalScreen[None]):
 
 
 class Policies(ModalScreen[str]):
-    """The choice among the names of policies, of which ``now`` is the present one."""
+    """The choice of a policy."""
 
     CSS = f"""
     Policies {{ {_BOX} & > .box {{ width: 34; }} }}

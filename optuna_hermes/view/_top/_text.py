@@ -10,8 +10,9 @@ from rich.style import Style
 from rich.text import Text
 
 from optuna_hermes.broker._core._curve_shape import POINTS
+from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.view import formats
-from optuna_hermes.view.picture import Picture, TrialLine
+from optuna_hermes.view.picture import Picture
 
 INK, DIM, FAINT = "#d8dee9", "#8a94a6", "#5b6577"
 GROUND, RAISED, CHOSEN = "#12161d", "#1a202a", "#2b3648"
@@ -28,8 +29,8 @@ STATE_COLOURS = {
 }
 OVERRIDE_COLOURS = {"held": BAD, "boosted": LEAD, "finishing": COOL}
 OVERRIDE_MARKS = {"held": "‖", "boosted": "▲", "finishing": "✓"}
+# From this width on there is room for more columns, and for whole words.
 WIDE = 120
-"""Width in characters from which on more columns, and whole words, are shown."""
 
 
 class Column(NamedTuple):
@@ -37,8 +38,8 @@ class Column(NamedTuple):
 
     name: str
     width: int
-    text: Callable[[TrialLine, int], str]
-    colour: Callable[[TrialLine], str]
+    text: Callable[[TrialRow, int], str]
+    colour: Callable[[TrialRow], str]
     right: bool = True
 
 
@@ -59,7 +60,7 @@ def columns(width: int, picture: Picture) -> list[Column]:
         Column("curve", 0, lambda t, w: formats.sparkline(t.curve, w), _state_colour, right=False),
         Column("units", 5, lambda t, _: str(t.units), _ink),
         Column("device time" if wide else "time", 11 if wide else 9, _seconds, _ink),
-        Column("tier", 8, lambda t, _: t.tier or "", _dim, right=False),
+        Column("tier", 8, lambda t, _: t.tier or "", lambda _: DIM, right=False),
     ]
     if wide:
         device = max((len(each.id) for each in picture.devices), default=6)
@@ -71,15 +72,16 @@ def columns(width: int, picture: Picture) -> list[Column]:
                 _state_colour,
                 right=False,
             ),
-            Column("slices", 6, lambda t, _: str(t.slices), _dim),
-            Column("suspensions", 11, lambda t, _: str(t.suspensions), _dim),
+            Column("slices", 6, lambda t, _: str(t.slices), lambda _: DIM),
+            Column("suspensions", 11, lambda t, _: str(t.suspensions), lambda _: DIM),
         ]
     else:
-        found.append(Column("susp", 4, lambda t, _: str(t.suspensions), _dim))
+        found.append(Column("susp", 4, lambda t, _: str(t.suspensions), lambda _: DIM))
     if wide and picture.watt_hours is not None:
-        found.append(Column("energy", 9, lambda t, _: formats.energy(t.watt_hours), _dim))
+        found.append(Column("energy", 9, lambda t, _: formats.energy(t.watt_hours), lambda _: DIM))
     left = width - 1 - (len(found) - 1) - sum(column.width for column in found)
     most = POINTS if wide else 16
+    # The curve takes the rest, but no more than it has points.
     return [c if c.width else c._replace(width=max(5, min(most, left))) for c in found]
 
 
@@ -95,7 +97,7 @@ def heading(shown: Sequence[Column], by: str, back: bool) -> list[tuple[str, Sty
     return parts
 
 
-def row(shown: Sequence[Column], trial: TrialLine) -> list[tuple[str, Style]]:
+def row(shown: Sequence[Column], trial: TrialRow) -> list[tuple[str, Style]]:
     """The cells of a trial."""
     return [
         (_fit(column.text(trial, column.width), column), Style(color=column.colour(trial)))
@@ -108,26 +110,22 @@ def _fit(text: str, column: Column) -> str:
     return text.rjust(column.width) if column.right else text.ljust(column.width)
 
 
-def _ink(trial: TrialLine) -> str:
+def _ink(trial: TrialRow) -> str:
     return DIM if trial.state == "pending" or trial.value is None else INK
 
 
-def _dim(trial: TrialLine) -> str:
-    return DIM
-
-
-def _state_colour(trial: TrialLine) -> str:
+def _state_colour(trial: TrialRow) -> str:
     return STATE_COLOURS[trial.state]
 
 
-def _override_colour(trial: TrialLine) -> str:
+def _override_colour(trial: TrialRow) -> str:
     return OVERRIDE_COLOURS.get(trial.override or "", DIM)
 
 
-def _slope_colour(maximize: bool) -> Callable[[TrialLine], str]:
+def _slope_colour(maximize: bool) -> Callable[[TrialRow], str]:
     sign = -1.0 if maximize else 1.0
 
-    def colour(trial: TrialLine) -> str:
+    def colour(trial: TrialRow) -> str:
         slope = sign * (trial.slope or 0.0)
         return GOOD if slope < 0 else WARM if slope > 0 else DIM
 
@@ -138,8 +136,8 @@ def _signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2g}"
 
 
-def _seconds(trial: TrialLine, width: int) -> str:
-    return formats.duration(trial.seconds) if trial.seconds else "-"
+def _seconds(trial: TrialRow, width: int) -> str:
+    return formats.duration(trial.device_seconds) if trial.device_seconds else "-"
 
 
 # -- head and foot -----------------------------------------------------------------------------
@@ -169,6 +167,7 @@ def head(picture: Picture, width: int) -> Text:
     if picture.watt_hours is not None:
         spent.append(f"  {formats.energy(picture.watt_hours)}", INK)
     spent.append(" ")
+    # What does not fit is left out whole: half a number would be a wrong one.
     if second.cell_len + spent.cell_len >= width:
         spent = Text()
     return Text("\n", no_wrap=True).join([_ends(left, right, width), _ends(second, spent, width)])

@@ -14,8 +14,9 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.view._top import _text as text
-from optuna_hermes.view.picture import Picture, TrialLine, ordered
+from optuna_hermes.view.picture import Picture, ordered
 
 
 class Fitted(Message):
@@ -37,14 +38,14 @@ class Trials(ScrollView, can_focus=True):
     def __init__(self) -> None:
         super().__init__(id="trials")
         self._picture = Picture(at=0.0)
-        self._lines: list[TrialLine] = []
+        self._lines: list[TrialRow] = []
         self._shown: list[text.Column] = []
         self._chosen: int | None = None
         self.by = "trial"
         self.back = False
 
     @property
-    def chosen(self) -> TrialLine | None:
+    def chosen(self) -> TrialRow | None:
         """The trial under the cursor."""
         return self._lines[self._place] if self._lines else None
 
@@ -99,6 +100,7 @@ class Trials(ScrollView, can_focus=True):
 
     @property
     def _place(self) -> int:
+        # The cursor is a trial's number, so that it stays with the trial when lines move.
         for place, line in enumerate(self._lines):
             if line.number == self._chosen:
                 return place

@@ -15,19 +15,17 @@ from optuna_hermes.errors import HermesError
 from optuna_hermes.view.history import Bar
 from optuna_hermes.view.picture import Picture
 
+# Between two requests to the broker, which also has work to do.
 LOOK_SECONDS = 1.0
-"""Seconds between two requests to the broker."""
 
+# Between two reads of past leases: pictures show the newest ones, if less exactly.
 READ_SECONDS = 10.0
-"""Seconds between two reads of past leases from the ledger."""
 
 
 class TopSource(Protocol):
-    """Source of pictures and target of commands; calls may block, so they are made on threads.
+    """Source of pictures and target of commands; a ``HermesError`` that is raised is shown."""
 
-    ``look`` and ``past`` are called in one thread, the others in any. A call that fails raises a
-    ``HermesError`` whose message is shown.
-    """
+    # Calls may block: ``look`` and ``past`` are made in one thread, the others in any.
 
     def look(self, key: str) -> Picture:
         """The present picture of a study; with an empty key of any."""
@@ -83,12 +81,7 @@ class Notice(Message):
 
 
 class Watcher:
-    """Polls a source for pictures, and carries out commands, on threads of its own.
-
-    Args:
-        source: see ``TopSource``.
-        post: posts a message to the screen, from any thread.
-    """
+    """Polls a source for pictures, and carries out commands, on threads of its own."""
 
     def __init__(self, source: TopSource, post: Callable[[Message], object]) -> None:
         self._source = source
@@ -99,7 +92,6 @@ class Watcher:
         self.key = ""
 
     def start(self) -> None:
-        """Start polling."""
         self._start(self._watch)
 
     def look_now(self, key: str) -> None:
@@ -115,7 +107,8 @@ class Watcher:
                 self._post(call())
             except HermesError as error:
                 self._post(Notice(str(error), bad=True))
-            self._due.set()  # the command's effect is shown at once
+            # The command's effect is shown at once.
+            self._due.set()
 
         self._start(work)
 

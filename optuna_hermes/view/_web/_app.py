@@ -38,11 +38,10 @@ _ESTABLISHED = "01"
 _TABLES = {socket.AF_INET: "tcp", socket.AF_INET6: "tcp6"}
 
 FILES = Path(__file__).parent / "static"
+# Every valid request is smaller; a larger body would only fill memory.
 MAX_FORM_BYTES = 4096
-"""Size of the largest body that is read; every valid request is smaller."""
-
+# Of a trial's number: int() takes quadratic time for long ones, and databases have 64 bits.
 MOST_DIGITS = 15
-"""Most digits of a trial's number."""
 VERBS = ("hold", "boost", "release", "finish")
 _TOO_LARGE = Refusal(
     status=413, reason=f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
@@ -51,12 +50,7 @@ _TOO_LARGE = Refusal(
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """The functions behind the page's requests.
-
-    Args:
-        override: applies a verb of ``VERBS`` to a trial, and returns a message about it.
-        event_log: returns one trial's figures and event log, as plain JSON.
-    """
+    """The functions behind the page's requests: ``override`` applies one of ``VERBS``, in words."""
 
     override: Callable[[str, int], str]
     event_log: Callable[[int], dict[str, Any]]
@@ -158,16 +152,16 @@ class _Gate:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        refusal = self._guard.refuse(self._asked(scope)) or _too_large(request)
+        refusal = self._guard.refuse(self._asked(request)) or _too_large(request)
+        # The address that is printed has the token: the page itself exchanges it for a cookie.
         shows_token = scope["path"] == "/" and "token" in request.query_params
         if refusal is not None and not (refusal.status == 401 and shows_token):
             await _refused(request, refusal)(scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
-    def _asked(self, scope: Scope) -> RequestParts:
-        request = Request(scope)
-        client, server = scope.get("client"), scope.get("server")
+    def _asked(self, request: Request) -> RequestParts:
+        client, server = request.scope.get("client"), request.scope.get("server")
         is_own = self._trusts_own and client and server and is_ours(client, server)
         return RequestParts(
             method=request.method,
@@ -178,7 +172,7 @@ class _Gate:
 
 
 def _too_large(request: Request) -> Refusal | None:
-    """Refuse a body by the length that its sender announces, before any of it is read."""
+    # By the length that its sender announces, before any of it is read.
     length = request.headers.get("content-length", "0")
     small = length.isascii() and length.isdigit() and len(length) <= len(str(MAX_FORM_BYTES))
     return None if small and int(length) <= MAX_FORM_BYTES else _TOO_LARGE

@@ -13,25 +13,25 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+# Between two looks: a report reaches the ledger up to 0.25 s after the broker has it.
 EVERY_SECONDS = 0.4
-"""Seconds between two looks: a report reaches the ledger up to 0.25 s after the broker has it."""
 
+# Of the time, spent on looks: a huge study takes long to read, and the rest is left to others.
 SHARE = 0.5
-"""Largest share of the time that is spent on looks."""
 
+# Without a change for so long a comment line is sent: proxies close silent streams.
 BEAT_SECONDS = 15.0
-"""Seconds without a change after which a comment line is sent: proxies close silent streams."""
 
+# A listener with more unread changes is sent the whole page instead, which is bounded.
 UNREAD = 64
-"""Number of unread changes after which a listener is sent the whole page instead."""
 
 log = logging.getLogger("optuna_hermes.web")
 
+# Parts of a page that are compared entry by entry; a removed entry is sent as None.
 KEYED = ("trials", "bars")
-"""Parts of a page that are compared entry by entry; a removed entry is sent as None."""
 
+# The part whose entries are curves; of each only the points after the common start are sent.
 GROWING = "curves"
-"""The part whose entries are curves; of each only the points after the common start are sent."""
 
 Page = dict[str, Any]
 
@@ -39,10 +39,8 @@ Page = dict[str, Any]
 class Feed:
     """Stream of server-sent events for each open page.
 
-    Args:
-        look: returns the present page; called from one thread at a time.
-        on_idle: called once there are no listeners any more.
-        every_seconds: time between two looks.
+    ``look`` returns the present page, and is called from one thread at a time; ``on_idle`` is
+    called once there are no listeners any more.
     """
 
     def __init__(
@@ -69,6 +67,7 @@ class Feed:
             if self._looking is None:
                 self._looking = asyncio.create_task(self._keep_looking())
             elif self._page is not None:
+                # A page that is opened later need not wait for the next look.
                 listener.put(_event("page", self._page))
             while not self._closed:
                 yield await listener.get()
@@ -92,7 +91,6 @@ class Feed:
             begin = time.monotonic()
             await self._look_once()
             took = time.monotonic() - begin
-            # A huge study takes long to read: half of the time is left to others.
             await self._pause(max(self._every_seconds, took / SHARE) - took)
         self._looking = self._page = None
         # The lock keeps on_idle() from closing what a new listener's look() uses on another thread.
@@ -103,7 +101,8 @@ class Feed:
         try:
             async with self._turn:
                 page = await asyncio.to_thread(self._look)
-        except Exception:  # the loop must live: the next look may succeed
+        except Exception:
+            # Any error: the loop must live, for the next look may succeed.
             log.exception("a look failed")
             return
         before, self._page = self._page, page

@@ -7,15 +7,15 @@ import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# Of every request that changes something. Forms cannot set it, and scripts of other sites only
+# after a CORS preflight, which this server never grants.
 COMMAND_HEADER = "x-optuna-hermes"
-"""Header of every request that changes something. Forms cannot set it, and scripts of other sites
-only after a CORS preflight, which this server never grants."""
 
+# Paths that need no token: those of the form that asks for it.
 PUBLIC = frozenset({"/style.css", "/icon.svg", "/token"})
-"""Paths that need no token: those of the form that asks for it."""
-
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 
+# Of every answer: no foreign or inline content, and no HTML made from a trial's text.
 HEADERS = {
     "content-security-policy": "; ".join(
         (
@@ -38,7 +38,6 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Headers of every answer: no foreign or inline content, and no HTML made from a trial's text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +87,7 @@ class Guard:
         )
 
     def knows(self, token: str) -> bool:
-        """True if this is the token; compared in constant time."""
+        """True if this is the token."""
         return _same(token, self.token)
 
     def _check_host(self, request: RequestParts) -> Refusal | None:
@@ -144,6 +143,7 @@ def _check_origin(request: RequestParts) -> Refusal | None:
 
 
 def _same(shown: str, secret: str) -> bool:
+    # In constant time: how long it takes must not tell how much of a guess is right.
     return hmac.compare_digest(shown.encode(), secret.encode())
 
 
@@ -155,6 +155,7 @@ def _cookie(header: str, name: str) -> str:
 
 def _host_name(host: str) -> str:
     """The name or address of a Host header, without the port."""
+    # IPv6 addresses have colons of their own, and stand in brackets.
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.rpartition(":")[0].lower() if ":" in host else host.lower()

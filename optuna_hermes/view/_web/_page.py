@@ -10,33 +10,28 @@ from typing import TYPE_CHECKING, Any
 from msgspec import structs
 
 from optuna_hermes.view import formats
-from optuna_hermes.view.history import (
-    Bar,
-    Point,
-    StudyHistory,
-    TrialHistory,
-    best_so_far,
-)
+from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory, best_so_far
 from optuna_hermes.view.picture import ENDED
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus, TrialRow
+    from optuna_hermes.ledger import TrialRecord
 
 Json = dict[str, Any]
 
 LIVE = ("running", "parked")
 
+# Significant digits of values: more than a screen has pixels.
 DIGITS = 6
-"""Significant digits of values: more than a screen has pixels."""
 
+# More curves cannot be told apart, and take a browser long: those of live trials and the best.
 MOST_CURVES = 500
-"""Most curves that are drawn: those of live trials first, then the best ones."""
 
+# Of a curve, besides the last one: about as many as a chart has pixels across.
 MOST_POINTS = 400
-"""Most points of a curve that are drawn, besides the last one."""
 
+# Smaller changes of a slice's times are ignored: the broker's answers take their time.
 STEADY_SECONDS = 0.5
-"""Changes of a slice's times below this are ignored: the broker's answers take their time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +39,11 @@ class PageInput:
     """The data of which a page is made.
 
     Args:
-        name: the study's name, None if no study is known.
-        named: true if the user has named it; otherwise it is one that the broker serves.
+        named: true if the user has named the study; otherwise it is one that the broker serves.
         history: from its ledger, None if that could not be read or there is none.
-        broker: status of this host's broker, None if none answers.
         was_served: true if a broker has served the study since this server began.
         problem: the reason why the ledger could not be read.
-        now: wall clock seconds (Unix time).
+        now: Unix time of the broker's status.
     """
 
     name: str | None
@@ -75,6 +68,7 @@ class PageBuilder:
         trials = _trials(history, study)
         live = _live(source, study, trials)
         bars = history.bars if history else ()
+        # The times of bars count from here, which needs fewer digits.
         begin = round(min((bar.begin for bar in bars), default=0.0), 2)
         return {
             "study": _study(source, study),
@@ -168,12 +162,10 @@ def _totals(source: PageInput, study: StudyStatus | None) -> Json:
             "unstarted": study.unstarted,
         }
     return {
+        # Only a broker counts these.
+        **dict.fromkeys(("switches", "overhead_seconds", "spent_seconds", "unstarted")),
         "device_seconds": round(history.device_seconds, 1) if history else 0.0,
         "watt_hours": rounded(history.watt_hours) if history else None,
-        "switches": None,
-        "overhead_seconds": None,
-        "spent_seconds": None,
-        "unstarted": None,
     }
 
 
@@ -194,6 +186,7 @@ def _best(source: PageInput, study: StudyStatus | None, trials: Json) -> Json | 
 
 def rounded(value: float | None) -> float | None:
     """A value for JSON, rounded; None for NaN and infinity, which JSON lacks."""
+    # Significant digits, not decimals: losses may be of any size.
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{DIGITS}g}")
@@ -210,6 +203,15 @@ def _trials(history: StudyHistory | None, study: StudyStatus | None) -> Json:
     return {str(number): found[number] for number in sorted(found)}
 
 
+def _figures(trial: TrialRow | TrialRecord) -> Json:
+    return {
+        "slices": trial.slices,
+        "suspensions": trial.suspensions,
+        "device_seconds": round(trial.device_seconds, 2),
+        "watt_hours": rounded(trial.watt_hours),
+    }
+
+
 def _of_broker(row: TrialRow) -> Json:
     return {
         "state": row.state,
@@ -217,28 +219,22 @@ def _of_broker(row: TrialRow) -> Json:
         "tier": row.tier,
         "device": row.device,
         "units": row.units,
-        "slices": row.slices,
-        "suspensions": row.suspensions,
         "value": rounded(row.value),
-        "device_seconds": round(row.device_seconds, 2),
-        "watt_hours": rounded(row.watt_hours),
+        **_figures(row),
     }
 
 
-def _of_ledger(known: TrialHistory) -> Json:
-    run, last = known.run, known.points[-1] if known.points else None
+def _of_ledger(trial: TrialHistory) -> Json:
+    last = trial.points[-1] if trial.points else None
     return {
-        "state": known.state,
-        "tier": run.tier if known.state in LIVE else None,
+        "state": trial.state,
+        "tier": trial.record.tier if trial.state in LIVE else None,
         "device": None,
-        "host": run.host,
+        "host": trial.record.host,
         "units": last.unit if last else 0,
         "value": rounded(last.value) if last else None,
-        "slices": run.slices,
-        "suspensions": run.suspensions,
-        "device_seconds": round(run.device_seconds, 2),
-        "watt_hours": rounded(run.watt_hours),
-        "override": None if known.state in ENDED else known.override,
+        "override": None if trial.state in ENDED else trial.override,
+        **_figures(trial.record),
     }
 
 
@@ -281,6 +277,7 @@ class DeviceRows:
         moved = known is None or max(abs(a - b) for a, b in zip(times, known, strict=True))
         if known is None or moved > STEADY_SECONDS:
             known = times
+        # Of each device only its present lease is remembered.
         self._since = {k: v for k, v in self._since.items() if k[0] != device.id}
         self._since[lease] = known
         return {
@@ -311,6 +308,7 @@ class Charts:
         for trial in _drawn_trials(reported, trials, sign):
             points, columns = self._columns.get(trial.number, (None, None))
             if points is not trial.points or columns is None:
+                # Thousands of curves are thinned out anew only where a value was reported.
                 columns = _columns(trial.points)
                 self._columns[trial.number] = (trial.points, columns)
             found[str(trial.number)] = columns

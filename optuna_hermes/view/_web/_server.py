@@ -16,6 +16,7 @@ from optuna_hermes.view._web._app import Actions, make_app
 from optuna_hermes.view._web._feed import Feed
 from optuna_hermes.view._web._guard import Guard
 
+# Characters: with fewer a token could be guessed, for nothing here slows guesses down.
 LEAST_TOKEN = 16
 LEAVE_SECONDS = 2
 
@@ -54,6 +55,7 @@ def serve(
         guard = Guard(
             token=token or secrets.token_urlsafe(24),
             session=secrets.token_urlsafe(24),
+            # Cookies are shared by all ports of a host: each server has one of its own.
             cookie=f"hermes-{port}",
             names=names_of(host),
         )
@@ -74,13 +76,12 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Server that ends the event streams before it shuts down, since they have no end."""
-
     def __init__(self, config: uvicorn.Config, feed: Feed) -> None:
         super().__init__(config)
         self._feed = feed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # It waits for the end of every answer, and those of event streams have none.
         self._feed.close()
         super().handle_exit(sig, frame)
 
@@ -104,7 +105,7 @@ def names_of(host: str) -> frozenset[str]:
 
 
 def _reachable(name: str) -> str:
-    """An address that a browser can open: this host's name in place of the wildcard address."""
+    # No browser can open the wildcard address.
     return socket.gethostname() if name in ("0.0.0.0", "[::]") else name
 
 

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
     from optuna_hermes._tables import StudyFacts
     from optuna_hermes.broker._protocol import BrokerStatus
 
+# Of a broker's time, for answers to this server: one for a huge study keeps it from its work.
 ASK_SHARE = 0.1
-"""Largest share of a broker's time for answers to this server."""
 
 
 class PageReader:
-    """Reader of a broker and a ledger, which makes pages of them.
+    """Reader of a broker and a ledger, which makes pages of the study ``name``.
 
-    Args:
-        name: of the study to show; None for one that the broker serves.
-        facts: see ``StudyReader``; for a named study.
+    With None for the name and the facts (see ``StudyReader``) it is one that the broker serves.
     """
 
     def __init__(
@@ -58,6 +56,7 @@ class PageReader:
                 problem=problem,
                 now=self._broker_at,
             )
+            # Kept for the time in which the broker is away, and is not "on another host".
             self._was_served = self._was_served or served(source) is not None
             return self._builder.build(source)
 
@@ -73,7 +72,6 @@ class PageReader:
 
     def _ask(self) -> BrokerStatus | None:
         """The broker's status, None if none answers; the last one again if answers take long."""
-        # Its answer takes long for huge studies, and keeps it from its work meanwhile.
         begin = time.monotonic()
         if self._broker is None or begin >= self._ask_due:
             self._broker, self._broker_at = self._reader.status(), time.time()
