@@ -14,7 +14,8 @@ from optuna_hermes.errors import UnknownPolicyError
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
     from optuna_hermes.cluster.jobs import Job
-    from optuna_hermes.replay._studies import StudyResult, StudyRules
+    from optuna_hermes.replay import Result
+    from optuna_hermes.replay._studies import StudyMetrics, StudyRules
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
@@ -99,7 +100,6 @@ def with_sampler(
     jobs = list(product(range(len(sets)), names, seeds))
     with counting(len(jobs)) as step:
         runs = parallel_map(partial(_study_result, sets, setup), jobs, on_answer=step)
-    families = {each.name: each.family for each in sets}
     return {
         "settings": {
             **_settings(sets, names, n_devices, switch_cost, seeds),
@@ -109,7 +109,7 @@ def with_sampler(
         "results": [
             {
                 "set": run.curve_set,
-                "family": families[run.curve_set],
+                "family": run.family,
                 "policy": run.policy,
                 "seed": run.seed,
                 **asdict(run.metrics),
@@ -129,12 +129,16 @@ def with_sampler(
 
 def _study_result(
     sets: Sequence[CurveSet], setup: StudyRules, job: tuple[int, str, int]
-) -> StudyResult:
-    from optuna_hermes.replay._studies import StudyResult, simulate_study
+) -> Result[StudyMetrics]:
+    from optuna_hermes.replay import Result
+    from optuna_hermes.replay._studies import simulate_study
 
     index, policy, seed = job
-    metrics = simulate_study(sets[index], policy, setup, seed=seed)
-    return StudyResult(curve_set=sets[index].name, policy=policy, seed=seed, metrics=metrics)
+    chosen = sets[index]
+    metrics = simulate_study(chosen, policy, setup, seed=seed)
+    return Result(
+        curve_set=chosen.name, family=chosen.family, policy=policy, seed=seed, metrics=metrics
+    )
 
 
 def _check_policy(name: str) -> None:
