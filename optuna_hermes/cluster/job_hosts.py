@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +82,11 @@ class Hosts:
 
     def hosts_of(self, devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
         """The number of these devices on each host, in the order of the hosts' names."""
-        counts = Counter(self._views[id_][True].host for id_ in devices)
+        # Not a Counter, which takes four times as long for so few devices.
+        counts: dict[str, int] = {}
+        for id_ in devices:
+            host = self._views[id_][True].host
+            counts[host] = counts.get(host, 0) + 1
         return tuple(sorted(counts.items()))
 
     def take(self, devices: Sequence[str]) -> None:
