@@ -153,7 +153,8 @@ class Energy(Policy):
         ours, needed = _ours(snapshot, decision)
         n_powered = sum(device.powered for device in ours)
         # While demand has only ever fallen the study has a fixed number of trials: it is known. It
-        # rises where trials come from elsewhere; then the past counts, and the time of day.
+        # rises where trials come from elsewhere; then the past counts, and the time of day: a
+        # seasonal mean, since fitting trees takes longer than a decision may, and gained nothing.
         is_known = not demand.has_risen
         wanted = self.rules.wanted(
             n_nodes=len(ours),

@@ -41,7 +41,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def submitted(self, job: Job) -> float | None:
-        """Predict a job's device seconds; only an oracle may read its ``work``."""
+        """Predict a job's device seconds, if it can; only an oracle may read its ``work``."""
 
     def finished(self, record: JobRecord) -> None:  # noqa: B027
         """Learn from a finished job, whose time is known from now on."""

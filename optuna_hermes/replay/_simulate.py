@@ -29,18 +29,18 @@ REFERENCES = ("fifo", "round-robin", "oracle")
 """Policies that all others are compared with; they are always simulated."""
 
 
-Measured = TypeVar("Measured")
+AnyMetrics = TypeVar("AnyMetrics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result(Generic[Measured]):
+class Result(Generic[AnyMetrics]):
     """The result of one simulation."""
 
     curve_set: str
     family: str
     policy: str
     seed: int
-    metrics: Measured
+    metrics: AnyMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
