@@ -18,7 +18,8 @@ from optuna_hermes.view.simulation import counting
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
     from optuna_hermes.cluster.jobs import Job
-    from optuna_hermes.replay._studies import StudyResult, StudyRules
+    from optuna_hermes.replay import Result
+    from optuna_hermes.replay._studies import StudyMetrics, StudyRules
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
@@ -47,7 +48,7 @@ def of_lists(
             **_settings(sets, names, n_devices, switch_cost, seeds),
             "trials": n_trials,
         },
-        "results": _results(sets, results),
+        "results": _results(results),
         "table": [
             {
                 "policy": row.policy,
@@ -94,7 +95,7 @@ def with_sampler(
             "sampler": sampler,
             "budget": budget,
         },
-        "results": _results(sets, results),
+        "results": _results(results),
         "table": [
             {
                 "policy": row.policy,
@@ -108,12 +109,16 @@ def with_sampler(
 
 def _study_result(
     sets: Sequence[CurveSet], setup: StudyRules, job: tuple[int, str, int]
-) -> StudyResult:
-    from optuna_hermes.replay._studies import StudyResult, simulate_study
+) -> Result[StudyMetrics]:
+    from optuna_hermes.replay import Result
+    from optuna_hermes.replay._studies import simulate_study
 
     index, policy, seed = job
-    metrics = simulate_study(sets[index], policy, setup, seed=seed)
-    return StudyResult(curve_set=sets[index].name, policy=policy, seed=seed, metrics=metrics)
+    chosen = sets[index]
+    metrics = simulate_study(chosen, policy, setup, seed=seed)
+    return Result(
+        curve_set=chosen.name, family=chosen.family, policy=policy, seed=seed, metrics=metrics
+    )
 
 
 def _check_policy(name: str) -> None:
@@ -131,14 +136,11 @@ def _check_policy(name: str) -> None:
     replay.check_policy(name)
 
 
-def _results(
-    sets: Sequence[CurveSet], results: Sequence[replay.Result | StudyResult]
-) -> list[Document]:
-    families = {each.name: each.family for each in sets}
+def _results(results: Sequence[Result[Any]]) -> list[Document]:
     return [
         {
             "set": each.curve_set,
-            "family": families[each.curve_set],
+            "family": each.family,
             "policy": each.policy,
             "seed": each.seed,
             **asdict(each.metrics),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
@@ -20,29 +21,23 @@ EQUAL = 1e-6
 
 
 def batch_choices(elastic: Elastic) -> list[int]:
-    """Batch sizes to try: powers of two times the least one, and the limits.
-
-    The most is twice the measured one, so that it grows as the trial trains.
-    """
+    """Batch sizes to try: powers of two times the least one, and the limits."""
     low, high = elastic.batch_sizes
     known = max((each.batch_size for each in elastic.speeds), default=elastic.batch_size)
+    # Twice the measured one at most: it grows as the trial trains.
     high = max(elastic.batch_size, min(high, MAX_GROWTH * known))
     doublings = range(int(math.log2(high / low)) + 1)
     return sorted({elastic.batch_size, high, *(low << times for times in doublings)})
 
 
 def worth_of_samples(elastic: Elastic, batch_sizes: Array, *, later: bool = False) -> Array:
-    """Progress per sample at these batch sizes, by the gradient noise scale; 1 at the least size.
-
-    Where noise is not known all samples count the same. Noise grows in training: ``later`` takes
-    it to be no less than the largest batch that the trial may have.
-    """
+    """Progress per sample at batch sizes, by the gradient noise scale; 1 at the least size."""
     noise = elastic.noise_scale
     if noise is None or not math.isfinite(noise) or noise < 0:
         return np.ones_like(batch_sizes)
+    # Noise grows in training: later it is no less than the largest batch that the trial may have.
     noise = min(noise if not later else max(noise, elastic.batch_sizes[1]), HUGE)
-    worth: Array = (noise + elastic.batch_sizes[0]) / (noise + batch_sizes)
-    return worth
+    return (noise + elastic.batch_sizes[0]) / (noise + batch_sizes)
 
 
 def most_devices(elastic: Elastic, wanted: int) -> int:
@@ -55,9 +50,7 @@ def most_devices(elastic: Elastic, wanted: int) -> int:
 def unit_seconds(
     elastic: Elastic, model: StepModel, batch_sizes: Array, devices: Array, *, later: bool = False
 ) -> Array:
-    """Seconds of a unit [batch size, devices, several hosts], per sample if its size is not known.
-
-    ``later`` is for units in the future, see ``worth_of_samples``."""
+    """Seconds of a unit, or of a sample if its size is unknown [batch size, devices, hosts > 1]."""
     rows, columns = batch_sizes[:, None], devices[None, :]
     several = (columns > 1).astype(float)
     steps = [model.step_seconds(columns, rows, apart) for apart in (0.0 * several, several)]
@@ -70,11 +63,9 @@ def unit_seconds(
 
 def pooled(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
     """Measurements of several trials, the mean of those with equal devices, hosts and batch."""
-    by_place: dict[tuple[int, int, int], list[float]] = {}
+    by_place: defaultdict[tuple[int, int, int], list[float]] = defaultdict(list)
     for each in speeds:
-        by_place.setdefault((each.devices, each.hosts, each.batch_size), []).append(
-            each.step_seconds
-        )
+        by_place[each.devices, each.hosts, each.batch_size].append(each.step_seconds)
     return tuple(
         Speed(devices=w, hosts=h, batch_size=m, step_seconds=sum(all_) / len(all_))
         for (w, h, m), all_ in sorted(by_place.items())
@@ -87,33 +78,25 @@ LEAST_UNITS = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Candidate:
-    """A trial that could have devices.
+    """A trial that could have devices."""
 
-    Args:
-        trial: its view, None for a trial that is not created yet.
-        place: index among trials that are not created yet, otherwise 0.
-        batch_sizes: those it could be given, None for the one it has.
-        seconds: time to its end [batch size, devices, several hosts]; infinite where it cannot be
-            trained so, 0 on no device.
-        wanted: number of devices that it was submitted with.
-        diverged: whether its last value is NaN or infinite.
-    """
-
-    trial: TrialView | None
-    place: int
-    batch_sizes: tuple[int | None, ...]
+    trial: TrialView | None  # its view, None for a trial that is not created yet
+    place: int  # index among those that are not created yet, otherwise 0
+    batch_sizes: tuple[int | None, ...]  # those it could be given, None for the one it has
+    # Time to its end [batch size, devices, several hosts]; infinite where it cannot be trained so,
+    # 0 on no device.
     seconds: Array
-    wanted: int
-    diverged: bool
+    wanted: int  # number of devices that it was submitted with
+    diverged: bool  # whether its last value is NaN or infinite
 
     @property
     def number(self) -> int | None:
-        """The trial's number, None if it does not exist yet."""
+        """The trial's number."""
         return None if self.trial is None else self.trial.number
 
     @property
     def switch_seconds(self) -> float:
-        """The cost of moving it to other devices, in seconds."""
+        """The cost of moving it to other devices."""
         return 0.0 if self.trial is None else self.trial.switch_cost_seconds
 
     @property
@@ -138,20 +121,11 @@ class Candidate:
 def candidates(snapshot: Snapshot, most: int) -> list[Candidate]:
     """The trials that could have the free devices, the one with the least left to do first.
 
-    Only the ``most`` with the least left by a rough estimate are worked out in full.
-
-    Units left are those that the trial reports, if it does. Otherwise its progress is sampled, as
-    ONES does: ``rho ~ Beta(units + 2, expected + 1)``, and ``(units + 1) * (1 / rho - 1)`` units
-    are left, ``expected`` on average. Expected is the mean length of ended trials with the same
-    parameters, else of all ended trials, else the length that others report, less the trial's own
-    units; one of which nothing is known has half of its life before it. The draw depends on the
-    snapshot's seed, the trial's number and its units: it is the same until the trial reports.
-
-    Seconds of a unit come from the measured speeds, of the trial and of those with the same
-    parameters, through ``fit_steps``. A trial without speeds is as fast as its units were, a new
-    one as a typical one; more devices than it has are assumed to speed it up in proportion. Of the
-    time to its end one unit has the gradient noise of now, and the others that of later. Where
-    noise is measured, that of a trial that has reported none yet is taken to be its batch size.
+    Only the ``most`` with the least left by a rough estimate are worked out in full. Units left are
+    those that the trial reports; otherwise its progress is sampled, as ONES does, from a Beta
+    distribution about the length of trials with the same parameters, or of all. Seconds of a unit
+    come from measured speeds through ``fit_steps``; a trial without any is as fast as its units
+    were, and sped up in proportion by more devices.
     """
     estimates = _Estimates(snapshot)
     trials: list[tuple[TrialView | None, int]] = [(trial, 0) for trial in opened(snapshot)]
@@ -180,6 +154,7 @@ class _Estimates:
         seconds = _seconds_a_unit([*snapshot.trials, *snapshot.finished])
         self._typical_seconds = median(seconds) if seconds else 1.0
         done = [trial.curve.units for trial in snapshot.finished if trial.state == "done"]
+        # Until a trial has ended the lengths that others report stand in.
         told = [
             trial.curve.units + trial.units_left
             for trial in snapshot.trials
@@ -198,12 +173,11 @@ class _Estimates:
     def candidate(self, trial: TrialView | None, place: int) -> Candidate | None:
         """The trial as a candidate, None if it cannot have any of the devices."""
         if trial is None:
-            seconds = self._plain(self._typical_seconds, 1, 1) * self._units(None, ())
             return Candidate(
                 trial=None,
                 place=place,
                 batch_sizes=(None,),
-                seconds=seconds,
+                seconds=self._plain(self._typical_seconds, 1, 1) * self._units(None, ()),
                 wanted=1,
                 diverged=False,
             )
@@ -226,13 +200,15 @@ class _Estimates:
     def _seconds(
         self, trial: TrialView, alike: Sequence[TrialView], least: int, most: int
     ) -> tuple[tuple[int | None, ...], Array]:
-        """Batch sizes, and the seconds to the end with each."""
         units = self._units(trial, alike)
         own = _seconds_a_unit([trial]) or _seconds_a_unit(r for r in alike if r.state == "done")
         unit = fmean(own) if own else self._typical_seconds
         if trial.elastic is None:
             return (None,), self._plain(unit, least, most) * units
-        elastic = _with_speeds(trial.elastic, alike)
+        speeds = [speed for each in alike if each.elastic for speed in each.elastic.speeds]
+        elastic = replace(trial.elastic, speeds=pooled(speeds))
+        # Without noise all samples count the same: it would seem to gain from large batches as no
+        # other trial does.
         if elastic.noise_scale is None and self._measures_noise:
             elastic = replace(elastic, noise_scale=float(elastic.batch_size))
         most = min(most, max(most_devices(elastic, trial.devices_wanted), least))
@@ -249,33 +225,33 @@ class _Estimates:
             wanted = min(max(trial.devices_wanted, least), most)
             scale = unit / wanted / seconds[choices.index(elastic.batch_size), wanted, 0]
             seconds, later = seconds * scale, later * scale
+        # The next unit has the gradient noise of now, the others that of later.
         seconds = seconds * min(units, 1.0) + later * max(units - 1.0, 0.0)
         # A device takes a sample at least.
         seconds[batches[:, None] < counts[None, :]] = np.inf
         return tuple(choices), _within(seconds, least, most)
 
     def _plain(self, device_seconds: float, least: int, most: int) -> Array:
-        """Seconds of a unit of so many device seconds, with one batch size and linear speed-up."""
         counts = np.maximum(np.arange(len(self._free) + 1.0), 1.0)
         seconds = np.repeat((device_seconds / counts)[None, :, None], 2, axis=2)
         return _within(seconds, least, most)
 
     def _alike(self, trial: TrialView) -> Sequence[TrialView]:
-        return (
-            self._by_params.get(_params_key(trial.params), (trial,)) if trial.params else (trial,)
-        )
+        # A trial without parameters is like no other.
+        return self._by_params.get(_params_key(trial.params), (trial,))
 
     def _units(self, trial: TrialView | None, alike: Sequence[TrialView]) -> float:
-        """Units left of a trial, sampled where it does not report them."""
         if trial is not None and trial.units_left is not None:
             return max(float(trial.units_left), LEAST_UNITS)
         units = 0 if trial is None else trial.curve.units
         ended = [each.curve.units for each in alike if each.state == "done"]
         total = fmean(ended) if ended else self._typical_units
-        expected = max(units, 1.0) if total is None else total - units
+        expected = 0.0 if total is None else total - units
+        # One of which nothing is known, or that has overrun, has half of its life before it.
         if expected <= 0:
             expected = max(units, 1.0)
         number = -1 if trial is None else trial.number
+        # The same draw until the trial reports; on average ``expected`` units are left.
         rng = np.random.default_rng([abs(self._snapshot.seed), number + 1, units])
         rho = rng.beta(units + 2.0, expected + 1.0)
         return max((units + 1.0) * (1.0 / max(rho, 1 / HUGE) - 1.0), LEAST_UNITS)
@@ -288,14 +264,7 @@ def _within(seconds: Array, least: int, most: int) -> Array:
     return seconds
 
 
-def _with_speeds(elastic: Elastic, alike: Iterable[TrialView]) -> Elastic:
-    """``elastic`` with the measurements of trials with the same parameters."""
-    others = [each.elastic.speeds for each in alike if each.elastic is not None]
-    return replace(elastic, speeds=pooled(speed for speeds in others for speed in speeds))
-
-
 def _seconds_a_unit(trials: Iterable[TrialView]) -> list[float]:
-    """Mean device seconds per unit of each trial that has reported."""
     means = (
         trial.curve.device_seconds[-1] / trial.curve.units for trial in trials if trial.curve.units
     )
@@ -303,7 +272,6 @@ def _seconds_a_unit(trials: Iterable[TrialView]) -> list[float]:
 
 
 def _has_reported(trial: TrialView) -> bool:
-    """True if a trial has reported a value, or a speed was measured."""
     return trial.curve.units > 0 or (trial.elastic is not None and bool(trial.elastic.speeds))
 
 

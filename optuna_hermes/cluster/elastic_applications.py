@@ -6,17 +6,14 @@ import math
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 
 from optuna_hermes.errors import InvalidInputError
 
 Shape = tuple[int, ...]
-"""Numbers of devices on each host of a training, ascending, without the hosts' names."""
-
-# Up to this number of hosts every shape was measured, from one device a host to four.
-DENSE_HOSTS = 4
+"""Numbers of devices on each host of a training, ascending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +30,9 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """A measured step time: ``local_batch`` is samples per device and pass.
+    """A measured step time; ``local_batch`` is samples per device and pass."""
 
-    For ``shape`` None only the numbers of hosts and devices are known.
-    """
-
+    # None where only the numbers of hosts and devices were recorded.
     shape: Shape | None
     hosts: int
     devices: int
@@ -70,11 +65,7 @@ class StepTimes:
 
     A measured shape has its own line, linear between two batch sizes. Others are interpolated
     between four lines: those of the next smaller and larger number of hosts, and on each of them
-    of devices, at the same number of devices a host; step time is linear along both. Shapes
-    outside of the measurements are refused.
-
-    Args:
-        table: the measurements: on 1 to ``DENSE_HOSTS`` hosts by shape, on more by numbers.
+    of devices, at the same number of devices a host. Shapes beyond the measurements are refused.
     """
 
     def __init__(self, table: Sequence[Measured]) -> None:
@@ -109,10 +100,10 @@ class StepTimes:
         return None if limits is None else limits[1]
 
     def _limits(self, shape: Shape) -> tuple[int, int] | None:
-        """The least and the most samples a device that were measured, None without measurements."""
         lines = [line for line, _ in self.lines(shape)]
         if not lines:
             return None
+        # What all lines have: none is extended beyond its measurements.
         least = max(line.batches[0] for line in lines)
         most = min(line.batches[-1] for line in lines)
         return (least, most) if least <= most else None
@@ -132,7 +123,7 @@ class StepTimes:
 
 
 def _around(known: Sequence[int], wanted: float) -> tuple[tuple[int, float], ...]:
-    """The neighbours of a number with their weights; empty if it lies outside."""
+    # The tolerance is for products of fractions, such as 4/3 devices a host on 3 hosts.
     if not known[0] - 1e-9 <= wanted <= known[-1] + 1e-9:
         return ()
     wanted = min(max(wanted, known[0]), known[-1])
@@ -159,35 +150,22 @@ def _between(left: StepTime, right: StepTime, part: float) -> StepTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Validation:
-    """A training at one batch size, with one entry for each epoch.
+    """A training at one batch size, with one entry for each epoch."""
 
-    Args:
-        progress: amount of training by the epoch's end, in steps of the smallest batch size.
-        steps: number of steps of this batch size that it took.
-        metric: validation metric at the epoch's end.
-        grad_sqr: estimated squared norm of the true gradient.
-        grad_var: estimated variance of a gradient over a batch of the smallest size.
-    """
-
+    # Amount of training by the epoch's end, in steps of the smallest batch size.
     progress: tuple[float, ...]
-    steps: tuple[int, ...]
-    metric: tuple[float, ...]
-    grad_sqr: tuple[float, ...]
+    steps: tuple[int, ...]  # number of steps of this batch size that it took
+    metric: tuple[float, ...]  # validation metric at the epoch's end
+    grad_sqr: tuple[float, ...]  # estimated squared norm of the true gradient
+    # Estimated variance of a gradient over a batch of the smallest size.
     grad_var: tuple[float, ...]
 
 
 class Application:
     """One kind of training: step times, and the progress of a step, by batch size.
 
-    Progress is counted in steps of the smallest recorded batch size. The work of a job is the
-    amount after which every training has had as many epochs as the shortest has; their metrics
-    agree by then at every batch size, so it is the same amount of work for all.
-
-    The progress of a step is measured: an epoch's progress by its steps. Between two batch sizes
-    steps for a given amount are linear in ``1 / batch``: with a gradient noise scale ``phi`` a
-    step of ``b`` samples is worth ``(phi + b0) / (phi + b) * b / b0`` steps of ``b0`` (McCandlish
-    et al., 2018; Johnson et al., "AdaScale SGD", 2020), the inverse of which is linear. Batch sizes
-    below the smallest and above the largest recorded one are refused.
+    Progress is counted in steps of the smallest recorded batch size, and measured: an epoch's
+    progress by its steps. Batch sizes below the smallest and above the largest one are refused.
     """
 
     def __init__(self, name: str, times: StepTimes, validations: Mapping[int, Validation]) -> None:
@@ -214,6 +192,8 @@ class Application:
     @cached_property
     def ends(self) -> tuple[float, ...]:
         """The amount of training by the end of each epoch; the last is the work of a job."""
+        # As many epochs as the shortest training has: the metrics agree by then at every batch
+        # size, so it is the same amount of work for all.
         n_epochs = min(len(each.progress) for each in self._validations)
         return tuple(
             min(each.progress[epoch] for each in self._validations) for epoch in range(n_epochs)
@@ -229,6 +209,9 @@ class Application:
         right = bisect_left(self._batches, batch_size)
         if self._batches[right] == batch_size:
             return 1.0 / self._steps_needed(right, epoch)
+        # With a gradient noise scale phi a step of b samples is worth (phi + b0) / (phi + b) * b/b0
+        # steps of b0 (McCandlish et al., 2018; Johnson et al., "AdaScale SGD", 2020). The inverse,
+        # the number of steps for an amount of progress, is linear in 1 / b.
         low, high = self._batches[right - 1], self._batches[right]
         part = (1 / batch_size - 1 / low) / (1 / high - 1 / low)
         few, many = self._steps_needed(right - 1, epoch), self._steps_needed(right, epoch)
@@ -237,8 +220,7 @@ class Application:
     def noise_scale(self, done: float, batch_size: int) -> float | None:
         """The gradient noise scale, in samples, measured in the last epoch that is over.
 
-        It is that of the training at the nearest smaller batch size; None before the end of the
-        first epoch, and where the gradient is 0.
+        It is that at the nearest smaller batch size; None in the first epoch, and without gradient.
         """
         epoch = bisect_right(self.ends, done) - 1
         if epoch < 0:
@@ -254,26 +236,21 @@ class Application:
         return self._batches[0] * self.ends[-1] / len(self.ends)
 
     def loss(self, epoch: int, batch_size: int) -> float:
-        """The metric at the end of an epoch, at the nearest smaller batch size.
-
-        Lower is better: the sign of a metric that rises over the training at the smallest batch
-        size is changed.
-        """
+        """The metric at the end of an epoch, at the nearest smaller batch size; lower is better."""
         self._check_batch(batch_size)
         first = self._validations[0].metric
         value = self._validations[bisect_right(self._batches, batch_size) - 1].metric[epoch]
+        # A metric that rises over the first training, such as accuracy, is turned round.
         return -value if first[-1] > first[0] else value
 
     def _plan(self, shape: Shape, batch_size: int) -> tuple[int, float] | None:
-        """Samples and seconds of a step on some devices, None where that was not measured.
-
-        Each device takes its part, rounded up, in as few passes as its memory allows, and at least
-        the measured minimum: a step may have some samples more than ``batch_size``.
-        """
+        """Samples and seconds of a step on some devices, None where that was not measured."""
         limits = self.times.limits(shape)
         if limits is None:
             return None
         least, most = limits
+        # In as few passes as memory allows, and the measured minimum at least: with the rounding a
+        # step may have some samples more than ``batch_size``.
         part = math.ceil(batch_size / sum(shape))
         passes = math.ceil(part / most)
         local_batch = max(math.ceil(part / passes), least)
@@ -294,7 +271,6 @@ class Application:
         return self.worth(epoch, samples) / seconds
 
     def _steps_needed(self, index: int, epoch: int) -> float:
-        """Steps per unit of progress in an epoch, at a recorded batch size."""
         each = self._validations[index]
         before = (each.progress[epoch - 1], each.steps[epoch - 1]) if epoch else (0.0, 0)
         return (each.steps[epoch] - before[1]) / (each.progress[epoch] - before[0])
@@ -306,19 +282,9 @@ class Application:
 
 
 def _check(where: str, validation: Validation) -> None:
-    lengths = {
-        len(column)
-        for column in (
-            *(validation.progress, validation.steps, validation.metric),
-            *(validation.grad_sqr, validation.grad_var),
-        )
-    }
+    lengths = {len(column) for column in astuple(validation)}
     if len(lengths) != 1 or lengths == {0}:
         raise InvalidInputError(f"{where} must have an epoch at least, with all its figures.")
     for column in (validation.progress, validation.steps):
-        if not _ascends((0.0, *column)):
+        if not all(low < high < math.inf for low, high in pairwise((0.0, *column))):
             raise InvalidInputError(f"{where} must have progress and iterations that ascend.")
-
-
-def _ascends(column: Sequence[float]) -> bool:
-    return all(low < high < math.inf for low, high in pairwise(column))

@@ -17,20 +17,14 @@ HOST_DEVICES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticWork(Work):
-    """The work of a training of an application, from its first epoch to its last.
-
-    Args:
-        application: the application.
-        batch_size: its submitted batch size, samples a step over all devices.
-        most_devices: the most devices it can be given; None for a job that is not elastic and
-            shows no progress to policies.
-        shows_epochs_left: whether policies see the number of epochs left.
-    """
+    """The work of a training of an application, from its first epoch to its last."""
 
     application: Application
-    batch_size: int
+    batch_size: int  # its submitted batch size, samples a step over all devices
+    # The most devices it can be given; None for a job that is not elastic and shows no progress to
+    # policies.
     most_devices: int | None = None
-    shows_epochs_left: bool = True
+    shows_epochs_left: bool = True  # whether policies see the number of epochs left
 
     @property
     def total(self) -> float:
@@ -52,6 +46,7 @@ class ElasticWork(Work):
         seconds = tuple(progress.stretches[:n_epochs])
         values = tuple(self.application.loss(epoch, batch) for epoch in range(len(seconds)))
         steps = tuple(range(1, len(seconds) + 1))
+        # As a trial would show itself: what its own training has measured, and nothing of the rest.
         return {
             "curve": Curve(steps=steps, values=values, device_seconds=seconds),
             "units_left": len(self.application.ends) - n_epochs if self.shows_epochs_left else None,

@@ -8,11 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from optuna_hermes.cluster.energy_forecast import (
-    KEPT_TICKS,
-    appended,
-    seasonal_rise,
-)
+from optuna_hermes.cluster.energy_forecast import KEPT_TICKS, appended, seasonal_rise
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, place_of
@@ -62,13 +58,10 @@ class EnergyRules:
 
         Nodes are woken when demand, now or expected, leaves less than half of the buffer, and then
         for the whole buffer; they are powered down to recent or expected demand plus the buffer.
-
-        Hu et al. (Helios, SC '21) call this cluster energy saving (CES): demand ahead is forecast,
-        a buffer is kept, and nothing is powered down soon after a wake-up. The paper uses two
-        thresholds, on the fall from the mean of the past and to the mean of the forecast; this
-        project's own rule uses the highest demand of the last hours and a quantile of the highest
-        one to come, and lets half of the buffer be used up before anything is woken.
         """
+        # Cluster energy saving (Hu et al., "Helios", SC 2021) has two thresholds, on the fall from
+        # the mean of the past and to the mean of the forecast. Here it is the highest demand of the
+        # last hours and a quantile of that to come: see docs/design/0017.
         buffer = self.buffer(n_nodes)
         ahead = max(demand, math.ceil(expected))
         least = max(demand + (buffer + 1) // 2, ahead + buffer // 2)
@@ -79,27 +72,18 @@ class EnergyRules:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
-    """The history of demand for one host's devices.
-
-    Args:
-        host: the host's name.
-        tick: the current tick, not over yet.
-        level: demand at the last decision.
-        peak: the highest demand of this tick so far.
-        peaks: the highest demand of each tick before, oldest first.
-        locked_until: time before which nothing is powered down, by the snapshots' clock.
-    """
+    """The history of demand for one host's devices."""
 
     host: str
-    tick: int
-    level: int
-    peak: int
-    peaks: tuple[int, ...] = ()
-    locked_until: float = 0.0
+    tick: int  # the current tick, not over yet
+    level: int  # demand at the last decision
+    peak: int  # the highest demand of this tick so far
+    peaks: tuple[int, ...] = ()  # the highest demand of each tick before, oldest first
+    locked_until: float = 0.0  # time before which nothing is powered down, by the snapshots' clock
 
     @property
     def has_risen(self) -> bool:
-        """True if demand ever rose from one tick to the next: then it may do so again."""
+        """True if demand ever rose from one tick to the next."""
         return any(before < after for before, after in pairwise((*self.peaks, self.peak)))
 
     def recent(self, ticks: int) -> int:
@@ -110,26 +94,20 @@ class Demand:
         """Record the demand of now; between two decisions the last level is assumed."""
         tick = int(now // TICK_SECONDS)
         peaks, peak = self.peaks, self.peak
+        # More ticks than the history keeps would push each other out.
         for _ in range(min(tick - self.tick, KEPT_TICKS)):
             peaks, peak = appended(peaks, peak), self.level
         return replace(self, tick=tick, level=level, peak=max(peak, level), peaks=peaks)
 
-    def as_json(self) -> dict[str, Any]:
-        """The history as plain JSON."""
-        return asdict(self) | {"peaks": list(self.peaks)}
-
 
 def restore_demand(known: Any, *, host: str, level: int, now: float) -> Demand:
-    """Restore the history from policy memory and record the demand of now.
-
-    A history of another host, or of a clock ahead of this one, is dropped: the clock restarts at
-    a reboot of its host.
-    """
+    """Restore the history from policy memory and record the demand of now."""
     if isinstance(known, Mapping):
         try:
             demand = Demand(**{**known, "peaks": tuple(known["peaks"])})
         except (KeyError, TypeError):  # of another version
             demand = None
+        # Void if of another host, or of a clock ahead of this one, which restarted with its host.
         if demand is not None and demand.host == host and demand.tick <= now // TICK_SECONDS:
             return demand.seen(level, now)
     return Demand(host=host, tick=int(now // TICK_SECONDS), level=level, peak=level)
@@ -139,16 +117,10 @@ class Energy(Policy):
     """Decides as another policy does, and names the devices that need no power.
 
     Hu et al. (Helios), SC 2021, call it cluster energy saving: demand is forecast, and nodes
-    beyond it and a buffer are powered down. ``EnergyRules.wanted`` names this project's changes.
-    Here a node is a device, and demand is mostly known: the devices that the study's trials, and
-    those that may still be created, could use at once. While demand has only ever fallen, the study
-    has a fixed number of trials and no rise is forecast. Where it has risen, as it does when trials
-    come from elsewhere, the demand of the last hours stays powered, and that expected by the time
-    of day: a seasonal mean, since fitting trees takes longer than a decision may, and gained
-    nothing on the traces that were replayed.
-
+    beyond it and a buffer are powered down. Here a node is a device, and demand is mostly known:
+    the devices that the study's trials, and those that may still be created, could use at once.
     A device keeps its power while a trial is on it, or suspended on it, or is about to be, and
-    while another user has it.
+    while another user has it. ``EnergyRules.wanted`` names this project's changes.
     """
 
     def __init__(self, inner: Policy, rules: EnergyRules | None = None) -> None:
@@ -157,16 +129,21 @@ class Energy(Policy):
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Assign as the other policy does, and power down idle devices beyond the buffer."""
-        known, recorded = _split(snapshot.memory)
+        # What the inner policy remembered before it was wrapped is still its own.
+        known, recorded = snapshot.memory, None
+        if isinstance(known, Mapping) and known.keys() == {"inner", "demand"}:
+            known, recorded = known["inner"], known["demand"]
         decision = self.inner.decide(replace(snapshot, memory=known))
         healthy = [device for device in snapshot.devices if device.healthy]
         if not healthy:
-            return replace(decision, memory=_join(decision.memory, recorded))
+            return replace(decision, memory={"inner": decision.memory, "demand": recorded})
         level = min(_wanted(snapshot), len(healthy))
         host = min(device.host for device in healthy)
         demand = restore_demand(recorded, host=host, level=level, now=snapshot.now)
         down, demand = self._power(snapshot, decision, demand)
-        memory = _join(decision.memory, demand.as_json())
+        # A list, for memory has to be the same after JSON.
+        recorded = asdict(demand) | {"peaks": list(demand.peaks)}
+        memory = {"inner": decision.memory, "demand": recorded}
         return replace(decision, powered_down=down, memory=memory)
 
     def _power(
@@ -175,6 +152,9 @@ class Energy(Policy):
         """The devices that need no power, and the demand with a new lock if some are woken."""
         ours, needed = _ours(snapshot, decision)
         n_powered = sum(device.powered for device in ours)
+        # While demand has only ever fallen the study has a fixed number of trials: it is known. It
+        # rises where trials come from elsewhere; then the past counts, and the time of day: a
+        # seasonal mean, since fitting trees takes longer than a decision may, and gained nothing.
         is_known = not demand.has_risen
         wanted = self.rules.wanted(
             n_nodes=len(ours),
@@ -197,6 +177,7 @@ class Energy(Policy):
 
 def _wanted(snapshot: Snapshot) -> int:
     """The number of devices that the study could use at once, if there were enough of them."""
+    # A broker knows better: what can be begun now is less while workers start.
     if snapshot.wanted is not None:
         return snapshot.wanted
     if snapshot.unstarted.count is None:
@@ -206,10 +187,7 @@ def _wanted(snapshot: Snapshot) -> int:
 
 def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozenset[str]]:
     """The healthy devices that no other user has, and the ids of those that must keep power."""
-    sat_on = {
-        *snapshot.held,
-        *(trial.device for trial in snapshot.trials if trial.device is not None),
-    }
+    sat_on = {*snapshot.held, *(trial.device for trial in snapshot.trials if trial.device)}
     given = {id_ for each in decision.assignments for id_ in each.devices}
     ours = [
         device
@@ -217,14 +195,3 @@ def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozens
         if device.healthy and (device.free or not device.powered or device.id in sat_on)
     ]
     return ours, frozenset(sat_on | given)
-
-
-def _split(memory: Any) -> tuple[Any, Any]:
-    """Split the memory into the inner policy's and this one's."""
-    if isinstance(memory, Mapping) and memory.keys() == {"inner", "demand"}:
-        return memory["inner"], memory["demand"]
-    return memory, None
-
-
-def _join(inner: Any, demand: Any) -> dict[str, Any]:
-    return {"inner": inner, "demand": demand}

@@ -32,20 +32,16 @@ Array = NDArray[np.float64]
 def expected_peak(peaks: Sequence[int]) -> float:
     """The highest demand to expect in the next ``AHEAD_TICKS`` ticks.
 
-    With LightGBM (extra ``[qssf]``) it is a quantile of gradient boosted trees; they are fitted
-    anew when the past is a day longer. Without it, it is a seasonal mean: the last peak plus the
-    average rise of demand at this time of the days before.
+    With LightGBM (extra ``[qssf]``) it is a quantile of gradient boosted trees, without it
+    ``seasonal_peak``; while the history is too short it is the last peak.
 
     Args:
-        peaks: the highest demand of each tick, oldest first; the last one is over. Neither
-            features nor training targets use anything after it.
-
-    Returns:
-        In the unit of ``peaks``; the last peak while the history is too short.
+        peaks: the highest demand of each tick, oldest first; the last one is over.
     """
     if len(peaks) < LEARNING_TICKS:
         return seasonal_peak(peaks)
-    # History begins with a whole day, so that an index modulo ``DAY_TICKS`` is a time of day.
+    # History begins with a whole day, so that an index modulo ``DAY_TICKS`` is a time of day, and
+    # the trees are fitted anew when the past is a day longer.
     model = _fitted(tuple(peaks[: len(peaks) - len(peaks) % DAY_TICKS]))
     if model is None:
         return seasonal_peak(peaks)
@@ -55,7 +51,7 @@ def expected_peak(peaks: Sequence[int]) -> float:
 
 
 def seasonal_peak(peaks: Sequence[int]) -> float:
-    """The highest demand to expect by the mean of the days before; see ``expected_peak``."""
+    """The last peak plus the mean rise of demand at this time of the days before."""
     return float(peaks[-1]) + seasonal_rise(peaks) if peaks else 0.0
 
 
@@ -66,10 +62,8 @@ def appended(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
 
 
 def features(past: Array, at: NDArray[np.int64]) -> Array:
-    """Features of the history at the ends of ticks [tick, feature]; NaN where it is too short.
-
-    The row of tick ``i``, an index into ``past``, reads ``past[:i + 1]`` only.
-    """
+    """Features of the history at the ends of ticks [tick, feature]; NaN where it is too short."""
+    # The row of tick i must read past[:i + 1] only, or the forecast would know the future.
     here = past[at]
     columns = [here, at % DAY_TICKS]
     for width in WINDOWS:
@@ -83,10 +77,7 @@ def features(past: Array, at: NDArray[np.int64]) -> Array:
 
 
 def seasonal_rise(peaks: Sequence[int]) -> float:
-    """The mean rise of demand to the peak of the next ticks, at this time of the days before.
-
-    It is 0 while the history is too short.
-    """
+    """The mean rise of demand to the peak of the next ticks, at this time of the days before."""
     if len(peaks) < LEARNING_TICKS:
         return 0.0
     past = np.asarray(peaks, dtype=float)
@@ -98,14 +89,12 @@ def seasonal_rise(peaks: Sequence[int]) -> float:
 
 
 def _before(past: Array, at: NDArray[np.int64], width: int) -> Array:
-    """The ``width`` ticks up to each of ``at``, that one included; NaN before the first."""
     places = at[:, None] - np.arange(width - 1, -1, -1)
     return np.where(places < 0, np.nan, past[np.maximum(places, 0)])
 
 
 @lru_cache(maxsize=4)
 def _fitted(peaks: tuple[int, ...]) -> Any:
-    """Trees fitted to the history, None without LightGBM."""
     try:
         import lightgbm
     except ImportError:

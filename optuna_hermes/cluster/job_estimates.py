@@ -31,7 +31,8 @@ KEPT = 20
 WINDOWS_SECONDS = (600.0, DAY)
 # Columns of a row of features that hold codes.
 CATEGORIES = (1, 2)
-# Cumulative share of jobs, least and largest relative error of each class.
+# Cumulative share of jobs, least and largest relative error of each class, from the replay of
+# Philly by Hu et al., SC 2021; upwards as often as downwards.
 _ERRORS = ((0.1, 0.0, 0.1), (0.5, 0.1, 0.5), (0.7, 0.5, 1.0), (0.9, 1.0, 10.0), (1.0, 10.0, 100.0))
 
 
@@ -40,11 +41,7 @@ class Estimator(ABC):
 
     @abstractmethod
     def submitted(self, job: Job) -> float | None:
-        """Predict a submitted job; only an oracle may read its ``work``.
-
-        Returns:
-            Expected device seconds, None without a prediction.
-        """
+        """Predict a job's device seconds, if it can; only an oracle may read its ``work``."""
 
     def finished(self, record: JobRecord) -> None:  # noqa: B027
         """Learn from a finished job, whose time is known from now on."""
@@ -59,22 +56,14 @@ class Clairvoyant(Estimator):
 
 
 class Noisy(Estimator):
-    """True times with the errors of a predictor.
-
-    The errors are those that Hu et al., SC 2021, put in the place of their predictor in their
-    replay of Philly: 10 % of the estimates are off by up to 10 % of the true time, the next 40 %
-    by 10 to 50 %, 20 % by 50 to 100 %, 20 % by one to ten times the true time and 10 % by ten to a
-    hundred times, upwards as often as downwards.
-
-    Args:
-        seed: seed of the errors; a job's error does not depend on other jobs.
-    """
+    """True times with the errors that Hu et al., SC 2021, put in the place of their predictor."""
 
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
     def submitted(self, job: Job) -> float:
         """The time with its error, times the number of devices."""
+        # Seeded by the job: its error does not depend on other jobs.
         draw = np.random.default_rng((self._seed, job.number))
         level = draw.random()
         low, high = next((low, high) for share, low, high in _ERRORS if level <= share)
@@ -100,8 +89,7 @@ class Learned(Estimator):
     Hu et al., SC 2021, look up jobs of similar names of the same user, and give trees the
     calendar, user, name and devices. The rest is this project's own: in a trace without names the
     features are the recent times of jobs of the same group, number of devices and user, and the
-    times of the last submissions. All are known at submission; a job's own time is learned at its
-    end. Without LightGBM there is the rolling estimate only.
+    times of the last submissions. Without LightGBM there is the rolling estimate only.
 
     Args:
         trees: whether to use LightGBM where it is installed.
@@ -116,7 +104,7 @@ class Learned(Estimator):
         self._trees: Callable[[Numbers], Numbers] | None = None
 
     def submitted(self, job: Job) -> float:
-        """The estimate, in device seconds."""
+        """The estimate from what is known at submission."""
         rolling = self._history.rolling(job)
         row = self._submitted(job)
         seconds = UNKNOWN_SECONDS if math.isnan(rolling) else rolling
@@ -131,12 +119,8 @@ class Learned(Estimator):
         self._finished(record.job, record.finished, record.device_seconds / record.job.devices)
 
     def read(self, jobs: Iterable[Job], until: float) -> None:
-        """Learn from earlier jobs, each taken to have started at its submission.
-
-        Args:
-            jobs: earlier jobs.
-            until: present time in seconds; jobs that end later are not learned from.
-        """
+        """Learn from earlier jobs that end by ``until``, each taken to begin at its submission."""
+        # Ends and submissions in the order of time: a row must not know of ends after it.
         ends: list[tuple[float, int, Job]] = []
         for job in sorted(jobs, key=lambda job: (job.submitted, job.number)):
             self._read_ends(ends, job.submitted)
@@ -169,18 +153,14 @@ class Learned(Estimator):
 
 
 class _History:
-    """Statistics of all jobs so far, updated in the order of time.
-
-    Jobs that are submitted again take about as long as they took before. Traces without names
-    have at most a user, so the kinds of jobs are those of one group, number of devices and user.
-    """
+    """Statistics of all jobs so far, updated in the order of time."""
 
     def __init__(self) -> None:
         self._of_kind: defaultdict[Hashable, _KindHistory] = defaultdict(_KindHistory)
         self._codes: dict[str, dict[Hashable, float]] = {"group": {}, "user": {}}
 
     def row(self, job: Job) -> list[float]:
-        """Features of a job that is submitted now; they use nothing that happens later."""
+        """Features of a job that is submitted now."""
         now = job.submitted
         row = [
             float(job.devices),
@@ -194,28 +174,26 @@ class _History:
         return row
 
     def rolling(self, job: Job) -> float:
-        """Mean seconds of recent jobs of the same kind, NaN if there are none."""
+        """Mean seconds of recent jobs of the most specific kind that has any, else NaN."""
         means = (history.means[0] for history in self._histories(job))
         return next((math.exp(mean) for mean in means if not math.isnan(mean)), math.nan)
 
     def submitted(self, job: Job) -> None:
-        """Record a submission."""
         for history in self._histories(job):
             history.submitted(job.submitted)
 
     def finished(self, job: Job, now: float, seconds: float) -> None:
-        """Record the time of a finished job."""
         for history in self._histories(job):
             history.finished(now, math.log(seconds))
 
     def _histories(self, job: Job) -> list[_KindHistory]:
-        """Those of the kinds that a job belongs to, the most specific first."""
+        # Jobs that are submitted again take about as long as before. Traces without names have at
+        # most a user, so kinds are by group, number of devices and user, the most specific first.
         user = job.params.get("user")
         kinds = (job.group, job.devices, user), (job.group, user), ("devices", job.devices)
         return [self._of_kind[kind] for kind in kinds]
 
     def _code(self, name: str, value: Hashable) -> float:
-        """The code of a category, in the order of first appearance, from 0."""
         codes = self._codes[name]
         return codes.setdefault(value, float(len(codes)))
 

@@ -45,19 +45,13 @@ DEVICES_OF_A_NODE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class JobSet:
-    """Jobs of one trace.
-
-    Args:
-        name: name of the trace.
-        jobs: the jobs in the order of submission, numbered in that order.
-        groups: number of nodes of each group, where the trace gives them.
-        left_out: number of jobs whose group has no nodes.
-    """
+    """Jobs of one trace."""
 
     name: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[Job, ...]  # the jobs in the order of submission, numbered in that order
+    # Number of nodes of each group, where the trace gives them.
     groups: Mapping[str, int] | None = None
-    left_out: int = 0
+    left_out: int = 0  # number of jobs whose group has no nodes
 
 
 def read_jobs(path: str | Path) -> JobSet:
@@ -66,11 +60,9 @@ def read_jobs(path: str | Path) -> JobSet:
     ``submitted`` is a number of seconds or a date (ISO 8601), ``seconds`` the job's time on its
     ``devices`` (1 if there is no such column), ``group`` its virtual cluster and ``user`` its
     owner. The names that ``COLUMNS`` lists are accepted too, other columns are ignored.
-    Dates become seconds since the Monday before the first, so that an hour is an hour of the day.
 
     Raises:
-        InvalidInputError: it cannot be read, lacks a column, has no job, or a value is out of its
-            range.
+        InvalidInputError: it cannot be read, lacks a column, has no job, or an impossible value.
     """
     path = Path(path)
     rows = [_job_row(row) for row in _rows(path)]
@@ -78,6 +70,7 @@ def read_jobs(path: str | Path) -> JobSet:
         raise InvalidInputError(f"{path} must have a job at least but has none.")
     if len({row.dated for row in rows}) > 1:
         raise InvalidInputError(f"{path}: submitted must be a date everywhere, or nowhere.")
+    # Seconds since the Monday before the first: so an hour is one of the day, a day of the week.
     first = min(row.at for row in rows)
     monday = first - (first - MONDAY_SECONDS) % WEEK_SECONDS if rows[0].dated else 0.0
     rows.sort(key=lambda row: row.at)
@@ -148,13 +141,12 @@ def read_elastic_jobs(
     most_devices: int | None = None,
     shows_epochs_left: bool = True,
 ) -> list[Job]:
-    """Read a workload of elastic jobs: name, time (s), application, num_replicas, batch_size.
+    """Read a workload of jobs: name, time (s), application, num_replicas, batch_size.
 
     Jobs are elastic up to ``most_devices``; for None they are not.
 
     Raises:
-        InvalidInputError: the file is missing, or has other columns or values, or names an
-            application that is not in ``applications``.
+        InvalidInputError: the file is missing, or has other columns or values or applications.
     """
     jobs: list[Job] = []
     for number, row in enumerate(_rows(Path(path))):
@@ -237,6 +229,7 @@ class _JobRow(NamedTuple):
 
 def _job_row(row: _Row) -> _JobRow:
     def cell(name: str, read: Callable[[str], Any], default: str | None = None) -> Any:
+        # Published traces leave cells empty where they know nothing.
         text = next((row.cells[key] for key in COLUMNS[name] if row.cells.get(key)), default)
         if text is None:
             raise InvalidInputError(
@@ -295,7 +288,6 @@ def _count(text: str) -> int:
 
 
 def _measured(row: _Row, shape: tuple[int, ...] | None) -> Measured:
-    """A measurement; without a shape the row has the numbers of hosts and devices."""
     return Measured(
         shape=shape,
         hosts=row.number("num_nodes", int) if shape is None else len(shape),

@@ -15,29 +15,18 @@ from optuna_hermes.policies import Policy, Ranked
 
 @dataclass(kw_only=True)
 class JobState(JobProgress):
-    """The state of a job that is not over.
-
-    Args:
-        job: the job.
-        view: the job as policies see it.
-        since: time of ``done``.
-        begins: time at which training goes on: later than ``since`` while it restarts.
-        rate: progress per second from then on.
-        until: progress up to which ``rate`` holds.
-        devices: its devices.
-        hosts: its last hosts, with the number of devices on each.
-        lease: number of grants, changes of speed and ends of slices; events planned under an
-            earlier number are void.
-    """
+    """The state of a job that is not over."""
 
     job: Job
-    view: TrialView
-    since: float = 0.0
-    begins: float = 0.0
-    rate: float = 0.0
-    until: float = 0.0
+    view: TrialView  # the job as policies see it
+    since: float = 0.0  # time of ``done``
+    begins: float = 0.0  # time at which training goes on: later than ``since`` while it restarts
+    rate: float = 0.0  # progress per second from then on
+    until: float = 0.0  # progress up to which ``rate`` holds
     devices: tuple[str, ...] = ()
-    hosts: tuple[tuple[str, int], ...] = ()
+    hosts: tuple[tuple[str, int], ...] = ()  # its last hosts, with the number of devices on each
+    # Number of grants, changes of speed and ends of slices; events planned under an earlier number
+    # are void.
     lease: int = 0
     started: float | None = None
     run_seconds: float = 0.0
@@ -52,6 +41,7 @@ class JobState(JobProgress):
     def advance(self, now: float) -> None:
         """Account for the time and progress up to ``now``."""
         seconds = now - self.since
+        # A job that has only restarted has measured no speed.
         if now > max(self.since, self.begins):
             self.trained.add((self.placement, self.batch_size))
         self.run_seconds += seconds
@@ -92,6 +82,7 @@ class Hosts:
 
     def hosts_of(self, devices: Sequence[str]) -> tuple[tuple[str, int], ...]:
         """The number of these devices on each host, in the order of the hosts' names."""
+        # Not a Counter, which takes four times as long for so few devices.
         counts: dict[str, int] = {}
         for id_ in devices:
             host = self._views[id_][True].host
@@ -99,11 +90,7 @@ class Hosts:
         return tuple(sorted(counts.items()))
 
     def take(self, devices: Sequence[str]) -> None:
-        """Mark devices as taken by a job.
-
-        Raises:
-            ValueError: one of them is not free, or unknown.
-        """
+        """Mark devices as taken by a job."""
         for id_ in devices:
             index = self._index.get(id_, -1)
             if index < 0 or not self._shown[index].free:
@@ -119,13 +106,10 @@ class Hosts:
 
 
 class JobQueue:
-    """Views of waiting jobs, and the part of them that a policy has to see.
-
-    Args:
-        policy: if it is ``Ranked``, the views are kept in its order.
-    """
+    """Views of waiting jobs, and the part of them that a policy has to see."""
 
     def __init__(self, policy: Policy) -> None:
+        # Kept in the order of a ranked policy: 100,000 jobs are too many to sort at each decision.
         self._policy = policy if isinstance(policy, Ranked) else None
         self._views: dict[int, TrialView] = {}
         self._ranks: dict[int, tuple[Any, ...]] = {}

@@ -10,29 +10,27 @@ import numpy as np
 from optuna_hermes.cluster.job_estimates import alone_seconds
 from optuna_hermes.cluster.jobs import JobTrace
 
+# Power of a device that a job has, and of one that none has: about those of a V100, the GPU of the
+# Helios clusters.
+BUSY_WATTS = 300.0
+IDLE_WATTS = 45.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobMetrics:
     """Metrics over all jobs that ended; NaN where none has.
 
+    Completion is the time from submission to end, queueing the part of it without devices, and the
+    finish time ratio is completion in multiples of the job's time alone on the devices it wants.
+
     Args:
         jobs: number of jobs.
-        mean_completion_seconds: time from submission to end.
-        median_completion_seconds: as above.
-        p99_completion_seconds: the 99th percentile, as above.
-        mean_queueing_seconds: time without devices.
-        median_queueing_seconds: as above.
-        p99_queueing_seconds: as above.
         makespan_seconds: time from the first submission to the last end.
         utilisation: device time given to jobs, as a share of all devices' over the makespan.
-        mean_finish_time_ratio: completion, in multiples of the job's time alone on the devices it
-            wants; Mahajan et al., "Themis", NSDI 2020, divide by the time on an equal share of the
-            cluster instead.
-        p99_finish_time_ratio: as above.
         delayed_fraction: share of the jobs that ever waited without devices.
         restarts: mean number of restarts of a job.
         device_seconds: device time given to all jobs.
-        energy_joules: energy of all devices over the makespan, idle ones included: see ``Watts``.
+        energy_joules: energy of all devices over the makespan, idle ones included.
     """
 
     jobs: int
@@ -44,6 +42,7 @@ class JobMetrics:
     p99_queueing_seconds: float
     makespan_seconds: float
     utilisation: float
+    # Mahajan et al., "Themis", NSDI 2020, divide by the time on an equal share of the cluster.
     mean_finish_time_ratio: float
     p99_finish_time_ratio: float
     delayed_fraction: float
@@ -52,20 +51,7 @@ class JobMetrics:
     energy_joules: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Watts:
-    """Power of a device; by default about that of a V100, the GPU of the Helios clusters.
-
-    Args:
-        busy: power while a job has it.
-        idle: power while none has it.
-    """
-
-    busy: float = 300.0
-    idle: float = 45.0
-
-
-def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
+def measure_jobs(trace: JobTrace) -> JobMetrics:
     """Measure a simulation of jobs.
 
     Example:
@@ -89,7 +75,6 @@ def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
         first = min(record.job.submitted for record in records)
         makespan = max(record.finished for record in records) - first
     available = makespan * trace.n_devices
-    watts = watts or Watts()
     return JobMetrics(
         jobs=len(records),
         mean_completion_seconds=_mean(completion),
@@ -105,7 +90,7 @@ def measure_jobs(trace: JobTrace, watts: Watts | None = None) -> JobMetrics:
         delayed_fraction=_mean(queueing > 0),
         restarts=_mean(np.array([record.restarts for record in records])),
         device_seconds=used,
-        energy_joules=watts.busy * used + watts.idle * (available - used),
+        energy_joules=BUSY_WATTS * used + IDLE_WATTS * (available - used),
     )
 
 

@@ -45,7 +45,7 @@ class JobRules:
 
 
 def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[int]]:
-    """Hosts of one cluster: all of one size, the last one smaller if there is a remainder."""
+    """Hosts of one cluster, all of one size but perhaps the last."""
     if n_devices < 1 or devices_per_host < 1:
         raise InvalidInputError(
             "There must be a device at least, and one on each host, but got "
@@ -58,17 +58,12 @@ def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[in
 def simulate_jobs(
     jobs: Sequence[Job], name: str, rules: JobRules, *, seed: int = 0, past: Sequence[Job] = ()
 ) -> JobTrace:
-    """Replay jobs under one policy.
+    """Replay jobs under one of ``JOB_POLICIES`` or ``POLICIES``, or a policy of one's own.
 
-    Args:
-        jobs: the jobs, in any order.
-        name: a key of ``JOB_POLICIES`` or ``POLICIES``, or ``module:Class`` or ``FILE.py:Class``.
-        rules: hosts, slices and costs.
-        seed: for the errors of predictions, and for policies that draw random numbers.
-        past: earlier jobs; a learning predictor knows those that ended before the first of
-            ``jobs`` is submitted.
+    ``past`` are earlier jobs, for a predictor that learns.
     """
     policy, estimator = _policy_and_estimator(name, seed)
+    # Those that ended before the first job is submitted: later ends would be the future.
     if isinstance(estimator, Learned) and past:
         estimator.read(past, min((job.submitted for job in jobs), default=math.inf))
     interrupts = name == "srtf" and rules.slice_seconds is None
@@ -99,23 +94,14 @@ def _policy_and_estimator(name: str, seed: int) -> tuple[Policy, Estimator | Non
 
 
 class ShortestRemaining(Ranked):
-    """Serves the job that has least time left: an oracle, for comparison.
+    """Serves the job that has least time left, where the ``estimator`` is ``Clairvoyant``.
 
-    Where jobs are not interrupted it is shortest job first. It needs a simulation whose
-    ``estimator`` is ``Clairvoyant``.
-
-    A textbook rule; as an oracle in Hu et al., "Helios", SC 2021.
-
-    Args:
-        backfill: whether those behind a job that finds too few devices may have them.
+    A textbook rule; where jobs are not interrupted it is shortest job first. As an oracle in Hu et
+    al., "Helios", SC 2021.
     """
 
     def rank(self, trial: TrialView) -> tuple[float, float, int]:
-        """Rank by the time left on the devices it wants, then by arrival.
-
-        Raises:
-            ValueError: the job has no ``expected_seconds``.
-        """
+        """Rank by the time left on the devices it wants, then by arrival."""
         if trial.expected_seconds is None:
             raise ValueError(f"Run {trial.number} must have expected_seconds but has none.")
         left = (trial.expected_seconds - trial.attained_seconds) / trial.devices_wanted

@@ -16,34 +16,28 @@ from optuna_hermes.model import Assignment, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator import EventQueue
 
+# Priorities of events at one time: what becomes free first, then who wants it.
 _END, _SLICES_END, _SUBMISSION = range(3)
-"""Priorities of events at one time."""
 
 
 class JobSimulator:
     """Replays jobs on hosts under a policy, which gets the same snapshots as in a broker.
 
-    Each group of hosts is a cluster of its own, and its jobs have no other devices. Of events at
-    one time, ends of jobs come first, then submissions; then the policy is asked about each group
-    in which a job waits and a device is free.
-
-    Without slices a job keeps its devices to its end. With slices those of all jobs of a group are
-    up for decision at every multiple of their length, as long as a job waits or a running job is
-    elastic; a job's progress is kept.
+    Each group of hosts is a cluster of its own, and its jobs have no other devices. Without slices
+    a job keeps its devices to its end. With slices those of all jobs of a group are up for decision
+    at every multiple of their length; a job's progress is kept.
 
     Args:
         policy: the policy that assigns devices.
         jobs: the jobs, in any order.
         groups: the number of devices of each host of each group.
         slice_seconds: length of slices; None for jobs that are never interrupted.
-        restart_seconds: time that a job loses when it goes on on other devices, or after a pause;
-            another batch size on the same devices costs nothing.
+        restart_seconds: time that a job loses when it goes on elsewhere, or after a pause.
         estimator: predictor of the jobs' device time, which the policy sees.
         seed: for policies that draw random numbers.
 
     Raises:
-        InvalidInputError: a length is out of range, a job's group does not exist, or two jobs
-            have one number.
+        InvalidInputError: an impossible length, an unknown group, or two jobs with one number.
 
     Example:
         >>> from optuna_hermes.cluster.jobs import FixedWork, Job
@@ -94,14 +88,10 @@ class JobSimulator:
             self._events.add(job.submitted, partial(self._submit, job), priority=_SUBMISSION)
 
     def run(self, until: float = math.inf) -> JobTrace:
-        """Replay until every job has ended; another call goes on from there.
-
-        Args:
-            until: time in seconds at which to stop.
+        """Replay until every job has ended, or until a time; another call goes on from there.
 
         Raises:
-            ValueError: a decision of the policy breaks the contract of policies, or it leaves jobs
-                waiting for ever.
+            ValueError: the policy breaks its contract, or leaves jobs waiting for ever.
         """
         while self._events and (now := self._events.next_time) <= until:
             # Unlike trials, jobs are decided on after all events of one time: a job that is
@@ -132,7 +122,7 @@ class JobSimulator:
 
 @dataclass(kw_only=True, eq=False)
 class _Group:
-    """One group of hosts and its jobs. Its events return it, so that it is decided on."""
+    """One group of hosts and its jobs; its events return it, so that it is decided on."""
 
     hosts: Hosts
     policy: Policy
@@ -154,10 +144,7 @@ class _Group:
     def __post_init__(self) -> None:
         self._queue = JobQueue(self.policy)
 
-    # -- events --------------------------------------------------------------------------------
-
     def submit(self, job: Job) -> None:
-        """Add a job to the queue."""
         view = TrialView(
             number=job.number,
             state="pending",
@@ -171,10 +158,11 @@ class _Group:
         self._queue.add(view)
 
     def _end_stretch(self, state: JobState, lease: int) -> _Group:
-        """Handle the end of a stretch of constant speed, unless the job's lease is another now."""
+        # Under another lease the stretch was cut short, and another end is planned.
         if state.lease == lease:
             state.advance(self.events.now)
-            state.done = state.until  # exactly there, whatever rounding says
+            # Exactly there, whatever rounding says: a remainder would be a stretch of no length.
+            state.done = state.until
             state.stretches.append(state.device_seconds)
             if state.done < state.job.work.total:
                 self._plan_stretch(state)
@@ -195,14 +183,8 @@ class _Group:
         )
         self._over.append(view)
         assert state.started is not None, "a job that ends has begun"
-        record = JobRecord(
-            state.job,
-            state.started,
-            self.events.now,
-            state.run_seconds,
-            state.device_seconds,
-            state.restarts,
-        )
+        used = (state.run_seconds, state.device_seconds, state.restarts)
+        record = JobRecord(state.job, state.started, self.events.now, *used)
         self.records.append(record)
         if self.estimator is not None:
             self.estimator.finished(record)
@@ -226,10 +208,7 @@ class _Group:
             self._queue.add(state.view)
         return self
 
-    # -- deciding ------------------------------------------------------------------------------
-
     def decide(self) -> None:
-        """Ask the policy, if a job waits and a device is free."""
         if len(self._queue) and self.hosts.n_free:
             decision = self.policy.decide(self._snapshot())
             self.decisions += 1
@@ -259,12 +238,11 @@ class _Group:
         now = self.events.now
         if self.slice_seconds is None or not self._running or self._slices_end > now:
             return
+        # With none of both each job would only get back what it has.
         if len(self._queue) or any(state.view.elastic for state in self._running.values()):
             # Multiples of the length: slices of all jobs end together, and large jobs can start.
             self._slices_end = (now // self.slice_seconds + 1) * self.slice_seconds
             self.events.add(self._slices_end, self._end_slices, priority=_SLICES_END)
-
-    # -- jobs on devices -----------------------------------------------------------------------
 
     def _start(self, assignment: Assignment) -> None:
         if assignment.trial is None or assignment.trial not in self._queue:
@@ -302,7 +280,6 @@ class _Group:
         self._plan_stretch(state)
 
     def _plan_stretch(self, state: JobState) -> None:
-        """Plan the end of the next stretch of constant speed."""
         work = state.job.work
         state.rate, until = work.speed(state.done, state.placement, state.batch_size)
         state.until = min(until, work.total)
@@ -311,7 +288,7 @@ class _Group:
         self.events.add(end, partial(self._end_stretch, state, state.lease), priority=_END)
 
     def _unbind(self) -> None:
-        """Unbind jobs that got no devices again: resuming them costs a restart."""
+        # Jobs that got no devices again: resuming them costs a restart from now on.
         for state in self._undecided:
             if state.job.number in self._queue:
                 state.view = replace(

@@ -16,18 +16,13 @@ Placement = tuple[int, ...]
 
 @dataclass(kw_only=True)
 class JobProgress:
-    """A job's progress so far, as far as a policy may know it.
+    """A job's progress so far, as far as a policy may know it."""
 
-    Args:
-        done: progress, in the unit of its work.
-        batch_size: the last batch size, None for the job's own.
-        trained: placements and batch sizes that it has trained with.
-        stretches: device seconds attained at the end of each stretch of constant speed.
-    """
-
-    done: float = 0.0
-    batch_size: int | None = None
+    done: float = 0.0  # progress, in the unit of its work
+    batch_size: int | None = None  # the last batch size, None for the job's own
+    # Placements and batch sizes that it has trained with.
     trained: set[tuple[Placement, int | None]] = field(default_factory=set)
+    # Device seconds attained at the end of each stretch of constant speed.
     stretches: list[float] = field(default_factory=list)
 
 
@@ -41,10 +36,9 @@ class Work(ABC):
 
     @abstractmethod
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
-        """The speed from the present progress on; ``batch_size`` None is the job's own.
+        """Progress per second from ``done`` on, above 0, and the progress up to which it holds.
 
-        Returns:
-            Progress per second, above 0, and the progress up to which it holds, above ``done``.
+        ``batch_size`` None is the job's own.
         """
 
     def shown(self, progress: JobProgress) -> Mapping[str, Any]:
@@ -60,7 +54,7 @@ class FixedWork(Work):
 
     @property
     def total(self) -> float:
-        """The seconds."""
+        """The seconds, as progress."""
         return self.seconds
 
     def speed(self, done: float, devices: Placement, batch_size: int | None) -> tuple[float, float]:
@@ -79,9 +73,6 @@ class Job:
         devices: number of devices that it wants at once.
         group: the virtual cluster that it may use, None where there is only one.
         params: attributes known at submission, such as its user.
-
-    Raises:
-        InvalidInputError: it wants no device, or its time or work is out of range.
     """
 
     number: int
@@ -102,23 +93,14 @@ class Job:
 
 
 class JobRecord(NamedTuple):
-    """The record of a finished job.
-
-    Args:
-        job: the job.
-        started: time at which it got its first devices.
-        finished: time of its end.
-        run_seconds: time with devices, restarts included.
-        device_seconds: the same, times its number of devices.
-        restarts: number of times it went on elsewhere, or after a pause.
-    """
+    """The record of a finished job."""
 
     job: Job
-    started: float
-    finished: float
-    run_seconds: float
-    device_seconds: float
-    restarts: int
+    started: float  # time at which it got its first devices
+    finished: float  # time of its end
+    run_seconds: float  # time with devices, restarts included
+    device_seconds: float  # the same, times its number of devices
+    restarts: int  # number of times it went on elsewhere, or after a pause
 
     @property
     def completion_seconds(self) -> float:
@@ -133,18 +115,11 @@ class JobRecord(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class JobTrace:
-    """The result of a simulation of jobs.
+    """The result of a simulation of jobs."""
 
-    Args:
-        records: finished jobs in the order of their ends.
-        n_devices: number of devices of all groups.
-        decisions: number of calls of the policy.
-        refused: jobs that want more devices than their group has, which never ran.
-        unfinished: jobs that had not ended when the simulation stopped.
-    """
-
-    records: tuple[JobRecord, ...]
-    n_devices: int
-    decisions: int
+    records: tuple[JobRecord, ...]  # finished jobs in the order of their ends
+    n_devices: int  # number of devices of all groups
+    decisions: int  # number of calls of the policy
+    # Jobs that want more devices than their group has, which never ran.
     refused: tuple[Job, ...] = ()
-    unfinished: tuple[Job, ...] = ()
+    unfinished: tuple[Job, ...] = ()  # jobs that had not ended when the simulation stopped

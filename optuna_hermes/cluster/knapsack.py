@@ -16,28 +16,17 @@ COUNTABLE = 1e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One way to train a trial, of which no other item is chosen then.
+    """One way to train a trial, of which no other item is chosen then."""
 
-    Args:
-        trial: its index.
-        devices: number of devices.
-        batch_size: samples a step, None to leave it.
-        value: utility; items of no value are left to ``Knapsack.filled``.
-        weights: use of each resource, devices first.
-    """
-
-    trial: int
+    trial: int  # its index
     devices: int
-    batch_size: int | None
-    value: float
-    weights: tuple[float, ...]
+    batch_size: int | None  # samples a step, None to leave it
+    value: float  # utility; items of no value are left to ``Knapsack.filled``
+    weights: tuple[float, ...]  # use of each resource, devices first
 
 
 class Knapsack:
-    """Chooses items whose weights fit into the given room, infinite where there is no bound.
-
-    Items of one trial come in a row; the order of trials breaks ties.
-    """
+    """Chooses items, those of a trial in a row, whose weights fit into the given room."""
 
     def __init__(self, items: Sequence[Item], room: Sequence[float]) -> None:
         self._items = list(items)
@@ -83,10 +72,7 @@ class Knapsack:
         return chosen if self._fits(chosen) else self.greedy()
 
     def greedy(self) -> list[Item]:
-        """Choose items by value over the sum of their shares of the room.
-
-        A chosen trial may switch to another of its items, if that adds the most.
-        """
+        """Choose items by value over the sum of their shares of the room."""
         by_trial: dict[int, Item] = {}
         left = self._room.copy()
         scale = np.where(np.isfinite(self._room), np.maximum(self._room, 1.0), np.inf)
@@ -96,6 +82,7 @@ class Knapsack:
         trials = np.array([self._items[index].trial for index in good], dtype=np.int64)
         has_value, has_weight = np.zeros(len(good)), np.zeros_like(weights)
         while len(good):
+            # What an item adds to the chosen one of its trial, which it would replace.
             more, gain = weights - has_weight, values - has_value
             share = np.maximum((np.maximum(more, 0.0) / scale).sum(axis=1), 1e-12)
             open_ = (more <= left).all(axis=1) & (gain > 1e-12)

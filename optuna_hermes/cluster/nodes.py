@@ -22,19 +22,12 @@ Forecast = Callable[[Sequence[int]], float]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSeries:
-    """A cluster's recorded demand for nodes, one entry a minute.
+    """A cluster's recorded demand for nodes, one entry a minute."""
 
-    Args:
-        active: nodes with running jobs.
-        demand: wanted nodes: the active ones, and those for waiting jobs.
-        total: all nodes.
-        arrivals: submitted jobs.
-    """
-
-    active: Sequence[int]
-    demand: Sequence[int]
+    active: Sequence[int]  # nodes with running jobs
+    demand: Sequence[int]  # wanted nodes: the active ones, and those for waiting jobs
     total: Sequence[int]
-    arrivals: Sequence[int]
+    arrivals: Sequence[int]  # submitted jobs
 
     def __post_init__(self) -> None:
         lengths = [len(each) for each in (self.active, self.demand, self.total, self.arrivals)]
@@ -54,23 +47,14 @@ class NodeSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeUse:
-    """Result of a replay of nodes.
+    """Result of a replay of nodes."""
 
-    Args:
-        utilisation: the active share of the powered nodes, in node minutes; a node that boots has
-            power and is not active.
-        delayed_fraction: share of jobs submitted in a minute in which fewer nodes were up than
-            wanted: an upper bound of those that waited for a node that was down.
-        delayed: number of these jobs.
-        wakeups: number of nodes that were woken.
-        powered: nodes with power, by minute.
-    """
-
+    # The active share of the powered nodes, booting ones included, in node minutes.
     utilisation: float
-    delayed_fraction: float
-    delayed: int
-    wakeups: int
-    powered: tuple[int, ...] = field(repr=False)
+    delayed_fraction: float  # share of jobs submitted while fewer nodes were up than wanted
+    delayed: int  # number of these jobs, an upper bound of those that waited for a node
+    wakeups: int  # number of nodes that were woken
+    powered: tuple[int, ...] = field(repr=False)  # nodes with power, by minute
 
 
 def never_powered_down(series: NodeSeries) -> NodeUse:
@@ -85,10 +69,7 @@ def replay_nodes(
     boot_minutes: int = BOOT_MINUTES,
     forecast: Forecast = expected_peak,
 ) -> NodeUse:
-    """Power nodes by ``rules``; a decision uses only the past up to its minute.
-
-    Demand stays as recorded: a job that would wait for a node is counted, but does not end later.
-    """
+    """Power nodes by ``rules``; a decision uses only the past up to its minute."""
     rules = rules or EnergyRules()
     cluster = _Cluster(boot_minutes=boot_minutes, up=series.total[0])
     peaks: tuple[int, ...] = ()
@@ -99,6 +80,7 @@ def replay_nodes(
         cluster.pass_minute(minute, series.total[minute])
         powered.append(cluster.powered)
         served += min(series.active[minute], cluster.up)
+        # Demand stays as recorded: a job that would wait is counted, but does not end later.
         if cluster.up < demand:
             short.append(minute)
         ends_tick = (minute + 1) % TICK_MINUTES == 0
@@ -175,11 +157,9 @@ def clairvoyant_nodes(
     boot_minutes: int = BOOT_MINUTES,
     with_buffer: bool = False,
 ) -> float:
-    """The highest utilisation at which no job is delayed.
+    """The highest utilisation at which no job is delayed; with a few delays it may be higher.
 
-    Nodes are alike, so node k can be the one that is wanted whenever demand is at least k, and
-    each node is powered at the least cost by itself. Boot time and the least stay after a wake-up
-    are those of ``replay_nodes``. A controller that delays a few jobs may exceed the bound.
+    Boot time and the least stay after a wake-up are those of ``replay_nodes``.
     """
     rules = rules or EnergyRules()
     keep = max(0, rules.keep_ticks * TICK_MINUTES - boot_minutes)
@@ -187,6 +167,8 @@ def clairvoyant_nodes(
     if with_buffer:
         pairs = zip(demand, series.total, strict=True)
         demand = [min(total, wanted + rules.buffer(total)) for wanted, total in pairs]
+    # Nodes are alike: node k can be the one that is wanted whenever demand is at least k, and each
+    # is powered at the least cost by itself.
     levels = _levels(demand)
     powered = sum(_least_minutes(each, len(demand), boot_minutes, keep) for each in levels)
     return sum(series.active) / max(1, powered)
@@ -207,17 +189,15 @@ def _levels(demand: Sequence[int]) -> Iterator[list[Interval]]:
 
 
 def _least_minutes(wanted: Sequence[Interval], end: int, boot: int, keep: int) -> int:
-    """The fewest minutes of power for a node that is up in all of these intervals.
-
-    Dynamic programming: ``outside[i]`` is the least power used between the intervals up to the
-    i-th, if the node is woken for that one. Its wake-up before was for some j, from which it
-    stayed powered to the end of interval i - 1, and for ``keep`` minutes at least. At first every
-    node is up, and may be powered down at once.
-    """
+    """The fewest minutes of power for a node that is up in all of these intervals."""
+    # At first every node is up, and may be powered down at once.
     if wanted[0][0] > 0:
         wanted = [(0, 0), *wanted]
     may_leave = [-keep if begin == 0 else begin + keep for begin, _ in wanted]
     gaps = [0, *accumulate(after[0] - before[1] for before, after in pairwise(wanted))]
+    # Dynamic programming: the least power used between the intervals up to the i-th, if the node is
+    # woken for that one. Its wake-up before was for some j, from which it stayed powered to the end
+    # of interval i - 1, and for ``keep`` minutes at least.
     outside: list[float] = [0.0]
     free, oldest = math.inf, 0  # the best way with power down at once, and the first j without
     for i, (begin, _) in enumerate(wanted[1:], start=1):

@@ -40,17 +40,12 @@ class Ones(Policy):
     distribution, as in Thompson sampling, and the smallest remaining utilisation goes first.
 
     This project's own: idle devices go where they win most, with some randomness; all devices of a
-    trial share its batch evenly, so a batch size is kept once for a trial; the score of a schedule
-    is the rate at which it brings down the remaining utilisation of all, those with less of it
-    weighing more (``SearchSpace.weight``), and a trial that changes devices pays the cost of the
-    switch, or ``gate`` of its time; speeds on other devices are fitted to measurements
-    (``candidates``); a trial is tried on up to twice the devices and twice the batch it was
-    measured with. Trials that are not elastic keep their batch size and their number of devices.
-    The best schedules are kept in the policy memory. A trial whose last value is NaN or infinite
-    goes last.
-
-    A decision looks at ``population * (generations + 1)`` schedules and has no limit in seconds, as
-    a policy reads no clock. See docs/design/0018 for its time on 64 devices.
+    trial share its batch evenly; the score of a schedule is the rate at which it brings down the
+    remaining utilisation of all (``SearchSpace.weight``), and a trial that changes devices pays the
+    cost of the switch, or ``gate`` of its time; speeds on other devices are fitted to measurements
+    (``candidates``), on up to twice the devices and twice the batch of these. Trials that are not
+    elastic keep their batch size and number of devices, and one whose last value is NaN or infinite
+    goes last. The best schedules are kept in the policy memory.
 
     Args:
         population: schedules that survive a generation.
@@ -83,6 +78,8 @@ class Ones(Policy):
         # Seeded by the snapshot alone: the same snapshot must give the same decision.
         rng = np.random.default_rng([abs(snapshot.seed), len(found), len(snapshot.finished), units])
         seeds = _seeds(space, found, devices, snapshot.memory)
+        # A limit in seconds is not possible, for a policy reads no clock: docs/design/0018 has the
+        # time on 64 devices.
         best = Evolution(space, rng).best(
             seeds, population=self.population, generations=self.generations
         )
@@ -129,7 +126,7 @@ def _seeds(
 
 
 def _plans(memory: Any) -> list[dict[str, Any]]:
-    """The schedules in the policy memory; none if it is another policy's."""
+    # The memory may be another policy's, from before the user chose this one.
     plans = memory.get("plans") if isinstance(memory, dict) else None
     return [plan for plan in plans if isinstance(plan, dict)] if isinstance(plans, list) else []
 
@@ -137,7 +134,7 @@ def _plans(memory: Any) -> list[dict[str, Any]]:
 def _plan(
     found: Sequence[Candidate], devices: Sequence[Device], owner: Sequence[int]
 ) -> dict[str, int]:
-    """A schedule as JSON: the number of the trial of each device."""
+    # By number, for indices are of this decision only; a new trial has none yet.
     trials = {
         device.id: found[index].trial
         for device, index in zip(devices, owner, strict=True)

@@ -18,26 +18,17 @@ ELASTICITY = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSpace:
-    """The trials, the one with the least left to do first, and the devices.
+    """The trials, the one with the least left to do first, and the devices."""
 
-    Args:
-        seconds: time until a trial ends [trial, batch size, devices, several hosts]; infinite where
-            it cannot be trained so, 0 on no device.
-        wanted: number of devices that a trial was submitted with [trial].
-        value: factor of a trial's weight [trial].
-        switch_seconds: cost of moving a trial to other devices [trial].
-        gate: share of the time to the end that a change of devices must win.
-        owner: index of the trial that has a device now, -1 for none [device].
-        host: index of a device's host, from 0 [device].
-    """
-
+    # Time until a trial ends [trial, batch size, devices, several hosts]; infinite where it cannot
+    # be trained so, 0 on no device.
     seconds: Floats
-    wanted: Ints
-    value: Floats
-    switch_seconds: Floats
-    gate: float
-    owner: Ints
-    host: Ints
+    wanted: Ints  # number of devices that a trial was submitted with [trial]
+    value: Floats  # factor of a trial's weight [trial]
+    switch_seconds: Floats  # cost of moving a trial to other devices [trial]
+    gate: float  # share of the time to the end that a change of devices must win
+    owner: Ints  # index of the trial that has a device now, -1 for none [device]
+    host: Ints  # index of a device's host, from 0 [device]
 
     @property
     def n_trials(self) -> int:
@@ -74,20 +65,14 @@ class SearchSpace:
         return best
 
     @cached_property
-    def landmarks(self) -> tuple[Ints, Ints, Ints]:
-        """Numbers of devices that are always tried: least, wanted, and present ones [trial]."""
-        return self.least, self.wanted, self.now
-
-    @cached_property
     def weight(self) -> Floats:
-        """Weight of finishing a trial [trial].
+        """Weight of finishing a trial: remaining utilisation, times a power of its place [trial].
 
-        It is the remaining utilisation, the device seconds to its end where they are least, times
-        its place from the last, as a power: those behind it wait for it. With a power of 1 and
-        devices that are of equal use to all, the shortest trial has all of them; with the
-        elasticity as the power, the shares are nearly those that are best for trials of one
-        elasticity (Berg et al., "heSRPT", Performance Evaluation 2020).
+        Utilisation is device seconds to its end where they are least; places count from the last.
         """
+        # Those behind it wait for it. With a power of 1, and devices of equal use to all, the
+        # shortest trial would have all of them; with the elasticity the shares are nearly those
+        # that are best for trials of one elasticity (Berg et al., "heSRPT", 2020).
         use = (self._quickest * np.arange(self.n_devices + 1))[:, 1:].min(axis=1)
         weight: Floats = self.value * use * np.arange(self.n_trials, 0.0, -1.0) ** ELASTICITY
         return weight
@@ -116,21 +101,13 @@ class SearchSpace:
         return counts
 
     def scores(self, owner: Ints, level: Ints) -> Floats:
-        """Score of each schedule, less is better [schedule].
-
-        It is minus the rate at which the schedule brings down the remaining utilisation of all,
-        weighted by trial.
-        """
+        """Minus the rate at which each schedule brings down the weighted utilisation [schedule]."""
         counts = self.counts(owner)
         trials = np.arange(self.n_trials)
         seconds = self.seconds[trials, level, counts, self._apart(owner)]
         rates = self._rate(seconds, counts != self.now, self.weight, self.switch_seconds)
         scores: Floats = -rates.sum(axis=1)
         return scores
-
-    def reorder(self, counts: Ints) -> Ints:
-        """Owners of the devices, from the number of devices of each trial [schedule, trial]."""
-        return side_by_side(counts, self.owner, self.host)
 
     def _apart(self, owner: Ints) -> Ints:
         """1 for a trial on several hosts, otherwise 0 [schedule, trial]."""
@@ -145,7 +122,6 @@ class SearchSpace:
     def _rate(
         self, seconds: Floats, moved: NDArray[np.bool_], weight: Floats, switch: Floats
     ) -> Floats:
-        """The weight of a trial over its seconds to the end, the cost of a move included."""
         trains = (seconds > 0) & np.isfinite(seconds)
         seconds = np.where(trains, seconds, 1.0)
         cost = np.where(moved, np.maximum(switch, self.gate * seconds), 0.0)
@@ -154,21 +130,16 @@ class SearchSpace:
 
 # Probability that a trial loses its devices, or gets another batch size, in a child.
 MUTATION = 0.1
-# Numbers of further devices that a trial is offered at once, besides the landmarks.
+# Numbers of further devices that a trial is offered at once.
 STEPS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedules:
-    """A batch of schedules as arrays.
+    """A batch of schedules as arrays."""
 
-    Args:
-        owner: index of the trial that has a device, -1 for none [schedule, device].
-        level: batch size of each trial, as an index into its choices [schedule, trial].
-    """
-
-    owner: Ints
-    level: Ints
+    owner: Ints  # index of the trial that has a device, -1 for none [schedule, device]
+    level: Ints  # batch size of each trial, as an index into its choices [schedule, trial]
 
     def __len__(self) -> int:
         return len(self.owner)
@@ -186,7 +157,7 @@ def joined(one: Schedules, other: Schedules) -> Schedules:
 
 
 class Evolution:
-    """Lets schedules cross and mutate, and keeps the best: see ``Ones``."""
+    """Evolution of schedules: see ``Ones``."""
 
     def __init__(self, space: SearchSpace, rng: np.random.Generator) -> None:
         self._space = space
@@ -203,8 +174,6 @@ class Evolution:
             alive = self._select(joined(alive, children), population)
         return alive
 
-    # -- a generation --------------------------------------------------------------------------
-
     def _children(self, parents: Schedules, number: int) -> Schedules:
         """Uniform crossover, and mutation: some trials lose their devices."""
         rng, space = self._rng, self._space
@@ -212,6 +181,7 @@ class Evolution:
         other = parents[rng.integers(len(parents), size=number)]
         owner = np.where(rng.random((number, space.n_devices)) < 0.5, one.owner, other.owner)
         level = np.where(rng.random((number, space.n_trials)) < 0.5, one.level, other.level)
+        # One column more, for the owner -1 of idle devices.
         preempted = rng.random((number, space.n_trials + 1)) < MUTATION
         owner = np.where(preempted[np.arange(number)[:, None], owner], -1, owner)
         return Schedules(owner=owner, level=level)
@@ -226,7 +196,8 @@ class Evolution:
         counts = np.where(enough, np.maximum(counts, space.least * (counts > 0)), 0)
         counts = self._fill(self._within(counts), chance)
         level = self._levels(schedules.level, counts, counts == before, chance)
-        return Schedules(owner=space.reorder(counts), level=level)
+        owner = side_by_side(counts, space.owner, space.host)
+        return Schedules(owner=owner, level=level)
 
     def _within(self, counts: Ints) -> Ints:
         """Drop trials at random where there are too few devices."""
@@ -240,15 +211,14 @@ class Evolution:
         return kept
 
     def _fill(self, counts: Ints, chance: float) -> Ints:
-        """Give out idle devices, some at a time, where they win most, with some randomness.
-
-        A trial is not given devices that make it slower, or that win less than a change costs.
-        """
+        """Give out idle devices, some at a time, where they win most, with some randomness."""
         space = self._space
         rows, trials = np.arange(len(counts)), np.arange(space.n_trials)
         luck = 1.0 + chance * self._rng.random((*counts.shape, 1))
         while (idle := space.n_devices - counts.sum(axis=1)).any():
-            jumps = [np.broadcast_to(to, counts.shape) - counts for to in space.landmarks]
+            # Single steps may not pay where the least, the wanted or the present number does.
+            landmarks = (space.least, space.wanted, space.now)
+            jumps = [np.broadcast_to(to, counts.shape) - counts for to in landmarks]
             steps = np.stack([*(np.full_like(counts, step) for step in STEPS), *jumps], axis=2)
             then = counts[..., None] + steps
             fits = (steps > 0) & (steps <= idle[:, None, None])
@@ -257,6 +227,7 @@ class Evolution:
             gain = (rates - space.rates[trials, counts][..., None]) / np.maximum(steps, 1)
             gain = np.where(fits, gain * luck, 0.0).reshape(len(rows), -1)
             best = gain.argmax(axis=1)
+            # No devices that make a trial slower, or win less than the change costs.
             found = gain[rows, best] > 0
             if not found.any():
                 break

@@ -18,16 +18,14 @@ Ints = NDArray[np.int64]
 def current_owners(
     snapshot: Snapshot, found: Sequence[Candidate], devices: Sequence[Device]
 ) -> Ints:
-    """The index of the contender that is parked on each device, -1 for none [device].
-
-    Its slice has just ended there, and all the devices that it had are free.
-    """
+    """The index of the candidate whose slice has just ended on a device, -1 for none [device]."""
     place_of = {device.id: index for index, device in enumerate(devices)}
     holding = holders(snapshot)
     owner = np.full(len(devices), -1, dtype=np.int64)
     for index, each in enumerate(found):
         if each.trial is not None and each.trial.number in holding:
             seats = each.trial.seats
+            # If one of its devices is not free it has to move as a whole.
             if all(id_ in place_of for id_ in seats):
                 owner[[place_of[id_] for id_ in seats]] = index
     return owner
@@ -42,8 +40,7 @@ def hosts_of(devices: Sequence[Device]) -> Ints:
 def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
     """Owners of the devices, -1 for none [plan, device].
 
-    A trial stays if it keeps its number of devices; others are side by side. Larger ones choose
-    first, and hosts with more free devices are taken first.
+    A trial stays if it keeps its number of devices; others are side by side.
 
     Args:
         counts: devices of each trial [plan, trial], no more in all than there are.
@@ -55,6 +52,7 @@ def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
     stays = (counts == now) & (counts > 0)
     pinned = np.where(owner >= 0, stays[:, owner], False)
     rest = np.where(stays, 0, counts)
+    # Larger ones choose first: what is left between them suits a small one.
     order = np.argsort(-rest, axis=1, kind="stable")
     ends = np.take_along_axis(rest, order, axis=1).cumsum(axis=1)
     index = (ends[:, None, :] <= np.arange(n_devices)[None, :, None]).sum(axis=2)
@@ -109,7 +107,7 @@ def assign_leftovers(
 
 
 def _free_first(pinned: NDArray[np.bool_], host: Ints) -> Ints:
-    """The devices in the order in which they are given out, pinned ones last."""
+    """The devices in the order in which they are given out, by hosts with the most free first."""
     n_hosts, n_devices = int(host.max()) + 1, len(host)
     flat = (host + n_hosts * np.arange(len(pinned))[:, None]).ravel()
     free = np.bincount(flat, (~pinned).ravel(), len(pinned) * n_hosts)

@@ -24,18 +24,15 @@ class Qssf(Ranked):
 
     This project's own: trials have no names and users, so their device time is learned from the
     finished ones, by distance between parameters and by trees over the parameters; without
-    LightGBM (extra ``[qssf]``) by distance alone. Trials are ranked by the time left, the
-    prediction less the time attained, since a trial can be suspended; one that has overrun its
-    prediction is expected to take as long again. While fewer than 5 are finished, the least
-    attained service goes first among the trials that have begun, and new ones are opened when none
-    of them waits. A trial of a sampler that learns has no parameters before it is opened, and is
-    predicted to take the median. Shortest first is best for the mean time to completion, not for
-    the time to the best trial.
+    LightGBM (extra ``[qssf]``) by distance alone. Trials are ranked by the time left, since a trial
+    can be suspended. While fewer than 5 are finished, the least attained service goes first among
+    the trials that have begun, and new ones are opened when none of them waits. Shortest first is
+    best for the mean time to completion, not for the time to the best trial.
 
     Args:
         preemptive: whether a trial gives way to one that has less left. Without, as in the paper,
             a trial that has begun goes on to its end.
-        backfill: whether those behind a trial that finds too few devices may have them. The
+        backfill: whether those behind a trial that finds too few devices may have them; the
             authors let the queue stop there.
     """
 
@@ -69,8 +66,6 @@ class Qssf(Ranked):
     def _by_attained(
         self, snapshot: Snapshot, trials: Sequence[TrialView], n_new: int
     ) -> list[TrialView | None]:
-        """Order without predictions: predicted trials, then least attained service first."""
-
         def rank(trial: TrialView) -> tuple[Any, ...]:
             predicted = self.rank(trial)
             return predicted or self._place(trial, trial.attained_seconds, unknown=True)
@@ -91,6 +86,7 @@ class Qssf(Ranked):
             (self.rank(trial) or self._place(trial, predicted[trial.number]), trial)
             for trial in trials
         ]
+        # A trial of a sampler that learns has no parameters yet: it is expected to be typical.
         if n_new:
             newcomer = TrialView(number=_LAST, state="pending", submitted=_LAST)
             ranks += [(self._place(newcomer, service.typical), None)] * n_new
@@ -104,7 +100,6 @@ class Qssf(Ranked):
         return begun_last, unknown, left, trial.submitted, trial.number
 
     def _service(self, snapshot: Snapshot) -> Service | None:
-        """The estimates learned from the finished trials, None if there are too few."""
         done = [r for r in snapshot.finished if r.state == "done" and r.attained_seconds > 0]
         if len(done) < FEWEST:
             return None
@@ -127,6 +122,7 @@ class QssfNonPreemptive(Qssf):
 
 
 def _left(expected: float, attained: float) -> float:
+    # One that has overrun its prediction is expected to take as long again.
     return expected - attained if attained < expected else attained
 
 

@@ -38,14 +38,14 @@ _TREE_SETTINGS: dict[str, Any] = {
 class Service:
     """Predicted device seconds of trials, learned from those that were trained to their end.
 
-    The estimate is ``0.1 * rolling + 0.9 * trees``, both fitted to logarithms, since times differ
-    by factors. The rolling estimate is that of the nearest trials by their parameters; the trees
-    use the parameters and the devices. Without LightGBM there is the rolling estimate only.
+    The estimate is ``0.1 * rolling + 0.9 * trees``. The rolling one is that of the nearest trials
+    by their parameters. Without LightGBM it is the only one.
     """
 
     def __init__(self, finished: Sequence[TrialView]) -> None:
         known = sorted(finished, key=lambda trial: trial.number)
         self._columns = _Columns([_params(trial) for trial in known])
+        # Fitted to logarithms, since times differ by factors.
         self._logs = np.log([trial.attained_seconds for trial in known])
         self._trees = fit_trees(
             self._columns.known, self._logs, categories=self._columns.categories
@@ -82,11 +82,7 @@ _DEVICES = "\0devices"
 
 
 class _Columns:
-    """Parameters as numbers: choices as codes, numbers plain, or as logarithms if they span far.
-
-    Args:
-        known: parameters of finished trials.
-    """
+    """Parameters as numbers: choices as codes, numbers plain, or as logarithms if they span far."""
 
     def __init__(self, known: Sequence[Mapping[str, Any]]) -> None:
         self._names = sorted({name for params in known for name in params})
@@ -107,7 +103,6 @@ class _Columns:
 
     @property
     def categories(self) -> list[int]:
-        """The columns that hold codes."""
         return [column for column, codes in enumerate(self._codes) if codes is not None]
 
     def rows(self, wanted: Sequence[Mapping[str, Any]]) -> Numbers:
@@ -120,8 +115,9 @@ class _Columns:
         return rows
 
     def nearest(self, row: Numbers) -> Sequence[int]:
-        """Indices of the nearest known trials, with all that are as near as the last of them."""
+        # With all that are as near as the last of them, so that their order means nothing.
         gaps = np.abs(self.known - row) / self._spans
+        # Codes have no distance: two choices are alike or not.
         for column in self.categories:
             gaps[:, column] = gaps[:, column] != 0
         missing = np.isnan(self.known) != np.isnan(row)
@@ -146,6 +142,7 @@ _FAR = 100.0
 
 
 def _is_number(value: Any) -> bool:
+    # True is an int to Python; as a parameter it is a choice.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
@@ -156,10 +153,8 @@ def fit_trees(
 ) -> Callable[[Numbers], Numbers] | None:
     """Fit gradient boosted trees to features [rows, columns] and targets [rows]. Deterministic.
 
-    NaN is unknown; ``categories`` are columns that hold codes of categories, 0 or more.
-
-    Returns:
-        A function that predicts [rows] from features, or None without LightGBM (extra ``[qssf]``).
+    ``categories`` are columns that hold codes of 0 or more. The result predicts targets from
+    features; it is None without LightGBM (extra ``[qssf]``).
     """
     try:
         import lightgbm

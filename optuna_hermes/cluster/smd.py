@@ -22,9 +22,10 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, Resources, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, free_devices
 
-# A trial is tried on every number of devices up to this, and on those it wants and has.
+# A trial is tried on every number of devices up to this, and on those it wants and has: so the
+# inner problem is solved exactly.
 MOST_DEVICES = 16
-# Up to so many trials the knapsack is solved exactly.
+# Up to so many trials the knapsack is solved exactly, by HiGHS, beyond greedily.
 EXACT_TRIALS = 30
 # Share of the time to the end that a change of devices must win.
 GATE = 0.1
@@ -38,23 +39,17 @@ class Smd(Policy):
     Yu, Wu, Ji and Liu, "A Sum-of-Ratios Multi-Dimensional-Knapsack Decomposition for DNN Resource
     Scheduling" (SMD), INFOCOM 2021, in style: its text was not at hand. The inner problem is solved
     for each trial: on each number of devices the batch size with which it is done soonest, by
-    ``T(w) = a M / w + b + d (w - 1)`` fitted to its measured steps (``candidates``); all numbers
-    up to 16 are tried, so that is exact. The outer problem is a knapsack in several
-    dimensions: devices, device memory, host memory for suspended state, and CPU workers; a trial
-    is in it once at most, with one of its numbers of devices. Up to 30 trials it is solved exactly
-    (HiGHS, through SciPy), beyond greedily by value over weight.
+    ``T(w) = a M / w + b + d (w - 1)`` fitted to its measured steps (``candidates``). The outer
+    problem is a knapsack in several dimensions: devices, device memory, host memory for suspended
+    state, and CPU workers; a trial is in it once at most, with one of its numbers of devices.
 
     This project's own: there are no parameter servers, and the paper's approximation guarantee is
     that of its randomised rounding, which is not reproduced. The utility of a completion time ``T``
     is ``1 / (1 + exp(steepness * (T / target - 1)))`` with a target of ``patience`` times the
     trial's time alone on the devices it wants. The value of a trial in the knapsack is the utility
-    it would lose if all others went first, divided by the seconds to its end: the gain of a
-    second of a slice. A trial that changes devices pays the cost of the switch, or a tenth of its
-    time. Devices that are left go to trials of no utility as long as their resources last; one
-    whose last value is NaN or infinite has none.
-
-    Host memory is reserved for each trial that has a device or waits in memory: a trial for which
-    none is left waits, unless no other could train.
+    it would lose if all others went first, divided by the seconds to its end. A trial that changes
+    devices pays the cost of the switch, or a tenth of its time. Devices that are left go to trials
+    of no utility as long as their resources last.
 
     Args:
         patience: the target, in multiples of a trial's time alone.
@@ -82,6 +77,7 @@ class Smd(Policy):
         knapsack = Knapsack(items, _room(snapshot, devices))
         chosen = knapsack.exact() if len(found) <= EXACT_TRIALS else knapsack.greedy()
         chosen = knapsack.filled(chosen)
+        # Without room for any trial one has to break the bounds, unless another's end makes room.
         if not chosen and not _any_trains(snapshot):
             chosen = items[:1]
         counts = np.zeros((1, len(found)), dtype=np.int64)
@@ -101,7 +97,6 @@ class Smd(Policy):
     def _items(
         self, snapshot: Snapshot, found: Sequence[Candidate], has: Sequence[int]
     ) -> list[Item]:
-        """The ways in which each trial could be trained; its submitted number of devices first."""
         n_devices = len(free_devices(snapshot))
         behind = sum(each.use for each in found)
         needed = _typical_needs(snapshot)
@@ -127,14 +122,12 @@ class Smd(Policy):
         return items
 
     def _worth(self, now: float, each: Candidate, delay: float) -> Callable[[float], float]:
-        """A function from a trial's seconds to its end to its value per second.
-
-        ``delay`` is the time of all others, which the trial that goes last waits for.
-        """
+        """A function from seconds to a trial's end to its value; ``delay`` is the others' time."""
         had = 0.0 if each.trial is None else each.trial.attained_seconds / each.wanted
         waited = 0.0 if each.trial is None else max(now - each.trial.submitted, 0.0)
         alone = float(each.seconds[:, each.wanted, 0].min())
         target = self.patience * (had + alone)
+        # What it would have if all others went first; the gain is that of a second of a slice.
         later = self.utility(waited + delay + alone + float(each.seconds[:, 1:].min()), target)
         return lambda seconds: (self.utility(waited + seconds, target) - later) / max(seconds, 1e-9)
 
@@ -145,19 +138,17 @@ class Smd(Policy):
 
 
 def _counts(each: Candidate, has: int) -> list[int]:
-    """The numbers of devices that a trial is tried on, the one that it wants first."""
+    # The one that it wants first, since ``Knapsack.filled`` takes the first item that fits.
     named = {each.wanted, has}
     rest = [count for count in each.counts if count <= MOST_DEVICES or count in named]
     return sorted(rest, key=lambda count: (count != each.wanted, count))
 
 
 def _largest(snapshot: Snapshot) -> int:
-    """The largest number of devices of a host."""
     return max(Counter(device.host for device in snapshot.devices).values())
 
 
 def _room(snapshot: Snapshot, devices: Sequence[Device]) -> tuple[float, ...]:
-    """The amount of each resource left for trials that get devices now."""
     memory = [device.memory_bytes for device in devices]
     host, workers = snapshot.room.host_bytes, snapshot.room.cpu_workers
     kept = sum(trial.needs.host_bytes or 0 for trial in snapshot.trials if _has_promise(trial))

@@ -72,12 +72,7 @@ POLICIES: Mapping[str, type[Policy]] = _Policies(_NAMED)
 
 
 def make_policy(name: str) -> Policy:
-    """A policy with its default settings.
-
-    Args:
-        name: a key of ``POLICIES``, or ``FILE.py:CLASS`` or ``module:CLASS`` for one's own
-            subclass of ``Policy``; with ``energy:`` before it, devices that it leaves idle may
-            be powered down.
+    """Make a policy with its default settings, by its name or one's own by ``FILE.py:CLASS``.
 
     Raises:
         UnknownPolicyError: there is no such policy.

@@ -24,13 +24,9 @@ class Asha(Policy):
     4. the best trial of the highest rung where one waits.
 
     Trials of a rung are compared by what they reported at that rung, whatever came later;
-    finished and running ones count. A trial stays promoted, for it leaves the rung with its next
-    report; one promoted from the highest rung that it reaches is trained to its end. NaN and
-    infinite values rank last, and of equal values the earlier trial's ranks first.
-
-    In the paper trials that are never promoted are given up, and there is always a new one. Step 4
-    is this project's own: such a trial goes on to its next rung, for step 1 then holds for it. It
-    opens trials in its own way whether they are a fixed list or proposals of a sampler.
+    finished and running ones count. NaN and infinite values rank last, and of equal values the
+    earlier trial's ranks first. In the paper trials that are never promoted are given up, and
+    there is always a new one: step 4 is this project's own.
 
     Args:
         eta: reduction factor; one in ``eta`` trials of a rung is promoted.
@@ -40,7 +36,6 @@ class Asha(Policy):
         self.eta = checked_eta(eta)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Finish promotions, then promote, then open trials, then go on with the best."""
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
     def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
@@ -60,12 +55,12 @@ class Asha(Policy):
                     promoted.add(trial.number)
                     yield trial
         yield from unopened(snapshot)
+        # It goes on to its next rung: from its next report on it is between two.
         for age in sorted(at_rung, reverse=True):
             rest = (trial for trial in at_rung[age] if trial.number not in promoted)
             yield from sorted(rest, key=_last_value)
 
     def _best(self, snapshot: Snapshot, age: int) -> set[int]:
-        """The numbers of the best trials among all that have reached the rung at ``age``."""
         values = sorted(
             (_finite_first(trial.curve.values[age - 1]), trial.number)
             for trials in (snapshot.trials, snapshot.finished)
@@ -76,15 +71,15 @@ class Asha(Policy):
 
 
 def checked_eta(eta: int) -> int:
-    """Return ``eta``, or raise ``InvalidInputError`` if it is below 2."""
+    # Below 2 the rungs would not move apart, and the loops over them not end.
     if not eta >= 2:
         raise InvalidInputError(f"eta must be at least 2 but got {eta}.")
     return eta
 
 
 def is_rung(units: int, eta: int, first: int = 1) -> bool:
-    """True if there is a rung after so many units: ``first``, ``first * eta``, and so on."""
     rung = first
+    # Not by a logarithm, whose rounding misses some powers.
     while rung < units:
         rung *= eta
     return rung == units

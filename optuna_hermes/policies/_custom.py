@@ -15,8 +15,8 @@ from optuna_hermes.policies.base import Policy
 def load_policy(target: str) -> Policy:
     """Load a user's policy class by ``FILE.py:CLASS`` or ``module:CLASS``, and return an object.
 
-    It has its default settings. A file is run anew each time, so that changes in it take effect. A
-    module that cannot be imported is looked for as a file of this folder.
+    A file is run anew each time, so that changes in it take effect. A module that cannot be
+    imported is looked for as a file of this folder.
 
     Raises:
         UnknownPolicyError: there is no such file, module or class.
@@ -44,7 +44,6 @@ def load_policy(target: str) -> Policy:
 
 
 def _named(place: str, name: str) -> Any:
-    """The object that a file or module defines under a name, None if there is none."""
     try:
         if place.endswith(".py"):
             return _run_file(place).get(name)

@@ -42,20 +42,16 @@ class FreezeThaw(Policy):
 
     - ``expected-improvement``: the expectation of how far the trial's end lies below the best
       value seen so far, 0 where it lies above.
-    - ``random-horizon``: the probability that the trial is below a target some units from now. Both
-      are drawn anew for every decision, the units evenly up to what the longest trial has left, the
-      improvement from 0.01 % to 10 % of the span evenly in its logarithm, as in Rakotoarison et
-      al., "In-Context Freeze-Thaw Bayesian Optimization" (ifBO), ICML 2024.
+    - ``random-horizon``: the probability that the trial is below a target some units from now, both
+      drawn anew for every decision, as in Rakotoarison et al., "In-Context Freeze-Thaw Bayesian
+      Optimization" (ifBO), ICML 2024.
 
     This project's own: a curve is a power law ``a + b * unit ** -c`` with noise instead of a
     Gaussian process; ``c`` is averaged over a small grid, and ``a`` and ``b`` have the closed form
     of Bayesian linear regression with a conjugate prior, later reports weighing more. Parameters
     of the trials are not used. A span is the distance between the median first value and the
-    best one of all trials. Random numbers depend on the snapshot's seed and on the number of units
-    in all. Where the units left are not known, a trial is taken to have half of its life before
-    it. A trial whose last value is NaN or infinite goes last; of equal ones the earlier trial goes
-    first. A fixed list is opened first; of a sampler that learns, trial ``m + 1`` is opened once
-    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits.
+    best one of all trials. A trial whose last value is NaN or infinite goes last. New trials are
+    opened as by ``with_openings``.
 
     Args:
         acquisition: the function that ranks trials, see above.
@@ -70,7 +66,6 @@ class FreezeThaw(Policy):
         self._lowest = CurveCache(_lowest)
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open the trials that are due, then go on with the most promising ones."""
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
@@ -79,14 +74,14 @@ class FreezeThaw(Policy):
         hopeful = [trial for trial in waiting if _is_number(trial.curve.values[-1])]
         if hopeful:
             scores = self._scores(snapshot, hopeful)
-            # Stable: trials are in the order of their numbers.
+            # Stable: trials are in the order of their numbers, and of equal ones the first leads.
             yield from (hopeful[i] for i in np.argsort(-scores, kind="stable").tolist())
         yield from (trial for trial in waiting if not _is_number(trial.curve.values[-1]))
 
     def _scores(self, snapshot: Snapshot, trials: Sequence[TrialView]) -> Array:
-        """The acquisition of each trial, more is better."""
         best, span, n_units = self._landscape(snapshot)
         moments = self._moments.each(trial.curve for trial in trials)
+        # A trial of unknown length is taken to have half of its life before it.
         ages = np.array([trial.curve.units for trial in trials], dtype=float)
         left = np.array(
             [len(r.curve.values) if r.units_left is None else max(r.units_left, 1) for r in trials],
@@ -96,6 +91,8 @@ class FreezeThaw(Policy):
             return _expected_improvement(extrapolate(moments, ages + left, span), best)
         # A new draw once a unit is reported, the same one for the same snapshot.
         rng = np.random.default_rng([abs(snapshot.seed), n_units])
+        # The horizon is even up to what the longest trial has left, the improvement from 0.01 % to
+        # 10 % of the span even in its logarithm, as in ifBO.
         horizon = rng.integers(1, int(left.max()) + 1)
         target = best - span * 10.0 ** rng.uniform(*IMPROVEMENTS)
         forecast = extrapolate(moments, ages + np.minimum(left, horizon), span)
@@ -104,7 +101,7 @@ class FreezeThaw(Policy):
         return likely
 
     def _landscape(self, snapshot: Snapshot) -> tuple[float, float, int]:
-        """The best value seen, the span down to it (above 0), and the number of units in all."""
+        """The best value seen, the span down to it, and the number of units in all."""
         curves = [
             trial.curve for trial in (*snapshot.trials, *snapshot.finished) if trial.curve.values
         ]
@@ -116,19 +113,16 @@ class FreezeThaw(Policy):
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """Forecast values, one for each curve: means, and standard deviations above 0."""
+    """Means and standard deviations of forecast values, one for each curve."""
 
     mean: Array
     deviation: Array
 
 
 def extrapolate(curves: Sequence[Array], units: Array, span: float) -> Forecast:
-    """Forecast curves as power laws with noise, averaged over some exponents.
+    """Forecast curves, given by their moments, at one unit each, as power laws with noise.
 
-    Args:
-        curves: the moments of each trial's curve, see ``moments_of``.
-        units: the unit at which each is forecast, not before its last one.
-        span: the scale on which curves fall, above 0.
+    ``span`` is the scale on which curves fall, above 0.
     """
     moments = np.concatenate(curves).reshape(len(curves), 3, -1)
     n = len(EXPONENTS)
@@ -141,10 +135,12 @@ def extrapolate(curves: Sequence[Array], units: Array, span: float) -> Forecast:
     determinant = aa * bb - sum_x**2
     level = (bb * total - sum_x * sum_xv) / determinant
     factor = (aa * sum_xv - sum_x * total) / determinant
+    # Of a curve without noise rounding may leave a little less than 0.
     misfit = np.maximum(square - level * total - factor * sum_xv, 0.0)
     freedom = NOISE_REPORTS + weight
     variance = (NOISE_REPORTS * NOISE**2 + misfit) / freedom
     evidence = -0.5 * (np.log(determinant) + freedom * np.log(variance))
+    # The largest is taken away first, so that not all of them underflow to 0.
     chance = np.exp(evidence - evidence.max(axis=1, keepdims=True))
     chance /= chance.sum(axis=1, keepdims=True)
     ahead = units[:, None] ** -EXPONENTS
@@ -176,6 +172,7 @@ def moments_of(curve: Curve) -> Array:
             [*(x @ (weights * reports)), weights @ reports**2, 0.0],
         ]
     ).ravel()
+    # The cache hands the same array out again and again.
     rows.flags.writeable = False
     return rows
 

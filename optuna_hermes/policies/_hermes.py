@@ -32,8 +32,7 @@ class Hermes(Policy):
     its device time in mean units. So its share of the devices falls as a power of its rank,
     nothing is killed and nothing starves; an expensive trial gets fewer units in more time; a
     trial that is behind late in its life gets less, and one about to end is brought to its end.
-    Where a trial's length is not known ``s`` is 0. NaN and infinite values rank last, and of
-    equal ones the earlier trial goes first.
+    NaN and infinite values rank last, and of equal ones the earlier trial goes first.
 
     Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
@@ -69,11 +68,9 @@ class Hermes(Policy):
         self._table = CurveTable()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Give the free devices to the smallest indices, one after another."""
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
     def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
-        """The trials, best first; one that is opened delays the opening of the next."""
         waiting = opened(snapshot)
         # A trial without a report has no rank: every first unit is finished before any compare.
         reported = [trial for trial in waiting if trial.curve.values]
@@ -95,11 +92,7 @@ class Hermes(Policy):
 
 
 class _Ranking:
-    """The trials that have reported, waiting ones first, and the indices of the waiting ones.
-
-    Comparing all with all would take too long for thousands of trials: an index is worked out only
-    when its lower bound, by the place alone, is the smallest one left.
-    """
+    """The trials that have reported, waiting ones first, and the indices of the waiting ones."""
 
     def __init__(
         self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[TrialView], alpha: float
@@ -119,7 +112,8 @@ class _Ranking:
         self._price = _prices(self._units, table.seconds[rows])[: len(over)] * (1 - over) ** 0.25
 
     def in_order(self) -> Iterator[tuple[float, TrialView]]:
-        """The waiting trials with their indices, smallest first."""
+        # Comparing all with all would take too long for thousands of trials: an index is worked
+        # out only when its lower bound, by the place alone, is the smallest one left.
         own = self._last[: len(self._waiting)]
         place_ = np.where(np.isinf(own), len(self._last), np.sort(self._last).searchsorted(own) + 1)
         # A lower bound of each index, since a lead is at least 1.
@@ -141,7 +135,6 @@ class _Ranking:
             yield index, self._waiting[first]
 
     def _leads(self, some: Places) -> Places:
-        """The leads of some trials: 1 plus the number that were lower at its age and stay so."""
         units, own = self._units[some], self._last[some]
         goal = reach(own, self._values[self._rows[some], units - 1 - units // 2], units)
         lower = self._values[self._rows, units[:, None] - 1] < own[:, None]
@@ -153,8 +146,7 @@ def _shares(trials: Sequence[TrialView], units: Places) -> Floats:
     """The share of its units that each trial has had, 0 where its length is not known."""
     left = np.array([trial.units_left for trial in trials], dtype=np.float64)  # None becomes NaN
     had = units[: len(trials)]
-    over: Floats = np.nan_to_num(had / (had + left))
-    return over
+    return np.nan_to_num(had / (had + left))
 
 
 def _prices(units: Places, seconds: Floats) -> Floats:
@@ -162,5 +154,4 @@ def _prices(units: Places, seconds: Floats) -> Floats:
     if not (np.isfinite(seconds) & (seconds > 0)).all():
         return units.astype(np.float64)
     mean_seconds = seconds.sum() / max(1, units.sum())
-    prices: Floats = np.sqrt(units * seconds / mean_seconds) if mean_seconds else seconds
-    return prices
+    return np.sqrt(units * seconds / mean_seconds) if mean_seconds else seconds

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 
 from optuna_hermes.curves import CurveCache
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
-from optuna_hermes.policies.base import (
-    Policy,
-    holders,
-    opened,
-    place,
-    with_openings,
-)
+from optuna_hermes.model import Decision, Snapshot, TrialView
+from optuna_hermes.policies.base import Policy, holders, opened, place, with_openings
 
 
 class HermesSlope(Policy):
@@ -26,11 +19,9 @@ class HermesSlope(Policy):
     the project's own reading of it. With ``s`` the exponential mean of the values and ``w`` the
     window, the convergence of a trial is ``max(0, s[n - w] - s[n]) / |s[first]|`` over the steps
     between, and the largest goes first. One whose slice has just ended stays unless another is
-    faster by more than the factor ``1 + hysteresis``. Every new trial gets one slice before any
-    is ranked, and a second one, for a slope takes two reports. One whose last value is NaN or
-    infinite goes last, and of equal ones the earlier trial goes first. A fixed list is opened
-    first; of a sampler that learns, trial ``m + 1`` is opened once the others have had
-    ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits.
+    faster by more than the factor ``1 + hysteresis``. One whose last value is NaN or infinite goes
+    last, and of equal ones the earlier trial goes first. New trials are opened as by
+    ``with_openings``, and get a second slice before any is ranked, for a slope takes two reports.
 
     It is meant for comparison. A good trial that has converged has slope 0 and waits just before
     it would end, so trials may starve.
@@ -53,10 +44,11 @@ class HermesSlope(Policy):
         self.window = window
         self.smoothing = smoothing
         self.hysteresis = hysteresis
-        self._speeds = CurveCache(partial(_speed, window=window, smoothing=smoothing))
+        self._speeds = CurveCache(
+            lambda curve: convergence(curve.values, curve.steps, window, smoothing)
+        )
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open the trials that are due, then go on with those that fall fastest."""
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
@@ -71,26 +63,20 @@ class HermesSlope(Policy):
         yield from (waiting[index] for _, _, index in sorted(keys))
 
 
-def _speed(curve: Curve, *, window: int, smoothing: float) -> float:
-    return convergence(curve.values, curve.steps, window, smoothing)
-
-
 def convergence(
     values: tuple[float, ...], steps: tuple[int, ...], window: int, smoothing: float
 ) -> float:
     """The rate at which a curve falls at its end, as a share of its first value per step.
 
-    The descent is taken over the last ``window`` reports. NaN and infinite values are skipped.
-
-    Returns:
-        At least 0; infinity for a curve of one report, minus infinity where the last value is NaN
-        or infinite.
+    At least 0; infinity for a curve of one report, minus infinity where the last value is NaN or
+    infinite.
     """
     if not values or not math.isfinite(values[-1]):
         return -math.inf
     means: list[float] = []
     ends: list[int] = []
     for value, step in zip(values, steps, strict=True):
+        # One that is not would make the mean of all later ones NaN.
         if math.isfinite(value):
             before = means[-1] if means else value
             means.append(before + smoothing * (value - before))

@@ -48,7 +48,6 @@ class _Hosts:
         self.n_free = len(free)
 
     def take(self, trial: TrialView | None) -> tuple[str, ...]:
-        """Take devices for a trial; none if it finds too few."""
         wanted = 1 if trial is None else trial.devices_wanted
         if wanted > self.n_free:
             return ()
@@ -61,13 +60,13 @@ class _Hosts:
                 return ()
             hosts.append(host)
         ids = [id_ for host in hosts for id_ in sorted(free[host], key=_by_number)]
+        # First, since those beyond the wanted number are left out.
         if trial is not None and trial.device in ids:
             ids.remove(trial.device)
             ids.insert(0, trial.device)
         return self._remove(ids[:wanted], hosts)
 
     def can_ever_hold(self, trial: TrialView | None) -> bool:
-        """True if a trial would find its devices if all were free."""
         everything = [device for device in self._snapshot.devices if device.healthy]
         return bool(_Hosts(self._snapshot, everything).take(trial))
 
@@ -86,8 +85,8 @@ class _Hosts:
         return {host: ids for host, ids in bound.items() if ids}
 
     def _whole(self, wanted: int, free: dict[str, list[str]]) -> list[str]:
-        """Entirely free hosts for a trial that is too large for one host."""
         hosts: list[str] = []
+        # A trial that fits on one host takes a part of one, however many are empty.
         if wanted == 1 or wanted <= max(self._sizes.values()):
             return hosts
         for host in sorted(free):

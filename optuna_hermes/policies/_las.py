@@ -20,11 +20,10 @@ class LeastAttainedService(Policy):
     do not alternate all the time; one that has waited long climbs back to the first queue. No
     reported value is used.
 
-    This project's own: the thresholds are multiples of a unit, since the paper's seconds are
-    those of one cluster; a unit is the median over the trials of their mean time a report. A trial
-    climbs once it has waited ``patience`` times the device time it has had; there it stands behind
-    all that came before, and after one slice it is back in its queue. A fixed list is opened
-    first; a trial of a sampler that learns, when no trial waits in the first queue.
+    This project's own: the thresholds are multiples of a unit, the median over the trials of
+    their mean time a report. A trial climbs once it has waited ``patience`` times the device time
+    it has had, for one slice. A fixed list is opened first; a trial of a sampler that learns, when
+    no trial waits in the first queue.
 
     Args:
         thresholds: units of attained service at which the next queue begins, ascending.
@@ -43,7 +42,6 @@ class LeastAttainedService(Policy):
         self.patience = patience
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Serve the queues, first to last."""
         new = unopened(snapshot)
         waiting = opened(snapshot)
         unit_seconds = _unit_seconds(snapshot)
@@ -54,7 +52,7 @@ class LeastAttainedService(Policy):
         return Decision(assignments=place(snapshot, [*order, *queue[len(first) :]]))
 
     def _place(self, trial: TrialView, now: float, unit_seconds: float) -> tuple[int, float, int]:
-        """Sort key of a trial: its queue, the time it counts from there, its number."""
+        # In units, since the paper's seconds are those of one cluster.
         queue = bisect_right(self.thresholds, trial.attained_seconds / unit_seconds)
         since = trial.submitted if trial.waiting_since is None else trial.waiting_since
         climbs = since + self.patience * trial.attained_seconds

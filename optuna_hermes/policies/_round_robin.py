@@ -10,16 +10,15 @@ class RoundRobin(Policy):
     """Gives the next slice to the trial that has waited longest.
 
     Trials that are not opened yet count as having waited longest, so every trial gets a slice
-    before any gets a second one. Where the number of trials has no bound there is no such round:
-    a new one is opened only when no trial waits.
+    before any gets a second one.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open new trials, then go on with the trial that stopped first."""
         new = unopened(snapshot)
         queue = sorted(opened(snapshot), key=_waits_since)
         if snapshot.unstarted.count is not None:
             return Decision(assignments=place(snapshot, [*new, *queue]))
+        # Without a bound on their number such a round would never end: open one if none waits.
         pending = [trial for trial in new if trial is not None]
         return Decision(assignments=place(snapshot, [*pending, *queue, *new[len(pending) :]]))
 

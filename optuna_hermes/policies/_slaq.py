@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optuna_hermes.curves import CurveCache
-from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, with_openings
 
 # Reports that a fit looks back on; the weight of older ones would be below 5 %.
@@ -33,17 +33,14 @@ class Slaq(Policy):
 
     This project's own: ``d`` is taken from a small grid and the rest by least squares in closed
     form; under 3 reports, or where no fit falls all the way, the last fall is expected once more.
-    A trial whose last value is NaN or infinite goes last, and of equal ones the earlier trial goes
-    first. A fixed list is opened first; of a sampler that learns, trial ``m + 1`` is opened once
-    the others have had ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits. One that has
-    stopped improving may wait for as long as any other improves.
+    A trial whose last value is NaN or infinite goes last, and one that has stopped improving may
+    wait for as long as any other improves. New trials are opened as by ``with_openings``.
     """
 
     def __init__(self) -> None:
-        self._falls = CurveCache(_predicted_fall)
+        self._falls = CurveCache(lambda curve: predicted_reduction(curve.values))
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open the trials that are due, then go on with the largest predicted falls."""
         order = with_openings(snapshot, self._ranked(snapshot))
         return Decision(assignments=place(snapshot, order))
 
@@ -55,18 +52,10 @@ class Slaq(Policy):
         yield from (waiting[index] for index in by_fall)
 
 
-def _predicted_fall(curve: Curve) -> float:
-    return predicted_reduction(curve.values)
-
-
 def predicted_reduction(values: tuple[float, ...]) -> float:
     """The predicted fall of a curve with its next unit, in parts of its largest change so far.
 
-    Args:
-        values: lower is better; NaN and infinite ones are left out, unless it is the last.
-
-    Returns:
-        1 for a curve of one report or none, -1 where the last value is NaN or infinite.
+    1 for a curve of one report or none, -1 where the last value is NaN or infinite.
     """
     if not values:
         return 1.0
@@ -76,6 +65,7 @@ def predicted_reduction(values: tuple[float, ...]) -> float:
         return 1.0
     reports = np.array(values)
     units = np.flatnonzero(np.isfinite(reports))
+    # Changes between values near the ends of the range are infinite: then there is no forecast.
     with np.errstate(over="ignore"):
         reports = reports[units]
         largest = float(np.abs(np.diff(reports)).max(initial=0.0))

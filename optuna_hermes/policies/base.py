@@ -11,8 +11,9 @@ from typing import Any
 
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialStatus, TrialView
 
+# The number of trials grows as the number of units in all to the power of 0.75: the more is known,
+# the longer a trial is trained on average.
 OPENING_POWER = 4 / 3
-"""Exponent: trial ``m`` is due once the opened trials have had ``m ** OPENING_POWER`` units."""
 
 _number = attrgetter("number")
 
@@ -22,15 +23,12 @@ class Policy(ABC):
 
     The same snapshot gives the same decision, in any order of its trials: no clock, no I/O,
     no global random numbers, and nothing kept on the object that a decision could depend on. State
-    that has to last goes into ``Decision.memory``. Broker and simulator call the same object.
+    that has to last goes into ``Decision.memory``.
     """
 
     @abstractmethod
     def decide(self, snapshot: Snapshot) -> Decision:
         """Assign the free devices of ``snapshot``.
-
-        Args:
-            snapshot: devices, trials and trials that may still be created.
 
         Returns:
             Assignments of free devices only, to trials that are ``pending``, ``parked`` or
@@ -42,10 +40,6 @@ class Policy(ABC):
 class Ranked(Policy):
     """Serves the waiting trials in the order of their ranks, then opens new trials.
 
-    The rank of a trial depends on nothing but the trial, so a queue of a hundred thousand jobs can
-    be kept in order, and a simulator has to show only the first ones of each size: with as many of
-    them as there are free devices the decision is the same.
-
     Args:
         backfill: whether those behind a trial that finds too few devices may have them.
     """
@@ -53,6 +47,8 @@ class Ranked(Policy):
     def __init__(self, *, backfill: bool = True) -> None:
         self.backfill = backfill
 
+    # Of nothing but the trial: so a simulator can keep a hundred thousand jobs in order, and show
+    # a policy only the first ones of each size, as ``JobQueue`` does.
     @abstractmethod
     def rank(self, trial: TrialView) -> tuple[Any, ...] | None:
         """Sort key of a waiting trial, the smallest first; it ends with the trial's number.
@@ -62,7 +58,7 @@ class Ranked(Policy):
         """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Assign devices to the waiting trials, best first."""
+        """Assign devices to the waiting trials, best first, then to new ones."""
         waiting = unopened(snapshot)
         new = [trial for trial in waiting if trial is None]
         trials = [*opened(snapshot), *(trial for trial in waiting if trial is not None)]
@@ -77,14 +73,12 @@ def free_devices(snapshot: Snapshot) -> list[Device]:
 
 
 def unopened(snapshot: Snapshot) -> list[TrialView | None]:
-    """The trials that can still be opened: ``pending`` trials by number, then new ones as ``None``.
-
-    There are never more new trials than free devices, since more could not start now.
-    """
+    """The trials that can still be opened: ``pending`` ones by number, then None for new ones."""
     pending = _waiting(snapshot, ("pending",))
     count = snapshot.unstarted.count
     if count == 0:
         return [*pending]
+    # More new trials than free devices could not start now.
     bound = sum(device.free and device.healthy for device in snapshot.devices)
     return [*pending, *[None] * (bound if count is None else max(0, min(count, bound)))]
 
@@ -107,17 +101,12 @@ def holders(snapshot: Snapshot) -> frozenset[int]:
 def with_openings(snapshot: Snapshot, ranked: Iterable[TrialView]) -> Iterator[TrialView | None]:
     """The order in which trials get devices, best first, with new trials opened in between.
 
-    First come trials without a report: their first unit is finished before any are compared. A
-    fixed list is opened at once. Of a sampler that learns, trial ``m + 1`` is opened once the
-    trials opened so far have had ``(m + 1) ** (4 / 3)`` units in all, or when no trial waits. So
-    the number of trials grows as ``U ** 0.75`` with U units in all: the more is known, the longer
-    a trial is trained on average. The rule is this project's own.
-
-    Args:
-        snapshot: the trials that can be opened, and the units trained so far.
-        ranked: the opened trials, best first; read only as far as needed.
+    First come trials without a report. A fixed list is opened at once. Of a sampler that learns,
+    trial ``m + 1`` is opened once the trials opened so far have had ``(m + 1) ** (4 / 3)`` units in
+    all, or when no trial waits. The rule is this project's own.
     """
     new = deque(unopened(snapshot))
+    # Their first unit is finished before any are compared.
     yield from (trial for trial in opened(snapshot) if not trial.curve.values)
     if new:
         known = [
@@ -147,14 +136,12 @@ def place(
 ) -> tuple[Assignment, ...]:
     """Give the free devices to the trials of ``order``, best first.
 
-    A trial is passed over only if it fits nowhere, even when those before it are moved. A trial
-    parked on a free device gets that one where it can: moving costs time and wins nothing.
-    ``None`` in ``order`` stands for a trial that is not created yet. Devices of several hosts are
-    given out by ``place_on_hosts``.
+    A trial is passed over only if it fits nowhere, even when those before it are moved. Devices of
+    several hosts are given out by ``place_on_hosts``.
 
     Args:
         snapshot: the devices.
-        order: trials, best first; read only as far as there are devices.
+        order: trials, best first, None for new ones; read only as far as there are devices.
         backfill: whether those behind a trial that finds too few devices may have them. Without,
             devices are kept for it, unless it wants more than there are.
 
@@ -169,6 +156,7 @@ def place(
 
         return place_on_hosts(snapshot, free, order, backfill=backfill)
     ids = [device.id for device in sorted(free, key=place_of)]
+    # Most decisions are about one device, for which no trial has to move.
     if len(ids) == 1:
         return _place_one(snapshot, ids[0], order, backfill=backfill)
     return _place_several(snapshot, ids, order, backfill=backfill)
@@ -212,7 +200,6 @@ def _place_one(
 
 
 def _can_ever_fit(trial: TrialView | None, snapshot: Snapshot) -> bool:
-    """True if a trial would find as many devices as it wants if all were free."""
     usable = sum(device.healthy and _fits(trial, device.id) for device in snapshot.devices)
     return trial is None or trial.devices_wanted <= usable
 
@@ -224,6 +211,7 @@ def _seats(trials: Sequence[TrialView | None], free: Sequence[str]) -> dict[str,
     """
     fits = [[id_ for id_ in free if _fits(trial, id_)] for trial in trials]
     seats: dict[str, int] = {}
+    # Where they are parked, if they can: moving costs time and wins nothing.
     for index, trial in enumerate(trials):
         if trial is not None and trial.device in fits[index]:
             seats.setdefault(trial.device, index)
@@ -247,7 +235,6 @@ def _fits(trial: TrialView | None, device: str) -> bool:
 def _augment(
     index: int, fits: Sequence[Sequence[str]], seats: dict[str, int], seen: set[str]
 ) -> bool:
-    """Find one more device for a trial, moving others where needed (an augmenting path)."""
     # Free devices first: others are moved only where none is left.
     for device in sorted(fits[index], key=seats.__contains__):
         if device in seen or seats.get(device) == index:

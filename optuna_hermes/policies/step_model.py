@@ -25,20 +25,13 @@ class StepModel:
     ``M`` is the batch, ``w`` the devices: Yu et al., "SMD", INFOCOM 2021, without its parameter
     servers, and with ``e`` of this project's own. A batch that a device does not hold is taken in
     several passes, each of which costs ``b`` again, but not ``d`` and ``e``.
-
-    Args:
-        sample_seconds: ``a``, for a sample on its device.
-        pass_seconds: ``b``, for a pass of any size.
-        device_seconds: ``d``, for each device beyond the first.
-        host_seconds: ``e``, once, if there are several hosts.
-        device_batch_size: samples a device holds, None for no bound.
     """
 
-    sample_seconds: float
-    pass_seconds: float = 0.0
-    device_seconds: float = 0.0
-    host_seconds: float = 0.0
-    device_batch_size: int | None = None
+    sample_seconds: float  # ``a``, for a sample on its device
+    pass_seconds: float = 0.0  # ``b``, for a pass of any size
+    device_seconds: float = 0.0  # ``d``, for each device beyond the first
+    host_seconds: float = 0.0  # ``e``, once, if there are several hosts
+    device_batch_size: int | None = None  # samples a device holds, None for no bound
 
     def step_seconds(self, devices: Array, batch_sizes: Array, several: Array) -> Array:
         """Seconds of a step, elementwise; ``several`` is 1 on more than one host, otherwise 0."""
@@ -57,8 +50,7 @@ class StepModel:
 def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepModel | None:
     """Fit the model to measured speeds; None if none of them is positive and finite.
 
-    Least squares of the relative errors, no term below zero. Costs that no measurement determines
-    are taken to be 0: a trial is tried on more devices once, and measured from then on.
+    Least squares of the relative errors, no term below zero.
     """
     good = [each for each in speeds if 0 < each.step_seconds < HUGE]
     if not good:
@@ -70,6 +62,8 @@ def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepM
     several = np.array([each.hosts > 1 for each in good], dtype=float)
     columns = np.stack([local, passes, devices - 1, several], axis=1) / seconds[:, None]
     scale = np.maximum(columns.max(axis=0), 1 / HUGE)
+    # Costs that no measurement determines become 0: a trial is tried on more devices once, and
+    # measured from then on.
     caution = np.diag([0.0, CAUTION, CAUTION, CAUTION])
     from scipy.optimize import nnls  # takes a third of a second; most policies do without
 
@@ -90,5 +84,4 @@ def fit_steps(speeds: tuple[Speed, ...], device_batch_size: int | None) -> StepM
 def _passes(local: Array, device_batch_size: int | None) -> Array:
     if device_batch_size is None:
         return np.ones_like(local)
-    passes: Array = np.ceil(local / device_batch_size)
-    return passes
+    return np.ceil(local / device_batch_size)

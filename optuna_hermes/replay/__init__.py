@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from optuna_hermes.replay._curve_sets import curve_set_of, read_curve_set, unfinished_trials
-from optuna_hermes.replay._processes import parallel_map
-from optuna_hermes.replay._simulate import (
-    REFERENCES,
-    Result,
-    SimulationRules,
-    check_names,
-    check_policy,
-    replay,
-    simulate,
-)
-from optuna_hermes.replay._table import Row, tabulate
-
-__all__ = [
-    "REFERENCES",
-    "Result",
-    "Row",
-    "SimulationRules",
-    "check_names",
-    "check_policy",
-    "curve_set_of",
-    "parallel_map",
-    "read_curve_set",
-    "replay",
-    "simulate",
-    "tabulate",
-    "unfinished_trials",
-]
+from optuna_hermes.replay._curve_sets import curve_set_of as curve_set_of
+from optuna_hermes.replay._curve_sets import read_curve_set as read_curve_set
+from optuna_hermes.replay._curve_sets import unfinished_trials as unfinished_trials
+from optuna_hermes.replay._processes import parallel_map as parallel_map
+from optuna_hermes.replay._simulate import REFERENCES as REFERENCES
+from optuna_hermes.replay._simulate import Result as Result
+from optuna_hermes.replay._simulate import SimulationRules as SimulationRules
+from optuna_hermes.replay._simulate import check_names as check_names
+from optuna_hermes.replay._simulate import check_policy as check_policy
+from optuna_hermes.replay._simulate import replay as replay
+from optuna_hermes.replay._simulate import simulate as simulate
+from optuna_hermes.replay._table import Row as Row
+from optuna_hermes.replay._table import tabulate as tabulate

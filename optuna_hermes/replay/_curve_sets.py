@@ -49,18 +49,14 @@ def _arrays(path: Path) -> dict[str, Any]:
         ) from error
 
 
-FAMILY = "study"
-
 # Least time of a unit, for two reports at the same reading of the worker's clock.
 SHORTEST_SECONDS = 1e-6
 
 
 def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
-    """The curve set of a study's trials as they were trained.
+    """The curve set of a study's trials as they were trained, less those without a report.
 
-    An unfinished trial ends at its last report; one that has failed, or has no report, is left out.
-    Values before the first unit are not known. Lower is better as in the ledger, which stores the
-    values of a maximised study with changed sign.
+    An unfinished trial ends at its last report, and one that has failed is left out.
 
     Raises:
         InvalidInputError: no trial has a finite value.
@@ -72,7 +68,7 @@ def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
             f"Study {study.study_name!r} has no trial with a finite value to replay: train some "
             "first."
         )
-    return CurveSet(name=study.study_name, family=FAMILY, recordings=recordings)
+    return CurveSet(name=study.study_name, family="study", recordings=recordings)
 
 
 def unfinished_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
@@ -94,6 +90,7 @@ def _trained(study: Study, ledger: Ledger) -> Iterator[tuple[FrozenTrial, Curve]
 def _recording(trial: FrozenTrial, curve: Curve) -> Recording:
     used = (0.0, *curve.device_seconds)
     return Recording(
+        # The ledger stores those of a maximised study with changed sign: lower is better.
         values=curve.values,
         seconds=tuple(
             max(SHORTEST_SECONDS, after - before)

@@ -14,8 +14,8 @@ from optuna_hermes._cgroups import usable_cpus
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 
+# A global, set at the fork: a function passed to ``submit`` would have to be picklable.
 _function: Callable[[Any], Any]
-"""The function that a process started by ``parallel_map`` applies to its jobs."""
 
 
 def parallel_map(
@@ -27,11 +27,8 @@ def parallel_map(
 ) -> list[Answer]:
     """Apply a function to each job, in parallel, and return the answers in the order of the jobs.
 
-    Args:
-        function: the function, which need not be picklable; jobs and answers must be.
-        jobs: jobs that are independent of each other.
-        processes: number of processes, None for one for each core. With 1 none is started.
-        on_answer: called after each answer, in this process.
+    The function need not be picklable; jobs and answers must be. ``processes`` None is one for each
+    core, and ``on_answer`` is called in this process.
     """
     n_processes = min(len(jobs), processes or usable_cpus())
     if n_processes <= 1:
@@ -52,8 +49,9 @@ def parallel_map(
             on_answer()
         return [future.result() for future in futures]
     except BaseException:
+        # A job may take minutes, and its answer is not needed any more.
         for process in set(multiprocessing.active_children()) - others:
-            process.kill()  # a job may take minutes, and its answer is not needed any more
+            process.kill()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -70,7 +68,6 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _begin(function: Callable[[Any], Any]) -> None:
-    # A global, set at the fork: a function passed to ``submit`` would have to be picklable.
     global _function
     _function = function
 

@@ -23,15 +23,8 @@ from optuna_hermes.simulator.rivals import StopPolicy
 class Pool:
     """The trainings of a curve set as points of a cube, each to be taken once.
 
-    A parameter's coordinate is its rank among the set's values, scaled to [0, 1]; equal values
-    share their mean rank. So a sampler needs neither scales nor choices of parameters.
-
     Raises:
         InvalidInputError: the set has no parameters.
-
-    Attributes:
-        names: names of the parameters.
-        points: coordinates [n, p].
     """
 
     def __init__(self, curve_set: CurveSet) -> None:
@@ -47,7 +40,6 @@ class Pool:
 
     @property
     def left(self) -> int:
-        """Number of configurations not taken yet."""
         return int(self._free.sum())
 
     def take(self, suggestion: Mapping[str, float]) -> int:
@@ -60,12 +52,13 @@ class Pool:
 
 
 def _coordinates(rows: Sequence[Mapping[str, Any]], name: str) -> NDArray[np.float64]:
-    """Coordinates of one parameter; a configuration without it ranks first."""
+    # Ranks, scaled to [0, 1]: so a sampler needs neither scales nor choices of parameters.
     ranks = rankdata(_numbers([row.get(name) for row in rows]))
     return np.asarray((ranks - 1) / max(1, len(rows) - 1), dtype=np.float64)
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
+    # A configuration without the parameter ranks first.
     known = [value for value in values if value is not None]
     if not all(isinstance(value, (int, float)) for value in known):
         order = {text: float(i) for i, text in enumerate(sorted({str(value) for value in known}))}
@@ -90,10 +83,7 @@ _NEEDS = {"GPSampler": "torch", "CmaEsSampler": "cmaes"}
 class Proposals(Source):
     """Source of trials from an empty study in memory: opened by ``ask``, ended by ``tell``.
 
-    The study minimises; its pruner is called after each report.
-
-    Attributes:
-        to_prune: numbers of the trials that the study's pruner would prune.
+    The study's pruner would prune the trials whose numbers are in ``to_prune``.
     """
 
     def __init__(self, curve_set: CurveSet, study: optuna.Study) -> None:
@@ -106,18 +96,15 @@ class Proposals(Source):
 
     @property
     def unstarted(self) -> Unstarted:
-        """The rest of the pool, as proposals of a sampler that learns."""
         return Unstarted(count=self._pool.left)
 
     def open(self, number: int) -> Recording:
-        """Ask for a trial, and take the configuration that is nearest to it."""
         trial = self._study.ask()
         self._trials[number] = trial
         suggestion = {name: trial.suggest_float(name, 0.0, 1.0) for name in self._pool.names}
         return self._recordings[self._pool.take(suggestion)]
 
     def reported(self, number: int, unit: int, value: float) -> None:
-        """Report as an objective does, and call the pruner."""
         trial = self._trials[number]
         trial.report(value, unit)
         self._last[number] = value
@@ -125,12 +112,12 @@ class Proposals(Source):
             self.to_prune.add(number)
 
     def ended(self, number: int, *, pruned: bool) -> None:
-        """End the trial as ``study.optimize`` does: one that ends at NaN has failed."""
         trial = self._trials.pop(number)
         if pruned:
             self._study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             return
         value = self._last.pop(number)
+        # As ``study.optimize`` does, which takes an objective's NaN for a failure.
         if math.isnan(value):
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
@@ -152,31 +139,24 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
     return sampler
 
 
-REDUCTION_FACTOR = 3
-
+# The reduction factors are those of the rivals of these names.
 PRUNERS: Mapping[str, Callable[[int], BasePruner]] = {
     "median-stop": lambda units: MedianPruner(),
-    "asha-stop": lambda units: SuccessiveHalvingPruner(
-        min_resource=1, reduction_factor=REDUCTION_FACTOR
-    ),
+    "asha-stop": lambda units: SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
     "hyperband-stop": lambda units: HyperbandPruner(
-        min_resource=1, max_resource=units, reduction_factor=REDUCTION_FACTOR
+        min_resource=1, max_resource=units, reduction_factor=3
     ),
 }
 """Makers of the pruners by the names of their policies, from the units of a full training."""
 
 
 class OptunaPruning(StopPolicy):
-    """First in, first out, with the trials pruned that Optuna's pruner would prune.
-
-    Args:
-        to_prune: numbers of these trials; the caller adds to it as they report.
-    """
+    """First in, first out, with the trials pruned that Optuna's pruner would prune."""
 
     def __init__(self, to_prune: set[int]) -> None:
+        # The caller adds to the set as trials report.
         self._to_prune = to_prune
 
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
-        """The parked trials among them."""
         parked = {trial.number for trial in snapshot.trials if trial.state == "parked"}
         return parked & self._to_prune

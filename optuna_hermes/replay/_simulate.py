@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Generic, TypeVar
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.policies import POLICIES, make_policy
@@ -28,15 +29,18 @@ REFERENCES = ("fifo", "round-robin", "oracle")
 """Policies that all others are compared with; they are always simulated."""
 
 
+AnyMetrics = TypeVar("AnyMetrics")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class Result(Generic[AnyMetrics]):
     """The result of one simulation."""
 
     curve_set: str
     family: str
     policy: str
     seed: int
-    metrics: Metrics
+    metrics: AnyMetrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +78,7 @@ def simulate(
     seeds: Sequence[int],
     processes: int | None = None,
     on_result: Callable[[], None] = lambda: None,
-) -> list[Result]:
+) -> list[Result[Metrics]]:
     """Replay every set under every policy with every seed.
 
     Args:
@@ -82,8 +86,7 @@ def simulate(
         policies: names in ``POLICIES`` or ``RIVALS``, or ``module:Class`` or ``FILE.py:Class``.
         rules: settings of all simulations.
         seeds: one at least.
-        processes: number of processes, None for one for each core.
-        on_result: called after each simulation.
+        processes, on_result: as in ``parallel_map``.
 
     Raises:
         InvalidInputError: there is no such policy, or two sets have one name.
@@ -133,7 +136,9 @@ def replay(
     ).run()
 
 
-def _result(sets: Sequence[CurveSet], rules: SimulationRules, job: tuple[int, str, int]) -> Result:
+def _result(
+    sets: Sequence[CurveSet], rules: SimulationRules, job: tuple[int, str, int]
+) -> Result[Metrics]:
     index, name, seed = job
     chosen = sets[index]
     recordings = arrange(name, chosen.draw(rules.n_trials, seed))

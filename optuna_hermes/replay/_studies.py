@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -14,6 +14,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
+from optuna_hermes.replay._simulate import Result
 from optuna_hermes.sampler import HermesSampler
 from optuna_hermes.simulator import CurveSet, Recording, SwitchCosts, Trace, TrialSimulator
 from optuna_hermes.simulator._metrics import span_of
@@ -47,15 +48,8 @@ class StudyRules:
 class StudyMetrics:
     """Times until a study came near the best of its pool; fractions of the budget, 1 if never.
 
-    Near is within 5 % or 1 % of the span between the pool's median first value and its best final
-    one.
-
-    Args:
-        any5: time until any value was within 5 %.
-        any1: time until any value was within 1 %.
-        fin5: time until a finished trial was within 5 %.
-        fin1: time until a finished trial was within 1 %.
-        trials_opened: number of trainings that were begun.
+    ``any5`` is the time until any value was within 5 % of the span between the pool's median first
+    value and its best final one, ``fin5`` that until a finished trial was; the others are for 1 %.
     """
 
     any5: float
@@ -70,10 +64,8 @@ def simulate_study(
 ) -> StudyMetrics:
     """Simulate a study that chooses among recorded trainings until its budget is spent.
 
-    Each parameter is scaled to its rank in [0, 1], the sampler suggests one float for each, and
-    the nearest configuration not trained yet is trained; the study keeps the floats.
-    Under the policies of ``PLAIN`` the study is plain Optuna's; under the others its sampler is a
-    ``HermesSampler``, as in a live study.
+    The sampler suggests a float for each parameter, and the nearest configuration not trained yet
+    is trained; the study keeps the floats.
 
     Raises:
         InvalidInputError: there is no such policy or sampler, or the set has no parameters.
@@ -90,7 +82,6 @@ def simulate_study(
 
 
 def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
-    """Duration of a study: its budget of device time over the number of devices."""
     full = statistics.median(sum(recording.seconds) for recording in curve_set.recordings)
     return setup.budget * full / setup.n_devices
 
@@ -128,50 +119,17 @@ MEASURES = ("any5", "any1", "fin5", "fin1", "trials_opened")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyResult:
-    """The result of one simulated study."""
-
-    curve_set: str
-    policy: str
-    seed: int
-    metrics: StudyMetrics
-
-
-@dataclass(frozen=True, kw_only=True)
 class StudyRow:
-    """A policy's means over all sets and seeds.
-
-    Args:
-        policy: its name.
-        means: for each of ``MEASURES``, the geometric mean over sets of the mean over seeds.
-        over_fifo: speed-up over ``fifo`` for each measure but ``trials_opened``; empty where
-            ``fifo`` was not simulated.
-        over_pruners: likewise over the pruner that is best in that measure.
-    """
+    """A policy's geometric means over sets of the means over seeds."""
 
     policy: str
-    means: dict[str, float]
+    means: dict[str, float]  # by measure
+    # Speed-up over ``fifo`` by measure; empty where that was not simulated.
     over_fifo: dict[str, float]
-    over_pruners: dict[str, float]
+    over_pruners: dict[str, float]  # likewise over the pruner that is best in that measure
 
 
-def simulate_studies(
-    curve_sets: Iterable[CurveSet],
-    policies: Sequence[str],
-    setup: StudyRules,
-    seeds: Sequence[int],
-) -> Iterator[StudyResult]:
-    """Simulate every policy and seed on every set, one after another, set by set."""
-    for curve_set in curve_sets:
-        for policy in policies:
-            for seed in seeds:
-                metrics = simulate_study(curve_set, policy, setup, seed=seed)
-                yield StudyResult(
-                    curve_set=curve_set.name, policy=policy, seed=seed, metrics=metrics
-                )
-
-
-def tabulate_studies(trials: Sequence[StudyResult]) -> tuple[StudyRow, ...]:
+def tabulate_studies(trials: Sequence[Result[StudyMetrics]]) -> tuple[StudyRow, ...]:
     """Summarise results, a row for each policy, in the order of their first results."""
     policies = list(dict.fromkeys(trial.policy for trial in trials))
     means = {
@@ -190,7 +148,7 @@ def tabulate_studies(trials: Sequence[StudyResult]) -> tuple[StudyRow, ...]:
     )
 
 
-def _means(trials: Sequence[StudyResult]) -> dict[str, float]:
+def _means(trials: Sequence[Result[StudyMetrics]]) -> dict[str, float]:
     names = sorted({trial.curve_set for trial in trials})
     logs = {measure: 0.0 for measure in MEASURES}
     for name in names:
@@ -202,7 +160,6 @@ def _means(trials: Sequence[StudyResult]) -> dict[str, float]:
 
 
 def _ratios(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Speed-ups over the best of the rivals, by measure."""
     if not rivals:
         return {}
     return {

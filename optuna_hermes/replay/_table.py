@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optuna_hermes.replay._simulate import REFERENCES, Result
+from optuna_hermes.simulator import Metrics
 
 # The metrics that are compared as ratios.
 TIMES = ("best_seconds", "top3_seconds", "near_seconds", "auc")
@@ -34,7 +35,7 @@ class Row:
     families: Mapping[str, float]
 
 
-def tabulate(results: Sequence[Result]) -> list[Row]:
+def tabulate(results: Sequence[Result[Metrics]]) -> list[Row]:
     """A row for each policy, in the order of ``best_seconds``; all need the same sets and seeds."""
     policies = list(dict.fromkeys(result.policy for result in results))
     by_policy = {name: [each for each in results if each.policy == name] for name in policies}
@@ -58,8 +59,8 @@ def tabulate(results: Sequence[Result]) -> list[Row]:
     return sorted(rows, key=lambda row: row.means["best_seconds"])
 
 
-def _means(results: Sequence[Result]) -> dict[str, float]:
-    by_set: dict[str, list[Result]] = {}
+def _means(results: Sequence[Result[Metrics]]) -> dict[str, float]:
+    by_set: dict[str, list[Result[Metrics]]] = {}
     for result in results:
         by_set.setdefault(result.curve_set, []).append(result)
     return {
@@ -70,7 +71,7 @@ def _means(results: Sequence[Result]) -> dict[str, float]:
     }
 
 
-def _by_family(results: Sequence[Result]) -> dict[str, float]:
+def _by_family(results: Sequence[Result[Metrics]]) -> dict[str, float]:
     families = dict.fromkeys(result.family for result in results)
     return {
         family: _means([each for each in results if each.family == family])["best_seconds"]
@@ -94,7 +95,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """The geometric mean of values that are not negative; 0 if one of them is 0."""
+    # An AUC can be 0, which has no logarithm.
     if not all(value > 0 for value in values):
         return 0.0
     return math.exp(_mean(map(math.log, values)))

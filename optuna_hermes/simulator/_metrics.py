@@ -11,7 +11,7 @@ import numpy as np
 from optuna_hermes.simulator._values import Trace
 from optuna_hermes.simulator._workload import Recording
 
-# Distance to the best final value that counts as near, as a share of the span.
+# Distance that counts as near, as a share of the span from the median first value to the best.
 NEAR = 0.01
 
 
@@ -21,11 +21,9 @@ class Metrics:
 
     Args:
         best_seconds: time until the trial with the lowest final value has finished.
-        top3_seconds: time until one of the three with the lowest final values has finished.
-        near_seconds: time until a value is within 1 % of the span between the median first value
-            and the best final one.
-        auc: mean over the whole work of the best value seen, as regret: 1 at the median first
-            value, 0 at the best final one.
+        top3_seconds: time until one of the three with the lowest final values has.
+        near_seconds: time until a value is within ``NEAR`` of the best final one.
+        auc: mean regret of the best value seen: 1 at the median first value, 0 at the best final.
         work_seconds: time of all trials to their ends, over the number of devices.
         switches: number of times a device changed to another trial.
         killed_best: whether the trial with the lowest final value was pruned.
@@ -68,18 +66,19 @@ def span_of(recordings: Sequence[Recording]) -> tuple[float, float]:
     """The lowest final value, and the distance of the median first value above it (0 at least)."""
     lowest = recordings[by_final(recordings)[0]].final
     firsts = [each.first for each in recordings]
+    # Studies have no value before the first unit; the value after it stands for that.
     if not np.isfinite(firsts).any():
         firsts = [each.values[0] for each in recordings]
     return lowest, max(0.0, float(np.nanmedian(firsts)) - lowest)
 
 
 def _mean_regret(trace: Trace, lowest: float, span: float, work: float) -> float:
-    """The area under the regret of the best value seen, over the whole work."""
     area, since, regret = 0.0, 0.0, 1.0
     best = lowest + span
     for each in trace.slices:
         if each.end >= work:
             break
+        # NaN is not lower, so a failed or diverged unit changes nothing.
         if each.value < best:
             area += regret * (each.end - since)
             best, since = each.value, each.end

@@ -37,11 +37,8 @@ class EventQueue(Generic[Event]):
         self._added = 0
 
     def add(self, time: float, event: Event, priority: int = 0) -> None:
-        """Add an event at a time in seconds; of those at one time the smallest priority is first.
-
-        Raises:
-            ValueError: the time is before ``now``.
-        """
+        """Add an event at a time in seconds; at one time the smallest priority comes first."""
+        # Written so that NaN is refused too: it would break the order of the heap unseen.
         if not time >= self.now:
             raise ValueError(f"An event must be at {self.now} or later but got {time}.")
         # The counter makes the order of ties deterministic, and events need no comparison.
@@ -79,9 +76,7 @@ class _Slot:
 class TrialSimulator:
     """Replays trainings on some devices under a policy, one unit a slice.
 
-    The policy gets the same snapshots as in a broker. Events at the same time are handled in the
-    order of the devices; the policy decides about the device of an event before the next event,
-    and after it, in their order, about the idle devices.
+    The policy gets the same snapshots as in a broker.
 
     Args:
         policy: the policy that assigns devices.
@@ -93,8 +88,7 @@ class TrialSimulator:
         failures: failures of devices.
 
     Raises:
-        InvalidInputError: there is no device or no host, fewer devices than hosts, or a failure of
-            a device that does not exist.
+        InvalidInputError: the numbers of devices and hosts, or a failure's device, are impossible.
 
     Example:
         >>> from optuna_hermes.policies import make_policy
@@ -133,15 +127,13 @@ class TrialSimulator:
         self._memory: Any = None
         self._slices: list[Slice] = []
         self._decisions = 0
+        # Before all units: one that would end at the moment of a failure is lost too.
         for failure in failures:
             event = partial(self._fail, self._slots[failure.device], failure.seconds)
             self._events.add(failure.at, event, priority=failure.device)
 
     def run(self, until: float = math.inf) -> Trace:
-        """Replay until nothing is left to do; another call goes on from there.
-
-        Args:
-            until: time in seconds at which to stop; a unit that would end later is not reported.
+        """Replay until nothing is left to do, or until a time; another call goes on from there.
 
         Raises:
             ValueError: a decision of the policy breaks the contract of policies.
@@ -151,7 +143,8 @@ class TrialSimulator:
             for slot in self._slots:
                 self._decide(slot)
         while self._events and self._events.next_time <= until:
-            # One event at a time, as in a broker, which hears of one device after the other.
+            # One event at a time, as in a broker, which hears of one device after the other: the
+            # policy decides about the device of an event first, then about those that are idle.
             touched = self._events.pop()()
             if touched is not None:
                 self._decide(touched)
@@ -165,8 +158,6 @@ class TrialSimulator:
             recordings=tuple(self._trials.recordings),
             decisions=self._decisions,
         )
-
-    # -- deciding ------------------------------------------------------------------------------
 
     def _decide(self, slot: _Slot) -> None:
         """Ask the policy about one device, if it is idle and healthy and a trial could use it."""
@@ -206,21 +197,19 @@ class TrialSimulator:
             )
 
     def _devices(self, slot: _Slot) -> tuple[Device, ...]:
-        """All devices as a policy sees them for a decision about one of them."""
+        # Only the device in question is free; the tuples are kept, for they are most of a snapshot.
         if slot.index not in self._devices_shown:
             self._devices_shown[slot.index] = tuple(
                 replace(each.device, free=each is slot) for each in self._slots
             )
         return self._devices_shown[slot.index]
 
-    # -- events --------------------------------------------------------------------------------
-
     def _start(self, slot: _Slot, view: TrialView) -> None:
-        """Give a device to a trial for one unit."""
         seconds = self._trials.recordings[view.number].seconds[view.curve.units]
         here = view.device == slot.device.id
         slot.switched = not here or slot.last != view.number
         if slot.switched:
+            # State on another device comes by way of the host's memory.
             away = view.tier == "resident" and not here
             seconds += self._costs.seconds(seconds, "host" if away else view.tier)
         slot.number = slot.last = view.number
@@ -232,7 +221,6 @@ class TrialSimulator:
         self._events.add(slot.start + seconds, event, priority=slot.index)
 
     def _report(self, slot: _Slot, lease: int) -> _Slot | None:
-        """Handle the end of a unit, unless its device has failed before."""
         if slot.number is None or lease != slot.lease:
             return None
         unit, value = self._trials.report(slot.number, slot.device.id, slot.start, self._events.now)
@@ -245,7 +233,6 @@ class TrialSimulator:
         slot.number = None
 
     def _fail(self, slot: _Slot, seconds: float) -> _Slot:
-        """Handle the failure of a device: the unit on it is lost."""
         now = self._events.now
         if slot.number is not None:
             self._trials.stop(slot.number, slot.device.id, slot.start, now)

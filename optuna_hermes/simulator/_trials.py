@@ -25,17 +25,11 @@ class OpenedTrials:
 
     @property
     def live(self) -> tuple[TrialView, ...]:
-        """The trials that are not over, in the order of their numbers."""
+        # A dict keeps a key's place when its value is replaced, so they stay in order.
         return tuple(self._live.values())
 
-    # -- from and to a device ------------------------------------------------------------------
-
     def take(self, number: int | None, now: float) -> TrialView:
-        """Take a waiting trial, or, for None, a new one.
-
-        Raises:
-            ValueError: it does not wait, or no trial is left.
-        """
+        """Take a waiting trial, or, for None, a new one."""
         if number is not None:
             return self._take_waiting(number)
         if not self._source.unstarted.any:
@@ -45,7 +39,6 @@ class OpenedTrials:
         return TrialView(number=number, state="pending", submitted=now)
 
     def start(self, view: TrialView, device: str) -> None:
-        """Record that a trial gets a device."""
         self._show(view, "running", view.curve, view.attained_seconds, device, None)
 
     def stop(self, number: int, device: str, start: float, now: float) -> None:
@@ -56,11 +49,7 @@ class OpenedTrials:
         self.n_waiting += 1
 
     def report(self, number: int, device: str, start: float, now: float) -> tuple[int, float]:
-        """Record the end of a unit begun at ``start``: the trial is over, or parked on its device.
-
-        Returns:
-            The unit, from 1, and its value.
-        """
+        """Record the end of a unit begun at ``start``, and return its number and value."""
         view = self._live[number]
         before, unit = view.curve, view.curve.units + 1
         values = self.recordings[number].values
@@ -71,6 +60,7 @@ class OpenedTrials:
             device_seconds=(*before.device_seconds, used),
         )
         self._show(view, "parked", curve, used, device, now)
+        # Before its end: a sampler's study may be told of an end only after the last value.
         self._source.reported(number, unit, value)
         if unit == len(values):
             self._end(number, "done", now)
@@ -79,15 +69,8 @@ class OpenedTrials:
         return unit, value
 
     def prune(self, number: int, now: float) -> None:
-        """Prune a waiting trial.
-
-        Raises:
-            ValueError: it does not wait.
-        """
         self._take_waiting(number)
         self._end(number, "pruned", now)
-
-    # -- tiers ---------------------------------------------------------------------------------
 
     def leave(
         self,
@@ -99,11 +82,7 @@ class OpenedTrials:
     ) -> None:
         """Account for another trial on a device: resuming the former one has a cost from now on.
 
-        Args:
-            number: the trial that was there before; nothing is done if it does not wait there.
-            device: the device.
-            last_trials: the last trial of each device, which no other has displaced.
-            host_of: the host of each device.
+        ``last_trials`` are the last ones of each device, which no other has displaced.
         """
         view = self._live.get(number)
         if view is None or view.state == "running" or view.device != device:
@@ -130,8 +109,6 @@ class OpenedTrials:
         state: TrialStatus = "stored" if tier == "disk" else "parked"
         cost = self._costs.seconds(seconds, tier)
         self._live[view.number] = replace(view, tier=tier, state=state, switch_cost_seconds=cost)
-
-    # -- views ---------------------------------------------------------------------------------
 
     def _take_waiting(self, number: int) -> TrialView:
         view = self._live.get(number)

@@ -20,8 +20,7 @@ class SwitchCosts:
         resident_seconds: time to resume a trial whose state is still on the device.
         host_seconds: time to load it from the host's memory, or from another device.
         disk_seconds: time to load it from disk.
-        resident_trials: number of suspended trials that stay on each device beside the one that
-            trains; of more, the one that stopped longest ago is evicted.
+        resident_trials: number of suspended trials that stay on each device.
         host_trials: number of suspended trials in each host's memory; the others are on disk.
     """
 
@@ -29,6 +28,7 @@ class SwitchCosts:
     resident_seconds: float = 0.0
     host_seconds: float = 0.0
     disk_seconds: float = 0.0
+    # Those beside the one that trains; of more, the one that stopped longest ago is evicted.
     resident_trials: int = 1
     host_trials: int = 1_000_000
 
@@ -81,8 +81,6 @@ class Slice(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """A failure of a device: its unit is lost, its trial goes on from the end of the last one.
-
-    A unit that would end at that very moment is lost too.
 
     Args:
         at: time of the failure in seconds.

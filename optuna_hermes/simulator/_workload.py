@@ -64,7 +64,7 @@ class Source(ABC):
 
 
 class FixedList(Source):
-    """A list of trials known beforehand, opened in its order."""
+    """List of trials known beforehand, opened in its order."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._recordings = recordings
@@ -72,11 +72,9 @@ class FixedList(Source):
 
     @property
     def unstarted(self) -> Unstarted:
-        """The rest of the list."""
         return Unstarted(count=len(self._recordings) - self._opened, fixed=True)
 
     def open(self, number: int) -> Recording:
-        """Open the next trial of the list."""
         self._opened += 1
         return self._recordings[number]
 
@@ -103,12 +101,10 @@ class CurveSet:
             name: the set's name in errors, and where its ``meta`` gives none.
             arrays: ``value`` [n, T+1] (column 0 is before the first unit, lower is better),
                 ``seconds`` [n, T], ``length`` [n] (units of each trial), and, if known,
-                ``params`` [n, p], ``param_names`` [p] and ``meta`` (JSON with ``name`` and
-                ``family``).
+                ``params`` [n, p], ``param_names`` [p] and ``meta`` (JSON: ``name``, ``family``).
 
         Raises:
-            InvalidInputError: an array is missing or has another shape, a trial has no unit, a
-                unit takes no time, or no trial ends with a finite value.
+            InvalidInputError: an array is missing, or has another shape or impossible values.
         """
         missing = [key for key in ("value", "seconds", "length") if key not in arrays]
         if missing:
@@ -116,6 +112,7 @@ class CurveSet:
         value, seconds, length = (
             _numbers(name, arrays, key) for key in ("value", "seconds", "length")
         )
+        # Shapes first: the second check indexes by them.
         _check_shapes(name, value, seconds, length)
         _check_trials(name, value, seconds, length)
         params = _params(name, arrays, len(length))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from optuna_hermes.model import (
     Assignment,
     Curve,
-    Decision,
     Device,
     Elastic,
     Snapshot,
@@ -40,8 +39,6 @@ _values = st.one_of(
     st.sampled_from([math.nan, math.inf, -math.inf]),
     st.integers(-2, 2).map(float),
 )
-
-
 _lists = st.integers(0, 6).flatmap(
     lambda units: st.one_of(
         st.lists(_values, min_size=units, max_size=units),
@@ -185,6 +182,10 @@ def _waiting(draw: st.DrawFn, number: int) -> TrialView:
 _snapshots = snapshots()
 
 
+def _on_any_snapshot(test: Callable[..., None]) -> Callable[..., None]:
+    return _inherited(given(snapshot=_snapshots)(test))
+
+
 class PolicyContract:
     """The contract of every policy: subclass it in your tests and set ``policy``.
 
@@ -207,24 +208,21 @@ class PolicyContract:
     prunes: bool = False
     starves_none: bool = False
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_only_free_devices_are_given_and_none_twice(self, snapshot: Snapshot) -> None:
         """A free device goes to one trial at most; an unknown, taken or broken one to none."""
         given_out = [id_ for each in self._assigned(snapshot) for id_ in each.devices]
         assert len(given_out) == len(set(given_out))
         assert _free(snapshot).issuperset(given_out)
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_only_waiting_trials_are_assigned_and_none_twice(self, snapshot: Snapshot) -> None:
         """A device goes to a trial that waits, not to one that is running, over or unknown."""
         trials = [each.trial for each in self._assigned(snapshot) if each.trial is not None]
         assert len(trials) == len(set(trials))
         assert {trial.number for trial in _candidates(snapshot)}.issuperset(trials)
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_a_trial_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
         """A trial gets devices and a batch size within its limits, and no device it excludes."""
         trials = {trial.number: trial for trial in snapshot.trials}
@@ -240,15 +238,13 @@ class PolicyContract:
                 low, high = trial.elastic.batch_sizes
                 assert low <= each.batch_size <= high
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_no_more_new_trials_than_there_are(self, snapshot: Snapshot) -> None:
         """Not more trials are created than may be."""
         new = sum(each.trial is None for each in self._assigned(snapshot))
         assert snapshot.unstarted.count is None or new <= snapshot.unstarted.count
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_the_same_snapshot_gives_the_same_decision(self, snapshot: Snapshot) -> None:
         """A decision depends on nothing but its snapshot."""
         first = self.policy.decide(snapshot)
@@ -270,17 +266,16 @@ class PolicyContract:
         )
         assert self.policy.decide(shuffled) == self.policy.decide(snapshot)
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_memory_survives_json(self, snapshot: Snapshot) -> None:
         """Memory that went through JSON leads to the same next decision."""
         memory = self.policy.decide(snapshot).memory
         restored = json.loads(json.dumps(memory))
         assert restored == memory
-        assert self._next(snapshot, restored) == self._next(snapshot, memory)
+        before, after = (replace(snapshot, memory=each) for each in (memory, restored))
+        assert self.policy.decide(after) == self.policy.decide(before)
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_only_suspended_trials_are_pruned(self, snapshot: Snapshot) -> None:
         """A live policy prunes nothing; a rival prunes no trial twice, and none that it assigns."""
         decision = self.policy.decide(snapshot)
@@ -289,8 +284,7 @@ class PolicyContract:
         assert pruned.isdisjoint(each.trial for each in decision.assignments)
         assert {trial.number for trial in _candidates(snapshot)}.issuperset(pruned)
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_only_idle_devices_are_powered_down(self, snapshot: Snapshot) -> None:
         """No trial is on a device that is powered down, or suspended on it, or sent to it."""
         decision = self.policy.decide(snapshot)
@@ -301,8 +295,7 @@ class PolicyContract:
         assert down.isdisjoint(trial.device for trial in snapshot.trials)
         assert down.isdisjoint(id_ for each in decision.assignments for id_ in each.devices)
 
-    @_inherited
-    @given(snapshot=_snapshots)
+    @_on_any_snapshot
     def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:
         """A free device stays empty only if no waiting trial and no new trial fits on it."""
         assigned = self._assigned(snapshot)
@@ -370,9 +363,6 @@ class PolicyContract:
 
     def _assigned(self, snapshot: Snapshot) -> tuple[Assignment, ...]:
         return self.policy.decide(snapshot).assignments
-
-    def _next(self, snapshot: Snapshot, memory: object) -> Decision:
-        return self.policy.decide(replace(snapshot, memory=memory))
 
 
 @cache

@@ -25,11 +25,9 @@ class FakeSession:
 
     Args:
         yields: tier to wait in, by the number of batches since this session began.
-        checkpoint_dir: see ``Session``.
-        checkpoints: see ``Session``.
+        checkpoint_dir, checkpoints, devices: see ``Session``.
         while_parked: called when the trial waits in this process, to stand for other trainings.
         evicts: further tiers that the trial is moved to, after ``while_parked``.
-        devices: see ``Session``.
         batch_sizes: size of the next batches, by the number of batches since this session began;
             where the trial yields too it gets the size when it resumes.
     """
@@ -163,14 +161,11 @@ class RankedSession(FakeSession):
         self._must = value
 
     def trained(self, *, wait: bool = True) -> None:
-        """Count a trained batch.
-
-        Args:
-            wait: whether to wait, after the last batch of a lease, until the process that started
-                the ranks has noticed it; that process itself must not wait.
-        """
+        """Count a trained batch; the process that started the ranks must not ``wait``."""
         self._trained.value += 1
         due = sum(after <= self._trained.value for after in self.script)
+        # After the last batch of a lease, until that process has noticed it: a rank that went on
+        # would train a batch of the next one.
         while wait and self._noticed.value < due:
             time.sleep(0.001)
 

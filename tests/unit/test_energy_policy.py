@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -168,7 +168,7 @@ def test_the_inner_policy_keeps_its_memory() -> None:
 def test_demand_goes_on_where_it_was_remembered() -> None:
     """Ticks without a decision have the demand of the last one, and no history is endless."""
     demand = restore_demand(None, host="h", level=3, now=0.0)
-    later = restore_demand(demand.as_json(), host="h", level=1, now=2.5 * TICK_SECONDS)
+    later = restore_demand(asdict(demand), host="h", level=1, now=2.5 * TICK_SECONDS)
     assert (later.peaks, later.peak, later.level) == ((3, 3), 3, 1)
     much_later = later.seen(2, 1e9)
     assert len(much_later.peaks) < KEPT_TICKS + DAY_TICKS

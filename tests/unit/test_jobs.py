@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.cluster.job_estimates import Clairvoyant
-from optuna_hermes.cluster.job_metrics import Watts, measure_jobs
+from optuna_hermes.cluster.job_metrics import BUSY_WATTS, IDLE_WATTS, measure_jobs
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import (
     FixedWork,
@@ -268,7 +268,7 @@ def test_a_device_that_lies_idle_takes_energy_too() -> None:
     """Two devices, of which one has a job for 10 of 20 s and the other for none."""
     jobs = [job(0, 0, 5), job(1, 15, 5)]
     trace = JobSimulator(Fifo(), jobs, groups={None: [2]}).run()
-    assert measure_jobs(trace, Watts(busy=100, idle=10)).energy_joules == 10 * 100 + 30 * 10
+    assert measure_jobs(trace).energy_joules == 10 * BUSY_WATTS + 30 * IDLE_WATTS
 
 
 def test_a_policy_is_shown_what_was_estimated_and_who_is_done() -> None:

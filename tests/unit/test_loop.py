@@ -10,8 +10,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from optuna_hermes.cli._simulations import with_sampler
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Decision, Snapshot, TrialView
+from optuna_hermes.replay import Result
 from optuna_hermes.replay._proposals import (
     PRUNERS,
     SAMPLERS,
@@ -23,10 +25,8 @@ from optuna_hermes.replay._proposals import (
 from optuna_hermes.replay._studies import (
     PLAIN,
     StudyMetrics,
-    StudyResult,
     StudyRules,
     budget_seconds,
-    simulate_studies,
     simulate_study,
     tabulate_studies,
 )
@@ -229,9 +229,9 @@ def test_an_empty_budget_and_an_unknown_policy_are_refused() -> None:
 # Means
 
 
-def loop_run(curve_set: str, policy: str, seed: int, any5: float) -> StudyResult:
+def loop_run(curve_set: str, policy: str, seed: int, any5: float) -> Result[StudyMetrics]:
     metrics = StudyMetrics(any5=any5, any1=0.5, fin5=0.5, fin1=0.5, trials_opened=10)
-    return StudyResult(curve_set=curve_set, policy=policy, seed=seed, metrics=metrics)
+    return Result(curve_set=curve_set, family="made", policy=policy, seed=seed, metrics=metrics)
 
 
 def test_the_table_has_means_over_seeds_then_over_sets() -> None:
@@ -266,7 +266,7 @@ def test_a_table_without_rivals_has_no_ratios() -> None:
 def test_every_set_policy_and_seed_is_run() -> None:
     """One result for each, with its name."""
     sets = [valley(8, 2, name) for name in ("a", "b")]
-    trials = list(simulate_studies(sets, ("fifo", "hermes"), StudyRules(budget=2), (0, 1)))
-    keys = [(trial.curve_set, trial.policy, trial.seed) for trial in trials]
+    results = with_sampler(sets, ("fifo", "hermes"), "TPESampler", 2.0, 1, 0.005, (0, 1))["results"]
+    keys = [(each["set"], each["policy"], each["seed"]) for each in results]
     assert len(set(keys)) == len(keys) == 8
     assert keys[0] == ("a", "fifo", 0)

@@ -12,20 +12,12 @@ from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator._metrics import by_final
 from optuna_hermes.simulator._workload import Recording
-from optuna_hermes.simulator.rivals._oracle import Oracle, OracleBreadth
-from optuna_hermes.simulator.rivals._stop import AshaStop, HyperbandStop, MedianStop, StopPolicy
-
-__all__ = [
-    "RIVALS",
-    "AshaStop",
-    "HyperbandStop",
-    "MedianStop",
-    "Oracle",
-    "OracleBreadth",
-    "StopPolicy",
-    "arrange",
-    "make_rival",
-]
+from optuna_hermes.simulator.rivals._oracle import Oracle as Oracle
+from optuna_hermes.simulator.rivals._oracle import OracleBreadth as OracleBreadth
+from optuna_hermes.simulator.rivals._stop import AshaStop as AshaStop
+from optuna_hermes.simulator.rivals._stop import HyperbandStop as HyperbandStop
+from optuna_hermes.simulator.rivals._stop import MedianStop as MedianStop
+from optuna_hermes.simulator.rivals._stop import StopPolicy as StopPolicy
 
 _MAKERS: Mapping[str, Callable[[Sequence[Recording]], Policy]] = {
     "asha-stop": lambda _: AshaStop(),
@@ -42,13 +34,7 @@ RIVALS: tuple[str, ...] = tuple(_MAKERS)
 def arrange(name: str, recordings: Sequence[Recording]) -> tuple[Recording, ...]:
     """Put the trials of a fixed list into the order in which a policy would open them.
 
-    A policy can only open the next trial of a list. ``oracle`` would rather open the best one, so
-    it gets its list sorted; every other policy has it as it is. Simulate and ``measure`` with the
-    returned list, and make the rival with it.
-
-    Args:
-        name: name of any policy, rival or not.
-        recordings: the list.
+    Simulate and ``measure`` with the returned list, and make the rival with it.
 
     Example:
         >>> from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
@@ -58,22 +44,19 @@ def arrange(name: str, recordings: Sequence[Recording]) -> tuple[Recording, ...]
         >>> [each.value for each in trace.slices]
         [0.1, 0.2, 0.3]
     """
+    # A policy can only open the next trial of a list, and this one would open the best.
     if name == "oracle":
         return tuple(recordings[index] for index in by_final(recordings))
     return tuple(recordings)
 
 
 def make_rival(name: str, recordings: Sequence[Recording]) -> Policy:
-    """A rival with its default settings.
-
-    Args:
-        name: one of ``RIVALS``.
-        recordings: by trial number, as ``arrange`` returned them; only the oracles read them, and
-            only those of opened trials, so it may be a list that grows with these.
+    """Make one of ``RIVALS`` with its default settings, for trials as ``arrange`` returned them.
 
     Raises:
         UnknownPolicyError: there is no such rival.
     """
     if name not in _MAKERS:
         raise UnknownPolicyError(f"A rival must be one of {', '.join(RIVALS)} but got {name!r}.")
+    # The oracles read those of opened trials only, so a list may grow with these.
     return _MAKERS[name](recordings)

@@ -14,11 +14,8 @@ from optuna_hermes.simulator._workload import Recording
 class Oracle(Policy):
     """Trains the trial with the lowest final value to its end, then the next.
 
-    Between equal final values the earlier trial goes first. New trials come in the order of their
-    list, so the list has to be sorted beforehand: see ``arrange``. With a sampler, whose proposals
-    are not known yet, a new trial is opened when no trial waits.
-
-    This project's own, as a bound.
+    This project's own, as a bound. Its list has to be sorted beforehand: see ``arrange``. With a
+    sampler, whose proposals are not known yet, a new trial is opened when no trial waits.
 
     Args:
         recordings: every trial's training, by number; final values of NaN rank last, and so do
@@ -29,10 +26,10 @@ class Oracle(Policy):
         self._recordings = recordings
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Go on with the best opened trial, then open the next."""
         return Decision(assignments=place(snapshot, [*self._best(snapshot), *unopened(snapshot)]))
 
     def _best(self, snapshot: Snapshot) -> list[TrialView]:
+        # Stable: between equal final values the earlier trial goes first.
         return sorted(opened(snapshot), key=self._final)
 
     def _final(self, trial: TrialView) -> float:
@@ -45,17 +42,11 @@ class Oracle(Policy):
 class OracleBreadth(Oracle):
     """Gives every trial of a list one unit, then trains the one with the lowest final value.
 
-    The bound for policies that need a report of a trial before they rank it. With a sampler, whose
-    proposals have no end, a new trial is opened when no trial waits.
-
-    This project's own, as a bound.
-
-    Args:
-        recordings: every trial's training, by number.
+    This project's own, as a bound for policies that need a report before they rank a trial.
     """
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Open the list, then go on with the best."""
+        # Proposals of a sampler have no end: they cannot all be opened first.
         if not snapshot.unstarted.fixed:
             return super().decide(snapshot)
         order = [*unopened(snapshot), *self._best(snapshot)]

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from statistics import median
 from zlib import crc32
 
 from optuna_hermes.errors import InvalidInputError
@@ -27,7 +28,6 @@ class StopPolicy(Policy):
     _fifo = Fifo()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        """Prune the trials that the rule stops, then assign devices first in, first out."""
         waiting = [
             trial
             for trial in snapshot.trials
@@ -51,7 +51,7 @@ class AshaStop(StopPolicy):
     There is a rung after 1, ``eta``, ``eta ** 2``, ... units. A trial that comes to one goes on if
     its value is among the ``max(1, n // eta)`` lowest of the ``n`` trials that have come so far,
     itself among them; equal values go on together, and NaN never does. A stopped trial never comes
-    back, also if the later ones are worse; the promoting variant (``asha``) avoids that.
+    back; the promoting variant (``asha``) avoids that.
 
     Li et al., "A System for Massively Parallel Hyperparameter Tuning", MLSys 2020, in the stopping
     variant that Ray Tune's ``AsyncHyperBandScheduler`` and Optuna's ``SuccessiveHalvingPruner``
@@ -65,7 +65,6 @@ class AshaStop(StopPolicy):
         self.eta = checked_eta(eta)
 
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
-        """The trials that are at a rung and not among the best there."""
         return below_best(
             at_rungs(waiting, self.eta), (*snapshot.trials, *snapshot.finished), self.eta
         )
@@ -77,10 +76,7 @@ def at_rungs(trials: Iterable[TrialView], eta: int, first: int = 1) -> list[Tria
 
 
 def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int) -> set[int]:
-    """The numbers of ``trials`` that are not among the best of ``peers`` at their rung.
-
-    One in ``eta`` of those that have reached it goes on. ``trials`` are among ``peers``.
-    """
+    """The numbers of ``trials`` that are not among the best of ``peers`` at their rung."""
     by_rung: defaultdict[int, list[TrialView]] = defaultdict(list)
     for trial in trials:
         by_rung[trial.curve.units].append(trial)
@@ -91,6 +87,7 @@ def below_best(trials: Iterable[TrialView], peers: Sequence[TrialView], eta: int
         places = max(1, len(values) // eta)
         for trial in here:
             value = trial.curve.values[-1]
+            # The first place of equal values, so that these go on together.
             if math.isnan(value) or bisect_left(values, value) >= places:
                 worse.add(trial.number)
     return worse
@@ -101,8 +98,7 @@ class HyperbandStop(StopPolicy):
 
     The first rung of bracket ``b`` is after ``eta ** b`` units. With ``s + 1`` brackets, where
     ``eta ** s`` units are the most that fit into the longest trial known, bracket ``b`` gets trials
-    in proportion to ``ceil((s + 1) * eta ** (s - b) / (s - b + 1))``. While no length is known
-    no trial is stopped.
+    in proportion to ``ceil((s + 1) * eta ** (s - b) / (s - b + 1))``.
 
     Li et al., "Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization", JMLR 18,
     2018, as Optuna's ``HyperbandPruner`` runs it in a study whose name is empty: all brackets at
@@ -116,11 +112,11 @@ class HyperbandStop(StopPolicy):
         self.eta = checked_eta(eta)
 
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
-        """The trials that are at a rung of their bracket and not among its best there."""
         judged = at_rungs(waiting, self.eta)
         if not judged:
             return set()
         everyone = (*snapshot.trials, *snapshot.finished)
+        # While no length is known there is no bracket, and no trial is stopped.
         shares = bracket_shares(max(map(_length, everyone)), self.eta)
         stopped: set[int] = set()
         for bracket in range(len(shares)):
@@ -141,7 +137,6 @@ def _length(trial: TrialView) -> int:
 
 @cache
 def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
-    """The shares of trials that go to each bracket; none for a length of 0."""
     n_brackets = 0
     while eta**n_brackets <= length:
         n_brackets += 1
@@ -153,7 +148,6 @@ def bracket_shares(length: int, eta: int) -> tuple[int, ...]:
 
 @cache
 def bracket_of(number: int, shares: tuple[int, ...]) -> int:
-    """The bracket of a trial; there must be one at least."""
     # The hash of HyperbandPruner for a study without a name: trials get the same brackets.
     lot = crc32(f"_{number}".encode()) % sum(shares)
     bracket = 0
@@ -167,8 +161,7 @@ class MedianStop(StopPolicy):
     """Stops a trial whose best value so far is worse than the median of the others at its age.
 
     The others are the trials that were trained to their ends, with their values at the unit where
-    the trial is now; there is no median of fewer than ``n_startup_trials`` of them, and of NaN
-    only. NaN counts in no comparison, and a trial that reported nothing else is stopped.
+    the trial is now. NaN counts in no comparison; a trial that reported nothing else is stopped.
 
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, as Optuna's
     ``MedianPruner`` runs it; Vizier's own rule takes the others' mean up to that unit instead of
@@ -188,13 +181,14 @@ class MedianStop(StopPolicy):
         self.n_warmup_steps = n_warmup_steps
 
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
-        """The trials that are worse than the median of those trained to their ends."""
         ended = [other.curve for other in snapshot.finished if other.state == "done"]
         if len(ended) < max(1, self.n_startup_trials):
             return set()
         judged = [trial for trial in waiting if trial.curve.units >= self.n_warmup_steps]
         medians = {
-            age: _median([curve.values[age - 1] for curve in ended if curve.units >= age])
+            age: median(
+                _known(curve.values[age - 1] for curve in ended if curve.units >= age) or [math.nan]
+            )
             for age in {trial.curve.units for trial in judged}
         }
         return {
@@ -202,16 +196,11 @@ class MedianStop(StopPolicy):
         }
 
 
-def _is_above(curve: Curve, median: float) -> bool:
-    """True if all values are above the median, or all are NaN; False if the median is NaN."""
-    known = [value for value in curve.values if not math.isnan(value)]
-    return not known or min(known) > median
+def _is_above(curve: Curve, bound: float) -> bool:
+    known = _known(curve.values)
+    # Nothing is above a bound of NaN, but a trial that reported only NaN is stopped even then.
+    return not known or min(known) > bound
 
 
-def _median(values: Sequence[float]) -> float:
-    """The median of the values that are not NaN; NaN if all are."""
-    known = sorted(value for value in values if not math.isnan(value))
-    if not known:
-        return math.nan
-    half = len(known) // 2
-    return known[half] if len(known) % 2 else (known[half - 1] + known[half]) / 2
+def _known(values: Iterable[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
