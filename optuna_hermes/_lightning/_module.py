@@ -15,8 +15,7 @@ from optuna_hermes._lightning._namespace import LightningDataModule, LightningMo
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._named_objects import modes, set_modes
-from optuna_hermes.suspend._state import moved, on_device, plain
-from optuna_hermes.suspend._values import filled
+from optuna_hermes.suspend._state import filled, moved, on_device, plain
 
 _SAVED_ELSEWHERE = (
     torch.optim.Optimizer,

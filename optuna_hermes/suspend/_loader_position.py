@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes.suspend._loader import Replay, is_stateful
-from optuna_hermes.suspend._streams import Known, Stream, Streams, is_stream
+from optuna_hermes.suspend._loader import Replay, has_workers, is_stateful, is_stream
+from optuna_hermes.suspend._streams import Known, Stream, Streams
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 
@@ -116,7 +116,7 @@ class LoaderPosition:
 
     def _watch(self, loader: Any) -> None:
         plain = isinstance(self._source, Replay | Wrapped | Stream)
-        if not plain and RandomWatch.fits(loader) and loader not in self._watches:
+        if not plain and has_workers(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 
     def _problem(self, loader: object) -> str | None:

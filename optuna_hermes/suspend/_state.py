@@ -118,3 +118,15 @@ def on_device(value: Any) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     return isinstance(value, list | tuple) and any(on_device(item) for item in value)
+
+
+def filled(present: Any, kind: Any, items: Any) -> Any:
+    """Return a container with these items: ``present``, if it is of that kind."""
+    if type(present) is not kind:
+        return items
+    present.clear()
+    if isinstance(present, dict):
+        present.update(items)
+    else:
+        present.extend(items)
+    return present

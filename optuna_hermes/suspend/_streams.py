@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
@@ -39,16 +39,6 @@ PLACEHOLDER = object()
 
 Known = Callable[[], Collection[int]]
 """Returns the objects that the training holds beside its data sets, by ``id``."""
-
-
-def is_stream(loader: Any) -> bool:
-    """True for a loader over an iterable data set without persistent workers."""
-    if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
-        return False
-    if type(loader)._get_iterator is not DataLoader._get_iterator:
-        return False
-    ends = not (loader.num_workers and loader.persistent_workers)
-    return isinstance(loader.dataset, IterableDataset) and ends
 
 
 class Streams:

@@ -23,7 +23,7 @@ from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
 from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
-from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._state import filled, moved, on_device
 from optuna_hermes.suspend._tree import _storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
@@ -59,13 +59,13 @@ def write_value(
     return tree
 
 
-def read_value(node: list[Any], present: object, classes: Classes) -> Any:
+def read_value(node: list[Any], present: object, classes: Classes | None) -> Any:
     """Convert a tree to its value; ``present``, the value there now, is reused if possible.
 
     Raises:
         SuspendError: it needs a class that cannot be found.
     """
-    return _ValueReader(classes).node(node, present)
+    return _ValueReader(classes or Classes((), ())).node(node, present)
 
 
 class Classes:
@@ -260,18 +260,6 @@ class _ValueReader(_Reader):
 
 def _is_a(value: object, module: str, name: str) -> bool:
     return (type(value).__module__, type(value).__qualname__) == (module, name)
-
-
-def filled(present: Any, kind: Any, items: Any) -> Any:
-    """Return a container with these items: ``present``, if it is of that kind."""
-    if type(present) is not kind:
-        return items
-    present.clear()
-    if isinstance(present, dict):
-        present.update(items)
-    else:
-        present.extend(items)
-    return present
 
 
 def _tensor(rest: list[Any], present: Any) -> torch.Tensor:

@@ -110,11 +110,6 @@ class RandomWatch:
         watched = _DrawingCollate(loader, self._drew, ())
         loader.collate_fn, loader.worker_init_fn = watched, watched.begin
 
-    @staticmethod
-    def fits(loader: object) -> bool:
-        """True if a loader has worker processes."""
-        return isinstance(loader, DataLoader) and loader.num_workers > 0
-
     def drew(self) -> bool:
         return bool(self._drew.item())
 
