@@ -146,23 +146,49 @@ class Rounds(CooperativeLoop):
         """Do nothing: the replayed rounds restore the position."""
 
 
-def rounds_of(trial: Any, report_interval: int, session: Session | None) -> Rounds:
-    """The rounds of a trial, which all of its callbacks share.
+class RoundsCallback:
+    """A callback of a boosting library; all those of a trial share its rounds.
 
     Raises:
         InvalidInputError: the interval is not positive.
         CheckpointError: the trial's checkpoints cannot be used.
     """
-    if report_interval < 1:
-        raise InvalidInputError(
-            f"report_interval must be a number of rounds, 1 or more, but is {report_interval}."
-        )
-    # Kept by the trial itself, so that they live no longer.
-    made = getattr(trial, "_hermes_rounds", None)
-    if isinstance(made, Rounds) and session in (None, made._session):
-        return made
-    trial._hermes_rounds = rounds = Rounds(trial, session)
-    return rounds
+
+    def __init__(
+        self,
+        trial: Any,
+        monitor: str,
+        *,
+        report_interval: int = 10,
+        _session: Session | None = None,
+    ) -> None:
+        super().__init__()
+        if report_interval < 1:
+            raise InvalidInputError(
+                f"report_interval must be a number of rounds, 1 or more, but is {report_interval}."
+            )
+        # Kept by the trial itself, so that they live no longer.
+        rounds = getattr(trial, "_hermes_rounds", None)
+        if not isinstance(rounds, Rounds) or _session not in (None, rounds._session):
+            trial._hermes_rounds = rounds = Rounds(trial, _session)
+        self._rounds: Rounds = rounds
+        self._monitor = monitor
+        self._interval = report_interval
+        self._training: Training | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The monitored value after the last round of this callback's last training."""
+        return None if self._training is None else self._training.value
+
+    def _refuse_folds(self, model: object, booster: type) -> None:
+        """Refuse a library's ``cv``, which trains several boosters at once."""
+        if not isinstance(model, booster):
+            library = booster.__module__.partition(".")[0]
+            raise InvalidInputError(
+                f"HermesCallback must be given to {library}.train but is in a "
+                f"{type(model).__name__}: {library}.cv cannot be suspended."
+            )
 
 
 @dataclass(kw_only=True)

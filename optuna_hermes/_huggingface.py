@@ -58,7 +58,6 @@ class Steps(CooperativeLoop):
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
         self._data_seed: int | None = None
-        self._warned = False
         owners = {
             "model": trainer.model,
             "optimizer": trainer.optimizer,
@@ -128,9 +127,7 @@ class Steps(CooperativeLoop):
         return left if rest == 0 else None
 
     def inexact(self) -> str | None:
-        warning = None if self._warned else self._position.warning
-        self._warned = self._warned or warning is not None
-        return warning
+        return self._position.warning()
 
     def position(self) -> dict[str, Any]:
         step = self._trainer.state.global_step

@@ -6,18 +6,15 @@ import logging
 import re
 from typing import Any
 
-import numpy as np
-
 from optuna_hermes._extras import extra
-from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import Session
+from optuna_hermes.suspend._state import trial_seed
 
 with extra("lightgbm"):
     import lightgbm
     from lightgbm.basic import EvalResult, _InnerPredictor
     from lightgbm.callback import CallbackEnv
 
-    from optuna_hermes._boosting import Training, rounds_of, watched
+    from optuna_hermes._boosting import RoundsCallback, watched
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ _INEXACT = {
 """For each parameter, the only value for which a model's text is its whole state, and why."""
 
 
-class HermesCallback:
+class HermesCallback(RoundsCallback):
     """Reports a trial every few rounds, and lets other trials have its device between rounds.
 
     Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
@@ -73,24 +70,6 @@ class HermesCallback:
     before_iteration = True
     order = -(1 << 20)  # before callbacks that change parameters
 
-    def __init__(
-        self,
-        trial: Any,
-        monitor: str,
-        *,
-        report_interval: int = 10,
-        _session: Session | None = None,
-    ) -> None:
-        self._rounds = rounds_of(trial, report_interval, _session)
-        self._monitor = monitor
-        self._interval = report_interval
-        self._training: Training | None = None
-
-    @property
-    def value(self) -> float | None:
-        """The monitored value after the last round of this callback's last training."""
-        return None if self._training is None else self._training.value
-
     def __call__(self, env: CallbackEnv) -> None:
         """Yield the device if asked to, before each round."""
         number = env.iteration - env.begin_iteration
@@ -103,11 +82,7 @@ class HermesCallback:
 
     def _begin(self, env: CallbackEnv) -> _Watched:
         model, rounds = env.model, self._rounds
-        if not isinstance(model, lightgbm.Booster):
-            raise InvalidInputError(
-                f"HermesCallback must be given to lightgbm.train but is in a "
-                f"{type(model).__name__}: lightgbm.cv cannot be suspended."
-            )
+        self._refuse_folds(model, lightgbm.Booster)
         params = _parameters(model)
         self._training = training = rounds.begin_training(
             self._monitor,
@@ -146,7 +121,8 @@ class _Seeds:
         turns = dict.fromkeys(self._seeds, number)
         if self._freq:
             turns["bagging_seed"] = number // self._freq
-        self._now = {name: _seed(seed, turns[name]) for name, seed in self._seeds.items()}
+        # Halved: LightGBM's seeds are signed numbers of 32 bits.
+        self._now = {n: trial_seed(seed, turns[n]) >> 1 for n, seed in self._seeds.items()}
         return self._now
 
     def again(self) -> dict[str, int]:
@@ -246,10 +222,6 @@ def _why_not_stored(
 def _parameters(model: lightgbm.Booster) -> dict[str, str]:
     """All parameters of a booster, under the names that LightGBM itself uses."""
     return dict(re.findall(r"^\[(\w+): (.*)\]$", model.model_to_string(), re.MULTILINE))
-
-
-def _seed(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 
 def _plain(rows: list[EvalResult]) -> list[list[Any]]:

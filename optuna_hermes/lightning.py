@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from optuna_hermes._lightning._callbacks import expect_suspension, tunes
 from optuna_hermes._lightning._checkpoints import Checkpoints, merged
-from optuna_hermes._lightning._clocks import got_sigterm, parked
+from optuna_hermes._lightning._clocks import parked
 from optuna_hermes._lightning._launches import refused_strategy, watch_launches
 from optuna_hermes._lightning._loggers import own_root, release_loggers
 from optuna_hermes._lightning._loops import go_on_within_epoch
@@ -462,7 +462,8 @@ class _FitLoop(CooperativeLoop):
         return roots(self._fit.trainer)
 
     def ended(self) -> bool:
-        return got_sigterm(self._fit.trainer)
+        # Lightning's handler only notes the signal, and does so in the main thread only.
+        return self._fit.trainer.received_sigterm
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         if self._leave_out_wait is not None:  # the clocks in the state must not count the wait

@@ -71,7 +71,7 @@ class Run(CooperativeLoop):
             self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
         )
         self._other_loaders = OtherLoaders()
-        self._looped = self._batches_due = self._warned = False
+        self._looped = self._batches_due = False
         self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
@@ -289,9 +289,7 @@ class Run(CooperativeLoop):
 
     def inexact(self) -> str | None:
         """See ``CooperativeLoop``: a warning about the loader, once."""
-        warning = None if self._warned else self._position.warning
-        self._warned = self._warned or warning is not None
-        return warning
+        return self._position.warning()
 
     def position(self) -> dict[str, Any]:
         """See ``CooperativeLoop``: the epoch, and where it is in its loader."""

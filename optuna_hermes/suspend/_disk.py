@@ -71,10 +71,14 @@ def write(
         CheckpointError: the tree holds what cannot be stored.
         UnwritableError: the file system has no room, or does not let this user write there.
     """
+    import torch
+
     tensors, text = pack(tree, trial)
-    tensors[_TREE] = _octets(text.encode("utf-8", "surrogatepass"))
+    octets = bytearray(text.encode("utf-8", "surrogatepass"))
+    tensors[_TREE] = torch.frombuffer(octets, dtype=torch.uint8)
     with _writing:
-        path = _next_path(folder.absolute(), units)
+        number = 1 + max((_number(path) for path in _files(folder)), default=0)
+        path = folder.absolute() / f"{number:06d}-unit-{units}{_SUFFIX}"
         size, sha256 = _put(path, tensors, {**_FORMAT, "trial": trial})
         _tidy(folder, {Path(state.path) for state in known})
     return Checkpoint(path=str(path), units=units, size_bytes=size, sha256=sha256)
@@ -145,11 +149,6 @@ def _on_thread(call: Callable[..., T], *args: Any) -> Future[T]:
 
 
 # -- writing -----------------------------------------------------------------------------------
-
-
-def _next_path(folder: Path, units: int) -> Path:
-    number = 1 + max((_number(path) for path in _files(folder)), default=0)
-    return folder / f"{number:06d}-unit-{units}{_SUFFIX}"
 
 
 def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tuple[int, str]:
@@ -223,12 +222,6 @@ def _write_through(
         sha256 = digest(file)
         synced.result()
         return os.fstat(file.fileno()).st_size, sha256
-
-
-def _octets(data: bytes) -> torch.Tensor:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -155,9 +155,6 @@ class _Reader:
             return {self.node(key): self.node(item) for key, item in rest[0]}
         number = len(self._seen)
         self._seen.append(None)
-        return self._object(kind, rest, present, number)
-
-    def _object(self, kind: str, rest: list[Any], present: Any, number: int) -> Any:
         if kind == "object":
             return self._with_attributes(rest, present, number)
         value = self._seen[number] = self._without(kind, rest, present)
