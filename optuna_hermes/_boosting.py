@@ -27,10 +27,6 @@ _SAVE_SECONDS = 1.0
 class Rounds(CooperativeLoop):
     """The rounds of one trial: of its training, or of several after each other, such as folds.
 
-    Args:
-        trial: the ``optuna.Trial`` that trains.
-        session: None for that of the trial, if it has one.
-
     Raises:
         CheckpointError: the trial's checkpoints cannot be used.
     """
@@ -128,8 +124,9 @@ class Rounds(CooperativeLoop):
             self.leave()
 
     def units_left(self) -> int | None:
+        # After one fold, the number of folds is not known either.
         if self._end is None or len(self._trainings.begun) > 1:
-            return None  # after one fold the number of folds is not known either
+            return None
         return (self._end - self.n_batches) // self._interval
 
     def saves_now(self, saver: Saver) -> bool:
@@ -245,7 +242,8 @@ class _Trainings:
         return {"trainings": [each.dump() for each in self.begun]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not self.begun:  # once a training has begun its booster itself has this state
+        # Loaded a second time before the first batch: then the booster itself has this state.
+        if not self.begun:
             self._recorded = [
                 Training(
                     history=list(each["history"]),

@@ -81,11 +81,9 @@ class Steps(CooperativeLoop):
         return samples, items
 
     def _begin_epoch(self, iterator: Any) -> None:
-        """Iterate over the plain loader inside of Accelerate's.
-
-        Accelerate's fetches a batch ahead, and so draws random numbers before the point where the
-        trial may be suspended.
-        """
+        """Iterate over the plain loader inside of Accelerate's."""
+        # Accelerate's fetches a batch ahead, and so draws random numbers before the point where
+        # the trial may be suspended.
         self._trainer_iterator, self._fetched = iterator, 0
         loader: Any = self._trainer.callback_handler.train_dataloader
         restored, session = self._restored, self._session
@@ -110,7 +108,8 @@ class Steps(CooperativeLoop):
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if not isinstance(sampler, SeedableRandomSampler):
             return
-        if sampler.generator is None:  # made with its first number, and seeded before each epoch
+        # It would make one with its first number; either is seeded before each epoch.
+        if sampler.generator is None:
             sampler.generator = torch.Generator()
         if self._restored is not None:
             sampler.initial_seed = self._restored["data_seed"]

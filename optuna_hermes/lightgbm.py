@@ -189,12 +189,14 @@ def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:
     """Let a booster that is in training continue from another one's text."""
     before = lightgbm.Booster(model_str=text)
     predictor = _InnerPredictor.from_booster(before, pred_parameter={})
-    vars(predictor)["source"] = before  # keeps the booster alive, whose handle it uses
+    # Keeps the booster alive, whose handle the predictor uses.
+    vars(predictor)["source"] = before
     for data in (model.train_set, *model.valid_sets):
         data._set_predictor(predictor)
     fresh = lightgbm.Booster({**params, **model.params}, model.train_set)
     for data, name in zip(model.valid_sets, model.name_valid_sets, strict=True):
         fresh.add_valid(data, name)
+    # The handles change places, as ``lightgbm.train`` and other callbacks hold this very object.
     model._handle, fresh._handle = fresh._handle, model._handle
     model.train_set_version = fresh.train_set_version
     vars(model)["_Booster__init_predictor"] = predictor

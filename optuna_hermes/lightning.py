@@ -235,13 +235,7 @@ def _loop_of(trainer: Trainer | None) -> _FitLoop | None:
 
 
 class _FitLoop(CooperativeLoop):
-    """The batches of a callback's fits, in the trial's only process or in one of its ranks.
-
-    Args:
-        trial: the ``optuna.Trial`` that trains.
-        monitor: name of the metric.
-        session: None for that of the trial, if it has one.
-    """
+    """The batches of a callback's fits, in the trial's only process or in one of its ranks."""
 
     _begins_late = True
 

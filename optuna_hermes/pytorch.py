@@ -157,7 +157,8 @@ class Run(CooperativeLoop):
         self._switch_point(sys._getframe().f_back)
         for batch in iterator:
             yield batch
-            del batch  # else its memory would stay in use while the trial waits
+            # Else its memory would stay in use while the trial waits.
+            del batch
             self._position.batch += 1
             self.n_batches += 1
             self._switch_point(sys._getframe().f_back)
@@ -213,7 +214,8 @@ class Run(CooperativeLoop):
                 "trained nothing: others could never have its device."
             )
         if self._session is not None and self._restored is not None:
-            return  # code before an epoch's batches runs again: this value was reported before
+            # Code before an epoch's batches runs again: this value was reported before.
+            return
         self._begin_before_batches()
         self._reports = True
         super().report(value)

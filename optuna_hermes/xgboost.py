@@ -60,7 +60,8 @@ class HermesCallback(RoundsCallback, TrainingCallback):
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         """Yield the device if asked to; in a resumed trial, restore its booster first."""
         rounds = self._rounds
-        if epoch == 0:  # not in before_training: other callbacks count a model's rounds there
+        # Not in before_training: other callbacks count a model's rounds there.
+        if epoch == 0:
             assert self._training is not None
             if self._training.model is not None:
                 _go_on(model, self._training.model)

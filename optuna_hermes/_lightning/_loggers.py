@@ -26,7 +26,6 @@ def own_root(trainer: Trainer, folder: Path) -> None:
     """Give a trial its own root folder if its Trainer uses the working directory; for ``setup``.
 
     Lightning then also logs and saves there by default, so that no trial finds another's files.
-    To be called after ``restore_loggers``: loggers that were pointed elsewhere by it stay there.
     """
     working, root = trainer.default_root_dir, str(folder)
     if working != os.getcwd():
@@ -34,6 +33,7 @@ def own_root(trainer: Trainer, folder: Path) -> None:
     with _profiler_follows(trainer):
         vars(trainer)["_default_root_dir"] = root
         for _, logger, logs in _file_loggers(trainer):
+            # Loggers that ``restore_loggers`` has pointed elsewhere stay there.
             if logger.save_dir == working:
                 place = {"_root_dir": root, "_save_dir": root, "_version": None}
                 with _moved(logger, place):
@@ -120,7 +120,8 @@ def _moved(logger: Any, place: dict[str, Any]) -> Iterator[None]:
     vars(logger).update({name: value for name, value in place.items() if name in vars(logger)})
     yield
     if begun != Path(logger.log_dir):
-        with contextlib.suppress(OSError):  # not empty
+        # Only empty folders: others hold what a user has put there.
+        with contextlib.suppress(OSError):
             begun.rmdir()
             begun.parent.rmdir()
 

@@ -63,8 +63,6 @@ def write(
     Args:
         folder: this trial's own folder.
         tree: the state, as ``pack`` takes it; must not change meanwhile.
-        trial: its name in messages.
-        units: units the trial has reported.
         known: the checkpoints that the ledger names. They stay, and so do all newer ones.
 
     Raises:
@@ -91,7 +89,6 @@ def read(
 
     Args:
         states: newest first, as the ledger has them; their paths are checked against ``folder``.
-        trial: its name in messages.
         folder: this trial's own folder, outside of which nothing is read; None if it has none.
 
     Returns:
@@ -119,12 +116,10 @@ def read(
 
 
 def read_ahead(states: Sequence[Checkpoint], trial: str) -> None:
-    """Begin the next ``read`` on a thread.
-
-    The result is dropped if ``read`` is then called for other checkpoints.
-    """
+    """Begin the next ``read`` on a thread; dropped if that is then called for others."""
     global _ahead
-    folder = Path(states[0].path).parent if states else None  # ``read`` checks it against its own
+    # Not checked here, as the trial's own folder is not known: ``read`` does it.
+    folder = Path(states[0].path).parent if states else None
     _ahead = _key(states, trial), _on_thread(_search, tuple(states), trial, folder)
 
 
@@ -314,7 +309,8 @@ def _load(state: Checkpoint, trial: str) -> Any:
         return _decoded(name, content, trial)
     except CheckpointError:
         raise
-    except Exception as error:  # the digest is right, but the content breaks the format
+    # The digest is right, but the content breaks the format: any error may come of it.
+    except Exception as error:
         raise CheckpointError(f"{name} cannot be decoded: {error!r}.") from error
 
 

@@ -55,10 +55,9 @@ class Streams:
         return sorted(name for _, attributes in self._found for name in attributes.lost)
 
     def of(self, data: Any, opened: dict[str, Any] | None = None) -> Attributes:
-        """The attributes of one data set.
+        """The attributes of one data set, which are restored if it is seen for the first time.
 
         Args:
-            data: the data set. If it is seen for the first time, its attributes are restored.
             opened: its attributes when its epoch began, if that epoch is to begin once more.
         """
         for each, attributes in self._found:
@@ -68,7 +67,8 @@ class Streams:
         attributes.begin()
         if opened is not None:
             attributes.load_state_dict(opened)
-        elif len(self._found) < len(self._saved):  # in the order in which they were found before
+        # Data sets have no names: they are told apart by the order in which they are found.
+        elif len(self._found) < len(self._saved):
             attributes.load_state_dict(self._saved[len(self._found)])
         self._found.append((data, attributes))
         return attributes

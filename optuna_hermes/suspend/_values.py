@@ -145,6 +145,7 @@ class _ValueWriter(_Writer):
             return ["named tuple", *name, self._items(value, place)]
         if callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"):
             return ["stateful", *name, self.node(dict(value.state_dict()), place)]
+        # Slots and fields of C are beside the attributes, and would be lost without a word.
         if is_iterator(value) or kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__:
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
         parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
