@@ -159,7 +159,7 @@ class _Loop:
             "state": state,
             "loss": trainer._tr_loss,
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
-            "callbacks": [_attributes(each) for each in self.remembering()],
+            "callbacks": [each.state()["attributes"] for each in self.remembering()],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -173,11 +173,6 @@ class _Loop:
     def remembering(self) -> list[ExportableState]:
         every = [*self._trainer.callback_handler.callbacks, self._trainer.control]
         return [each for each in every if isinstance(each, ExportableState)]
-
-
-def _attributes(callback: ExportableState) -> dict[str, Any]:
-    found: dict[str, Any] = callback.state()["attributes"]
-    return found
 
 
 @contextlib.contextmanager

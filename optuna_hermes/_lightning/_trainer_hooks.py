@@ -116,13 +116,8 @@ class TrainerHooks:
             owner, name = self._overridden.pop()
             vars(owner).pop(name, None)  # shows the class's method again
         self._hide_loader_states()
-        for _, replay in self._replays:
-            replay.unwrap()
-        for _, watch in self._watches:
-            watch.unwrap()
-        for _, each in self._validated:
-            if isinstance(each, Replay):  # the others change nothing in their loaders
-                each.unwrap()
+        for _, each in (*self._replays, *self._watches, *self._validated):
+            each.unwrap()
         self._replays, self._watches, self._validated = [], [], []
 
     def dump(self) -> dict[str, Any]:
@@ -300,16 +295,14 @@ class TrainerHooks:
         combined = val_loop._combined_loader
         loaders = [] if combined is None else combined.flattened
         known = self._validated
-        if len(known) == len(loaders) and all(
-            loader is each for (each, _), loader in zip(known, loaders, strict=True)
-        ):
+        if [id(each) for each, _ in known] == [id(loader) for loader in loaders]:
             return
         self._validated = []
         for loader in loaders:
             there = (each for other, each in (*known, *self._validated) if other is loader)
             self._validated.append((loader, next(there, None) or idle(loader)))
         for loader, each in known:
-            if isinstance(each, Replay) and all(loader is not other for other in loaders):
+            if all(loader is not other for other in loaders):
                 each.unwrap()
 
     def _on_loaders(self, load_states: Callable[[], None]) -> None:

@@ -275,6 +275,9 @@ class OwnStates:
             ],
         }
 
+    def unwrap(self) -> None:
+        """Do nothing: unlike a ``Replay`` it changes nothing in its loader."""
+
     def idle_state(self) -> dict[str, Any]:
         return {"own": self.state(), "seed": None, "workers": None}
 

@@ -27,6 +27,8 @@ from optuna_hermes.suspend._state import filled, moved, on_device
 from optuna_hermes.suspend._tree import _storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
+_NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
+"""Packages whose classes a user's class is derived from, but that no user's values are of."""
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
 
@@ -83,7 +85,7 @@ class Classes:
     @classmethod
     def of(cls, owner: object) -> Classes:
         """The classes that the code of an object's class can name."""
-        kinds = [kind for kind in type(owner).__mro__ if not outside_package(kind)]
+        kinds = [kind for kind in type(owner).__mro__ if _package(kind) not in _NO_USERS]
         methods = (each for kind in kinds for each in vars(kind).values())
         names = [each.__globals__ for each in methods if hasattr(each, "__globals__")]
         return cls(names, map(_package, kinds))
@@ -107,11 +109,6 @@ class Classes:
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
                 return found
         return None
-
-
-def outside_package(kind: type) -> bool:
-    """True for a class of Python or of a library whose objects are no user's values."""
-    return _package(kind) in {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 
 
 class _ValueWriter(_Writer):
