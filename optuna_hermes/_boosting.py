@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._saver import Saver
+
+Booster = TypeVar("Booster")
 
 _SAVE_SECONDS = 1.0
 """Least time between two checkpoints: writing one takes longer than many rounds."""
@@ -178,14 +180,15 @@ class RoundsCallback:
         """The monitored value after the last round of this callback's last training."""
         return None if self._training is None else self._training.value
 
-    def _refuse_folds(self, model: object, booster: type) -> None:
-        """Refuse a library's ``cv``, which trains several boosters at once."""
-        if not isinstance(model, booster):
-            library = booster.__module__.partition(".")[0]
+    def _single(self, model: object, kind: type[Booster]) -> Booster:
+        """The booster in training; a library's ``cv``, which has several at once, is refused."""
+        if not isinstance(model, kind):
+            library = kind.__module__.partition(".")[0]
             raise InvalidInputError(
                 f"HermesCallback must be given to {library}.train but is in a "
                 f"{type(model).__name__}: {library}.cv cannot be suspended."
             )
+        return model
 
 
 @dataclass(kw_only=True)

@@ -81,8 +81,7 @@ class HermesCallback(RoundsCallback):
         model._begin_round(number)
 
     def _begin(self, env: CallbackEnv) -> _Watched:
-        model, rounds = env.model, self._rounds
-        self._refuse_folds(model, lightgbm.Booster)
+        model, rounds = self._single(env.model, lightgbm.Booster), self._rounds
         params = _parameters(model)
         self._training = training = rounds.begin_training(
             self._monitor,

@@ -44,7 +44,7 @@ class HermesCallback(RoundsCallback, TrainingCallback):
 
     def before_training(self, model: Any) -> Any:
         """Hook into the booster."""
-        self._refuse_folds(model, xgboost.Booster)
+        self._single(model, xgboost.Booster)
         rounds = self._rounds
         self._training = rounds.begin_training(
             self._monitor,

@@ -116,7 +116,8 @@ class TrainerHooks:
             owner, name = self._overridden.pop()
             vars(owner).pop(name, None)  # shows the class's method again
         self._hide_loader_states()
-        for _, each in (*self._replays, *self._watches, *self._validated):
+        hooked: list[tuple[Any, Any]] = [*self._replays, *self._watches, *self._validated]
+        for _, each in hooked:
             each.unwrap()
         self._replays, self._watches, self._validated = [], [], []
 
