@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -20,16 +20,14 @@ from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._saver import Saver
 
+Booster = TypeVar("Booster")
+
 _SAVE_SECONDS = 1.0
 """Least time between two checkpoints: writing one takes longer than many rounds."""
 
 
 class Rounds(CooperativeLoop):
     """The rounds of one trial: of its training, or of several after each other, such as folds.
-
-    Args:
-        trial: the ``optuna.Trial`` that trains.
-        session: None for that of the trial, if it has one.
 
     Raises:
         CheckpointError: the trial's checkpoints cannot be used.
@@ -128,8 +126,9 @@ class Rounds(CooperativeLoop):
             self.leave()
 
     def units_left(self) -> int | None:
+        # After one fold, the number of folds is not known either.
         if self._end is None or len(self._trainings.begun) > 1:
-            return None  # after one fold the number of folds is not known either
+            return None
         return (self._end - self.n_batches) // self._interval
 
     def saves_now(self, saver: Saver) -> bool:
@@ -146,23 +145,50 @@ class Rounds(CooperativeLoop):
         """Do nothing: the replayed rounds restore the position."""
 
 
-def rounds_of(trial: Any, report_interval: int, session: Session | None) -> Rounds:
-    """The rounds of a trial, which all of its callbacks share.
+class RoundsCallback:
+    """A callback of a boosting library; all those of a trial share its rounds.
 
     Raises:
         InvalidInputError: the interval is not positive.
         CheckpointError: the trial's checkpoints cannot be used.
     """
-    if report_interval < 1:
-        raise InvalidInputError(
-            f"report_interval must be a number of rounds, 1 or more, but is {report_interval}."
-        )
-    # Kept by the trial itself, so that they live no longer.
-    made = getattr(trial, "_hermes_rounds", None)
-    if isinstance(made, Rounds) and session in (None, made._session):
-        return made
-    trial._hermes_rounds = rounds = Rounds(trial, session)
-    return rounds
+
+    def __init__(
+        self,
+        trial: Any,
+        monitor: str,
+        *,
+        report_interval: int = 10,
+        _session: Session | None = None,
+    ) -> None:
+        super().__init__()
+        if report_interval < 1:
+            raise InvalidInputError(
+                f"report_interval must be a number of rounds, 1 or more, but is {report_interval}."
+            )
+        # Kept by the trial itself, so that they live no longer.
+        rounds = getattr(trial, "_hermes_rounds", None)
+        if not isinstance(rounds, Rounds) or _session not in (None, rounds._session):
+            trial._hermes_rounds = rounds = Rounds(trial, _session)
+        self._rounds: Rounds = rounds
+        self._monitor = monitor
+        self._interval = report_interval
+        self._training: Training | None = None
+
+    @property
+    def value(self) -> float | None:
+        """The monitored value after the last round of this callback's last training."""
+        return None if self._training is None else self._training.value
+
+    def _single(self, model: object, kind: type[Booster]) -> Booster:
+        """The booster in training; a library's ``cv``, which has several at once, is refused."""
+        if not isinstance(model, kind):
+            library = kind.__module__.partition(".")[0]
+            raise InvalidInputError(
+                f"HermesCallback must be given to {library}.train but is in a "
+                f"{type(model).__name__}: {library}.cv cannot be suspended."
+            )
+        return model
 
 
 @dataclass(kw_only=True)
@@ -219,7 +245,8 @@ class _Trainings:
         return {"trainings": [each.dump() for each in self.begun]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not self.begun:  # once a training has begun its booster itself has this state
+        # Loaded a second time before the first batch: then the booster itself has this state.
+        if not self.begun:
             self._recorded = [
                 Training(
                     history=list(each["history"]),

@@ -58,7 +58,6 @@ class Steps(CooperativeLoop):
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
         self._data_seed: int | None = None
-        self._warned = False
         owners = {
             "model": trainer.model,
             "optimizer": trainer.optimizer,
@@ -82,11 +81,9 @@ class Steps(CooperativeLoop):
         return samples, items
 
     def _begin_epoch(self, iterator: Any) -> None:
-        """Iterate over the plain loader inside of Accelerate's.
-
-        Accelerate's fetches a batch ahead, and so draws random numbers before the point where the
-        trial may be suspended.
-        """
+        """Iterate over the plain loader inside of Accelerate's."""
+        # Accelerate's fetches a batch ahead, and so draws random numbers before the point where
+        # the trial may be suspended.
         self._trainer_iterator, self._fetched = iterator, 0
         loader: Any = self._trainer.callback_handler.train_dataloader
         restored, session = self._restored, self._session
@@ -111,7 +108,8 @@ class Steps(CooperativeLoop):
         sampler = getattr(loader.batch_sampler, "sampler", None)
         if not isinstance(sampler, SeedableRandomSampler):
             return
-        if sampler.generator is None:  # made with its first number, and seeded before each epoch
+        # It would make one with its first number; either is seeded before each epoch.
+        if sampler.generator is None:
             sampler.generator = torch.Generator()
         if self._restored is not None:
             sampler.initial_seed = self._restored["data_seed"]
@@ -128,9 +126,7 @@ class Steps(CooperativeLoop):
         return left if rest == 0 else None
 
     def inexact(self) -> str | None:
-        warning = None if self._warned else self._position.warning
-        self._warned = self._warned or warning is not None
-        return warning
+        return self._position.warning()
 
     def position(self) -> dict[str, Any]:
         step = self._trainer.state.global_step
@@ -163,7 +159,7 @@ class _Loop:
             "state": state,
             "loss": trainer._tr_loss,
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
-            "callbacks": [_attributes(each) for each in self.remembering()],
+            "callbacks": [each.state()["attributes"] for each in self.remembering()],
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -177,11 +173,6 @@ class _Loop:
     def remembering(self) -> list[ExportableState]:
         every = [*self._trainer.callback_handler.callbacks, self._trainer.control]
         return [each for each in every if isinstance(each, ExportableState)]
-
-
-def _attributes(callback: ExportableState) -> dict[str, Any]:
-    found: dict[str, Any] = callback.state()["attributes"]
-    return found
 
 
 @contextlib.contextmanager

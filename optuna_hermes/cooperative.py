@@ -125,7 +125,8 @@ class CooperativeLoop:
 
     def _report_to_all(self, value: float) -> bool:
         """Report the unit that was counted last to all; return True if the trial is pruned."""
-        if self._unit not in self._reported:  # after a crash a unit may be trained again
+        # After a crash a unit may be trained again, but Optuna takes a step only once.
+        if self._unit not in self._reported:
             report(self._trial, value, self._unit)
         self._report_to_broker(value)
         return should_prune(self._trial)
@@ -299,7 +300,8 @@ class CooperativeLoop:
             return
         state, tree = found
         try:
-            self._load(frozen(tree))  # a copy: it is loaded again, right before the next batch
+            # A copy: the tree is loaded again, right before the next batch.
+            self._load(frozen(tree))
         except SuspendError as error:
             raise CheckpointError(
                 f"Checkpoint {state.path} of {self._name} must fit the objects that are named, but "

@@ -6,18 +6,15 @@ import logging
 import re
 from typing import Any
 
-import numpy as np
-
 from optuna_hermes._extras import extra
-from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import Session
+from optuna_hermes.suspend._state import trial_seed
 
 with extra("lightgbm"):
     import lightgbm
     from lightgbm.basic import EvalResult, _InnerPredictor
     from lightgbm.callback import CallbackEnv
 
-    from optuna_hermes._boosting import Training, rounds_of, watched
+    from optuna_hermes._boosting import RoundsCallback, watched
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +35,7 @@ _INEXACT = {
 """For each parameter, the only value for which a model's text is its whole state, and why."""
 
 
-class HermesCallback:
+class HermesCallback(RoundsCallback):
     """Reports a trial every few rounds, and lets other trials have its device between rounds.
 
     Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
@@ -73,24 +70,6 @@ class HermesCallback:
     before_iteration = True
     order = -(1 << 20)  # before callbacks that change parameters
 
-    def __init__(
-        self,
-        trial: Any,
-        monitor: str,
-        *,
-        report_interval: int = 10,
-        _session: Session | None = None,
-    ) -> None:
-        self._rounds = rounds_of(trial, report_interval, _session)
-        self._monitor = monitor
-        self._interval = report_interval
-        self._training: Training | None = None
-
-    @property
-    def value(self) -> float | None:
-        """The monitored value after the last round of this callback's last training."""
-        return None if self._training is None else self._training.value
-
     def __call__(self, env: CallbackEnv) -> None:
         """Yield the device if asked to, before each round."""
         number = env.iteration - env.begin_iteration
@@ -102,12 +81,7 @@ class HermesCallback:
         model._begin_round(number)
 
     def _begin(self, env: CallbackEnv) -> _Watched:
-        model, rounds = env.model, self._rounds
-        if not isinstance(model, lightgbm.Booster):
-            raise InvalidInputError(
-                f"HermesCallback must be given to lightgbm.train but is in a "
-                f"{type(model).__name__}: lightgbm.cv cannot be suspended."
-            )
+        model, rounds = self._single(env.model, lightgbm.Booster), self._rounds
         params = _parameters(model)
         self._training = training = rounds.begin_training(
             self._monitor,
@@ -146,7 +120,8 @@ class _Seeds:
         turns = dict.fromkeys(self._seeds, number)
         if self._freq:
             turns["bagging_seed"] = number // self._freq
-        self._now = {name: _seed(seed, turns[name]) for name, seed in self._seeds.items()}
+        # Halved: LightGBM's seeds are signed numbers of 32 bits.
+        self._now = {n: trial_seed(seed, turns[n]) >> 1 for n, seed in self._seeds.items()}
         return self._now
 
     def again(self) -> dict[str, int]:
@@ -213,12 +188,14 @@ def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:
     """Let a booster that is in training continue from another one's text."""
     before = lightgbm.Booster(model_str=text)
     predictor = _InnerPredictor.from_booster(before, pred_parameter={})
-    vars(predictor)["source"] = before  # keeps the booster alive, whose handle it uses
+    # Keeps the booster alive, whose handle the predictor uses.
+    vars(predictor)["source"] = before
     for data in (model.train_set, *model.valid_sets):
         data._set_predictor(predictor)
     fresh = lightgbm.Booster({**params, **model.params}, model.train_set)
     for data, name in zip(model.valid_sets, model.name_valid_sets, strict=True):
         fresh.add_valid(data, name)
+    # The handles change places, as ``lightgbm.train`` and other callbacks hold this very object.
     model._handle, fresh._handle = fresh._handle, model._handle
     model.train_set_version = fresh.train_set_version
     vars(model)["_Booster__init_predictor"] = predictor
@@ -246,10 +223,6 @@ def _why_not_stored(
 def _parameters(model: lightgbm.Booster) -> dict[str, str]:
     """All parameters of a booster, under the names that LightGBM itself uses."""
     return dict(re.findall(r"^\[(\w+): (.*)\]$", model.model_to_string(), re.MULTILINE))
-
-
-def _seed(seed: int, number: int) -> int:
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 
 def _plain(rows: list[EvalResult]) -> list[list[Any]]:

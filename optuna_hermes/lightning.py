@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from optuna_hermes._lightning._callbacks import expect_suspension, tunes
-from optuna_hermes._lightning._checkpoints import Checkpoints
-from optuna_hermes._lightning._clocks import got_sigterm, parked
-from optuna_hermes._lightning._ddp import merged, refused_strategy, watch_launches, why_not_exact
+from optuna_hermes._lightning._checkpoints import Checkpoints, merged
+from optuna_hermes._lightning._clocks import parked
+from optuna_hermes._lightning._launches import refused_strategy, watch_launches
 from optuna_hermes._lightning._loggers import own_root, release_loggers
 from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import (
@@ -35,13 +35,13 @@ from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._disk import why_unwritable
-from optuna_hermes.suspend._rank import Rank
-from optuna_hermes.suspend._ranks import Ranks
 from optuna_hermes.suspend._saver import Saver
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes._lightning._elastic import ElasticBatch
+    from optuna_hermes.suspend._rank import Rank
+    from optuna_hermes.suspend._ranks import Ranks
 
 refuse_unsupported()
 
@@ -238,13 +238,7 @@ def _loop_of(trainer: Trainer | None) -> _FitLoop | None:
 
 
 class _FitLoop(CooperativeLoop):
-    """The batches of a callback's fits, in the trial's only process or in one of its ranks.
-
-    Args:
-        trial: the ``optuna.Trial`` that trains.
-        monitor: name of the metric.
-        session: None for that of the trial, if it has one.
-    """
+    """The batches of a callback's fits, in the trial's only process or in one of its ranks."""
 
     _begins_late = True
 
@@ -356,9 +350,12 @@ class _FitLoop(CooperativeLoop):
         if self._number > 1:
             problem = "the objective calls fit more than once"
         self.begin(problem)
-        inexact = why_not_exact(trainer)
-        if self.storable and inexact is not None and trainer.is_global_zero:
-            log.warning("%s may differ in the last bits: %s.", self._name.capitalize(), inexact)
+        if self._rank is not None and self.storable and trainer.is_global_zero:
+            from optuna_hermes._lightning._ddp import why_not_exact
+
+            inexact = why_not_exact(trainer)
+            if inexact is not None:
+                log.warning("%s may differ in the last bits: %s.", self._name.capitalize(), inexact)
         if self.elastic is not None:
             if self._number > 1:
                 raise self.elastic.refused("the objective calls fit more than once")
@@ -467,7 +464,8 @@ class _FitLoop(CooperativeLoop):
         return roots(self._fit.trainer)
 
     def ended(self) -> bool:
-        return got_sigterm(self._fit.trainer)
+        # Lightning's handler only notes the signal, and does so in the main thread only.
+        return self._fit.trainer.received_sigterm
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         if self._leave_out_wait is not None:  # the clocks in the state must not count the wait
@@ -508,6 +506,8 @@ class _FitLoop(CooperativeLoop):
     @contextlib.contextmanager
     def ranks(self, count: int, context: Any) -> Iterator[Ranks]:
         """Listen to the processes of this trial, which are started within."""
+        from optuna_hermes.suspend._ranks import Ranks
+
         self._begin_fit()
         session = self._session
         if session is not None and self._elastic_devices is not None:

@@ -71,7 +71,7 @@ class Run(CooperativeLoop):
             self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
         )
         self._other_loaders = OtherLoaders()
-        self._looped = self._batches_due = self._warned = False
+        self._looped = self._batches_due = False
         self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
         self._locals = Locals()
@@ -157,7 +157,8 @@ class Run(CooperativeLoop):
         self._switch_point(sys._getframe().f_back)
         for batch in iterator:
             yield batch
-            del batch  # else its memory would stay in use while the trial waits
+            # Else its memory would stay in use while the trial waits.
+            del batch
             self._position.batch += 1
             self.n_batches += 1
             self._switch_point(sys._getframe().f_back)
@@ -213,7 +214,8 @@ class Run(CooperativeLoop):
                 "trained nothing: others could never have its device."
             )
         if self._session is not None and self._restored is not None:
-            return  # code before an epoch's batches runs again: this value was reported before
+            # Code before an epoch's batches runs again: this value was reported before.
+            return
         self._begin_before_batches()
         self._reports = True
         super().report(value)
@@ -289,9 +291,7 @@ class Run(CooperativeLoop):
 
     def inexact(self) -> str | None:
         """See ``CooperativeLoop``: a warning about the loader, once."""
-        warning = None if self._warned else self._position.warning
-        self._warned = self._warned or warning is not None
-        return warning
+        return self._position.warning()
 
     def position(self) -> dict[str, Any]:
         """See ``CooperativeLoop``: the epoch, and where it is in its loader."""

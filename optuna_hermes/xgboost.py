@@ -6,17 +6,15 @@ import json
 from typing import Any
 
 from optuna_hermes._extras import extra
-from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.suspend import Session
 
 with extra("xgboost"):
     import xgboost
     from xgboost.callback import TrainingCallback
 
-    from optuna_hermes._boosting import Training, rounds_of, watched
+    from optuna_hermes._boosting import RoundsCallback, watched
 
 
-class HermesCallback(TrainingCallback):
+class HermesCallback(RoundsCallback, TrainingCallback):
     """Reports a trial every few rounds, and lets other trials have its device between rounds.
 
     Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
@@ -44,32 +42,9 @@ class HermesCallback(TrainingCallback):
         ```
     """
 
-    def __init__(
-        self,
-        trial: Any,
-        monitor: str,
-        *,
-        report_interval: int = 10,
-        _session: Session | None = None,
-    ) -> None:
-        super().__init__()
-        self._rounds = rounds_of(trial, report_interval, _session)
-        self._monitor = monitor
-        self._interval = report_interval
-        self._training: Training | None = None
-
-    @property
-    def value(self) -> float | None:
-        """The monitored value after the last round of this callback's last training."""
-        return None if self._training is None else self._training.value
-
     def before_training(self, model: Any) -> Any:
         """Hook into the booster."""
-        if not isinstance(model, xgboost.Booster):
-            raise InvalidInputError(
-                f"HermesCallback must be given to xgboost.train but is in a {type(model).__name__}:"
-                " xgboost.cv cannot be suspended."
-            )
+        self._single(model, xgboost.Booster)
         rounds = self._rounds
         self._training = rounds.begin_training(
             self._monitor,
@@ -85,7 +60,8 @@ class HermesCallback(TrainingCallback):
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
         """Yield the device if asked to; in a resumed trial, restore its booster first."""
         rounds = self._rounds
-        if epoch == 0:  # not in before_training: other callbacks count a model's rounds there
+        # Not in before_training: other callbacks count a model's rounds there.
+        if epoch == 0:
             assert self._training is not None
             if self._training.model is not None:
                 _go_on(model, self._training.model)

@@ -6,13 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import tuner_state
-from optuna_hermes._lightning._ddp import (
-    count_of,
-    gone,
-    own_part,
-    part_of,
-    restore_buffers,
-)
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
 from optuna_hermes._lightning._module import restore_attributes
@@ -22,15 +15,15 @@ from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._rank import Rank
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
+    from optuna_hermes.suspend._rank import Rank
 
-_KEY = "optuna_hermes"
+_KEY, _RANKS = "optuna_hermes", "ranks"
 
 Tree = dict[str, Any]
 
@@ -82,6 +75,8 @@ class Checkpoints:
             own["seed"] = self.elastic_devices.seed
         if rank is None:
             return checkpoint
+        from optuna_hermes._lightning._ddp import own_part
+
         module = trainer.lightning_module
         # Running statistics, for example: DDP overwrites them by those of rank 0 at its start.
         own["buffers"] = dict(module.named_buffers())
@@ -96,17 +91,19 @@ class Checkpoints:
         if self._found is None:
             return
         (state, checkpoint), self._found = self._found, None
-        number, count = (0, 1) if rank is None else (rank.rank, rank.count)
-        elastic_devices, before = self.elastic_devices, count_of(checkpoint)
-        checkpoint = part_of(
-            checkpoint, number, count, self._name, any_count=elastic_devices is not None
-        )
+        elastic_devices, others = self.elastic_devices, checkpoint.pop(_RANKS, [])
+        gone: list[Tree] = []
+        if rank is not None or others:
+            from optuna_hermes._lightning._ddp import part_of  # lazy: most have one process
+
+            any_count = elastic_devices is not None
+            checkpoint, gone = part_of(checkpoint, others, rank, self._name, any_count=any_count)
         self._loaded = loaded = checkpoint.pop(_KEY)
-        loaded["gone"] = [part[_KEY]["loop"] for part in gone(checkpoint)]
+        loaded["gone"] = [part[_KEY]["loop"] for part in gone]
         if elastic_devices is not None:
             elastic_devices.seed = loaded.get("seed", elastic_devices.seed)
-        loaded["changed"] = before != count
-        if number >= before:
+        loaded["changed"] = len(others) + 1 != (1 if rank is None else rank.count)
+        if rank is not None and rank.rank > len(others):
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
         made = None if loaded["changed"] else loaded["loaders"]["made"]
         hooks.resume_from(checkpoint, Path(state.path), made)
@@ -155,8 +152,10 @@ class Checkpoints:
         if loaded["changed"]:
             hooks.follow_sync_dist()
         rewind_loggers(trainer, loaded["loggers"])
-        if "buffers" in loaded:
-            restore_buffers(trainer.lightning_module, loaded["buffers"])
+        buffers = loaded.get("buffers", {})
+        for name, buffer in trainer.lightning_module.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
         self._unsaved.load_state_dict(loaded.get("unsaved", {}))
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:
@@ -167,3 +166,8 @@ class Checkpoints:
     def __setstate__(self, state: Tree) -> None:
         # A copy: tensors that torch has pickled for ``spawn`` share memory with all ranks.
         vars(self).update(state, _found=frozen(state["_found"]))
+
+
+def merged(parts: list[Tree]) -> Tree:
+    """The checkpoint of a trial, made of the parts of its ranks."""
+    return {**parts[0], _RANKS: parts[1:]}

@@ -106,11 +106,6 @@ def show_length(trainer: Trainer) -> None:
             bar.progress.update(task_id, total=float(bar.total_train_batches))
 
 
-def got_sigterm(trainer: Trainer) -> bool:
-    """True if the process got SIGTERM; Lightning handles it in the main thread only."""
-    return trainer.received_sigterm
-
-
 def _callbacks(trainer: Trainer, kind: type[Any]) -> list[tuple[str, Any]]:
     return [(each.state_key, each) for each in callbacks_of(trainer, kind)]
 

@@ -34,7 +34,8 @@ def state(logger: CSVLogger) -> dict[str, Any]:
 
 def follow(logger: CSVLogger) -> None:
     """Let the writer go on in the logger's present folder, after that has changed."""
-    writer: Any = logger.experiment  # a new one would remove the file
+    # The same writer, in another place: a new one would remove the file.
+    writer: Any = logger.experiment
     before, writer.log_dir = Path(writer.log_dir), logger.log_dir
     writer.metrics_file_path = os.path.join(writer.log_dir, writer.NAME_METRICS_FILE)
     os.makedirs(writer.log_dir, exist_ok=True)

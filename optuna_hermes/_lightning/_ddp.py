@@ -1,60 +1,22 @@
-"""Trainings in several processes: the start of the ranks, and each rank's part of the state."""
+"""Trainings in several processes: the ranks, and each rank's part of a checkpoint."""
 
 from __future__ import annotations
 
-import functools
 import os
 import random
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from optuna_hermes._lightning._namespace import LightningModule, Trainer, part, parts
-from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, SuspendError
+from optuna_hermes._lightning._launches import RankedTrial
+from optuna_hermes._lightning._namespace import LightningModule, Trainer, part
+from optuna_hermes.errors import CheckpointError, Suspended, SuspendError
 from optuna_hermes.suspend._rank import Rank, RankChannels
-from optuna_hermes.suspend._ranks import Ranks
-
-_RANKS, _GONE = "ranks", "gone"
 
 Tree = dict[str, Any]
-
-
-class RankedTrial(Protocol):
-    """The loop of a trial, as seen from the start of its ranks."""
-
-    def ranks(self, count: int, context: Any) -> AbstractContextManager[Ranks]:
-        """Listen to the ranks that are started within."""
-
-    def be_rank(self, rank: Rank) -> None:
-        """Continue in the process of a rank."""
-
-    def leased(self) -> bool:
-        """True if the trial has a session."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state that a rank sends at its end."""
-
-
-Find = Callable[[Trainer | None], RankedTrial | None]
-"""Finds the loop of a trial in its trainer; None if it has none."""
-
-
-def watch_launches(find: Find) -> None:
-    """Wrap Lightning's launchers, for trainers in which there is a loop of a trial."""
-    # Patched, since Lightning calls no hook before it starts processes.
-    for name, module, call in (
-        ("_MultiProcessingLauncher", "multiprocessing", _launch),
-        ("_SubprocessScriptLauncher", "subprocess_script", _launch_scripts),
-    ):
-        for each in parts(f"strategies.launchers.{module}"):
-            launcher = getattr(each, name)
-            # A partialmethod: an earlier call has wrapped it.
-            if not isinstance(vars(launcher)["launch"], functools.partialmethod):
-                launcher.launch = functools.partialmethod(call, launcher.launch, find)
 
 
 def own_part(checkpoint: Tree, module: LightningModule, rank: int) -> Tree:
@@ -71,52 +33,38 @@ def own_part(checkpoint: Tree, module: LightningModule, rank: int) -> Tree:
     }
 
 
-def merged(parts: list[Tree]) -> Tree:
-    """The checkpoint of a trial, made of the parts of its ranks."""
-    return {**parts[0], _RANKS: parts[1:]}
-
-
 def part_of(
-    checkpoint: Tree, rank: int, count: int, trial: str, *, any_count: bool = False
-) -> Tree:
-    """The checkpoint as a rank is to load it.
+    checkpoint: Tree, others: list[Tree], rank: Rank | None, trial: str, *, any_count: bool
+) -> tuple[Tree, list[Tree]]:
+    """The checkpoint as a rank is to load it, and the parts of ranks that no longer exist.
 
     If there were fewer ranks before, a new one gets the part of rank 0. If there were more, the
-    parts of those that are gone go to rank 0, see ``gone``.
+    parts of those that are gone go to rank 0.
+
+    Args:
+        others: the parts of the ranks after the first one.
+        rank: None for a trial that trains in one process.
 
     Raises:
         CheckpointError: the number of ranks has changed, and must not.
     """
-    parts = checkpoint.pop(_RANKS, [])
-    if any_count:
-        if rank == 0:
-            checkpoint[_GONE] = parts[count - 1 :]
-        elif rank > len(parts):
-            return checkpoint
-    elif len(parts) + 1 != count:
+    number, count = (0, 1) if rank is None else (rank.rank, rank.count)
+    if not any_count and len(others) + 1 != count:
         raise CheckpointError(
             f"A checkpoint of {trial} must be resumed by as many processes as have written it, but "
-            f"these were {len(parts) + 1} and now are {count}: give the Trainer as many devices "
+            f"these were {len(others) + 1} and now are {count}: give the Trainer as many devices "
             "as before."
         )
-    if rank == 0:
-        return checkpoint
-    own = parts[rank - 1]
-    return {
-        **own,
+    if number == 0:
+        return checkpoint, others[count - 1 :]
+    if number > len(others):
+        return checkpoint, []
+    own = others[number - 1]
+    shared = {
         "optimizer_states": checkpoint["optimizer_states"],
         "state_dict": {**checkpoint["state_dict"], **own["state_dict"]},
     }
-
-
-def gone(checkpoint: Tree) -> list[Tree]:
-    """Take the parts of ranks that no longer exist out of the result of ``part_of``."""
-    found: list[Tree] = checkpoint.pop(_GONE, [])
-    return found
-
-
-def count_of(checkpoint: Tree) -> int:
-    return 1 + len(checkpoint.get(_RANKS, []))
+    return {**own, **shared}, []
 
 
 def why_not_exact(trainer: Trainer) -> str | None:
@@ -135,37 +83,17 @@ def why_not_exact(trainer: Trainer) -> str | None:
     )
 
 
-def restore_buffers(module: LightningModule, saved: dict[str, torch.Tensor]) -> None:
-    for name, buffer in module.named_buffers():
-        if name in saved:
-            buffer.copy_(saved[name])
-
-
-def refused_strategy(strategy: object) -> InvalidInputError:
-    """The error for a trial whose processes cannot be suspended together."""
-    return InvalidInputError(
-        "A trial in several processes must start them by itself to take turns, but strategy "
-        f"{type(strategy).__name__} runs the script once more for each: give the Trainer "
-        'strategy="ddp_fork".'
-    )
-
-
-def _launch(
-    launcher: Any,
+def launch_ranks(
     launch: Callable[..., Any],
-    find: Find,
-    function: Any,
+    launcher: Any,
+    loop: RankedTrial,
+    function: Callable[..., Any],
     /,
     *args: Any,
-    trainer: Trainer | None = None,
+    trainer: Trainer,
     **kwargs: Any,
 ) -> Any:
-    loop = find(trainer)
-    # Only ``fit`` is suspended: validate, test and predict are started as ever.
-    if trainer is None or loop is None or trainer.state.fn != "fit":
-        return launch(launcher, function, *args, trainer=trainer, **kwargs)
-    if trainer.num_nodes > 1 and loop.leased():
-        raise refused_strategy(trainer.strategy)
+    """Start the ranks of a trial by Lightning's own ``launch``, and listen to them."""
     context = torch.multiprocessing.get_context(launcher._start_method)
     failed: Exception | None = None
     result = None
@@ -179,22 +107,6 @@ def _launch(
     if reason is not None:
         raise reason from failed
     return result
-
-
-def _launch_scripts(
-    launcher: Any,
-    launch: Callable[..., Any],
-    find: Find,
-    function: Any,
-    /,
-    *args: Any,
-    trainer: Trainer | None = None,
-    **kwargs: Any,
-) -> Any:
-    loop = find(trainer)
-    if trainer is not None and trainer.world_size > 1 and loop is not None and loop.leased():
-        raise refused_strategy(trainer.strategy)
-    return launch(launcher, function, *args, trainer=trainer, **kwargs)
 
 
 def _reason(failed: Exception | None, reported: BaseException | None) -> BaseException | None:

@@ -21,9 +21,6 @@ from optuna_hermes.suspend._state import seed_everything, trial_seed
 class ElasticDevices:
     """Divides every batch of a trial among its present devices.
 
-    Args:
-        most: devices that the trial may have at once.
-
     Raises:
         InvalidInputError: ``most`` is less than one.
     """
@@ -109,11 +106,9 @@ class ElasticDevices:
         self.watch.interrupted()
 
     def seed_new(self, trainer: Trainer) -> None:
-        """Seed a process that did not exist when the checkpoint was written.
-
-        The seed depends on the trial, on the rank and on the number of trained batches.
-        """
+        """Seed a process that did not exist when the checkpoint was written."""
         assert self.seed is not None
+        # With the batches: a rank that ends and begins anew must not draw its numbers once more.
         rank = trial_seed(self.seed, trainer.global_rank)
         seed_everything(trial_seed(rank, batches_done(trainer)))
 

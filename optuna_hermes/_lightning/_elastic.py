@@ -51,10 +51,6 @@ class Stopwatch:
 class ElasticBatch:
     """Changes the batch size of a trial, and scales learning rates or accumulation with it.
 
-    Args:
-        limits: the smallest and the largest size.
-        scaling: what is scaled: learning rates, or the number of batches in a step.
-
     Raises:
         InvalidInputError: the limits or the scaling are invalid.
     """
@@ -217,18 +213,16 @@ class ElasticBatch:
 
     def _show_length(self) -> None:
         """Set the epoch's number of batches where Lightning reads it."""
-        assert self._replay is not None
-        trainer = self._trainer
-        if trainer is not None:
-            trainer.fit_loop.max_batches = trainer.val_check_batch = len(self._replay)
+        replay, trainer = self._running
+        trainer.fit_loop.max_batches = trainer.val_check_batch = len(replay)
 
     # -- sizes ---------------------------------------------------------------------------------
 
     def _most(self) -> int:
-        assert self._replay is not None
-        most = min(self._limits[1], max(self._replay.samples, self._replay.first_size))
+        replay, _ = self._running
+        most = min(self._limits[1], max(replay.samples, replay.first_size))
         if self._scaling == "accumulate":
-            most = min(most, self._replay.first_size * self._windows)
+            most = min(most, replay.first_size * self._windows)
         return most
 
     def _nearest(self, wanted: int) -> int:
@@ -240,15 +234,13 @@ class ElasticBatch:
 
     def _fits(self, size: int) -> bool:
         """True if whole epochs may have this size; the first size always fits."""
-        replay = self._replay
-        assert replay is not None
+        replay, _ = self._running
         if self._scaling == "accumulate" and replay.first_size * self._windows % size:
             return False
         return not replay.ends_alone(replay.samples, size)
 
     def _batches_a_step(self, size: int) -> int:
-        assert self._replay is not None
-        return self._replay.first_size * self._windows // size
+        return self._running[0].first_size * self._windows // size
 
     # -- speed ---------------------------------------------------------------------------------
 

@@ -26,9 +26,11 @@ def state(logger: TensorBoardLogger) -> dict[str, Any]:
     if files:
         _first.setdefault(logger, os.path.relpath(files[0], folder))
     first = _first.get(logger)
-    if first is None:  # tensorboardX does not expose the name of its file
+    # tensorboardX does not expose the name of its file: nothing can be cut then.
+    if first is None:
         return {"files": {}, "first": None}
-    writer.filename_suffix = _suffix(first)  # marks later files as this trial's
+    # Marks later files as this trial's: a folder may have those of other loggers, too.
+    writer.filename_suffix = _suffix(first)
     files += folder.rglob(f"*{_suffix(first)}")
     sizes = {os.path.relpath(path, folder): path.stat().st_size for path in files if path.exists()}
     return {"files": sizes, "first": first}

@@ -14,14 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna_hermes._lightning import _csv_logs, _event_logs
 from optuna_hermes._lightning._namespace import CSVLogger, TensorBoardLogger, Trainer
 
 _PLACE = ("_root_dir", "_save_dir", "_name", "_version", "_sub_dir")
-_KINDS: dict[str, tuple[type[Any], Any]] = {
-    "csv": (CSVLogger, _csv_logs),
-    "tensorboard": (TensorBoardLogger, _event_logs),
-}
+_KINDS: dict[str, type[Any]] = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +26,6 @@ def own_root(trainer: Trainer, folder: Path) -> None:
     """Give a trial its own root folder if its Trainer uses the working directory; for ``setup``.
 
     Lightning then also logs and saves there by default, so that no trial finds another's files.
-    To be called after ``restore_loggers``: loggers that were pointed elsewhere by it stay there.
     """
     working, root = trainer.default_root_dir, str(folder)
     if working != os.getcwd():
@@ -38,6 +33,7 @@ def own_root(trainer: Trainer, folder: Path) -> None:
     with _profiler_follows(trainer):
         vars(trainer)["_default_root_dir"] = root
         for _, logger, logs in _file_loggers(trainer):
+            # Loggers that ``restore_loggers`` has pointed elsewhere stay there.
             if logger.save_dir == working:
                 place = {"_root_dir": root, "_save_dir": root, "_version": None}
                 with _moved(logger, place):
@@ -91,12 +87,23 @@ def release_loggers(trainer: Trainer) -> None:
 def _file_loggers(trainer: Trainer) -> list[tuple[str, Any, Any]]:
     """The loggers that write local files in this process: kind, logger and module for the kind."""
     return [
-        (kind, logger, logs)
+        (kind, logger, _logs_of(kind))
         for logger in trainer.loggers
-        for kind, (known, logs) in _KINDS.items()
+        for kind, known in _KINDS.items()
         if isinstance(logger, known) and logger._experiment is not None
         if "://" not in logger._root_dir
     ]
+
+
+def _logs_of(kind: str) -> Any:
+    """The module for a kind of files, loaded on first use: a trial has one kind of logger."""
+    if kind == "csv":
+        from optuna_hermes._lightning import _csv_logs
+
+        return _csv_logs
+    from optuna_hermes._lightning import _event_logs
+
+    return _event_logs
 
 
 def _known(trainer: Trainer, state: dict[str, Any]) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
@@ -113,7 +120,8 @@ def _moved(logger: Any, place: dict[str, Any]) -> Iterator[None]:
     vars(logger).update({name: value for name, value in place.items() if name in vars(logger)})
     yield
     if begun != Path(logger.log_dir):
-        with contextlib.suppress(OSError):  # not empty
+        # Only empty folders: others hold what a user has put there.
+        with contextlib.suppress(OSError):
             begun.rmdir()
             begun.parent.rmdir()
 

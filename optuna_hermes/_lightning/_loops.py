@@ -19,9 +19,9 @@ from optuna_hermes._lightning._namespace import (
     part,
 )
 from optuna_hermes.suspend._generators import own_generators, set_states, states_of
+from optuna_hermes.suspend._loader import is_stream
 from optuna_hermes.suspend._named_objects import metric_state, restore_metric
 from optuna_hermes.suspend._state import moved
-from optuna_hermes.suspend._streams import is_stream
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mean": torch.mean,

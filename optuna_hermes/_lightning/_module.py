@@ -15,8 +15,7 @@ from optuna_hermes._lightning._namespace import LightningDataModule, LightningMo
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._named_objects import modes, set_modes
-from optuna_hermes.suspend._state import moved, on_device, plain
-from optuna_hermes.suspend._values import filled
+from optuna_hermes.suspend._state import filled, moved, on_device, plain
 
 _SAVED_ELSEWHERE = (
     torch.optim.Optimizer,
@@ -31,7 +30,12 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 def module_state(module: LightningModule) -> dict[str, Any]:
     """Modes, frozen parameters, plain attributes and hidden stateful objects of a user's module."""
-    attributes = {name: _plain_attributes(part) for name, part in _parts(module)}
+    attributes = {
+        name: {
+            n: (value, on_device(value)) for n, value in _attributes(part).items() if plain(value)
+        }
+        for name, part in _parts(module)
+    }
     return {
         **modes(module),
         "attributes": {name: values for name, values in attributes.items() if values},
@@ -93,12 +97,6 @@ def _attributes(part: nn.Module) -> dict[str, Any]:
         for name, value in vars(part).items()
         if name not in _own_attributes() and not is_masked(part, name)
     }
-
-
-def _plain_attributes(part: nn.Module) -> dict[str, tuple[Any, bool]]:
-    """Numbers, text, tensors, and containers of them; each with True if a tensor is on a device."""
-    attributes = _attributes(part).items()
-    return {name: (value, on_device(value)) for name, value in attributes if plain(value)}
 
 
 def _hidden(module: nn.Module) -> Iterator[tuple[str, Any]]:

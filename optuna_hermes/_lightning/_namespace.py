@@ -82,6 +82,7 @@ def roots() -> tuple[str, ...]:
         ModuleNotFoundError: none is installed.
     """
     found = _imported() or _installed()[:1]
+    # Also those that only another library has imported: the trainer may be of any of them.
     for root in found:
         require(ROOTS[root], importlib.import_module(root).__version__)
     return found

@@ -15,8 +15,6 @@ from optuna_hermes.suspend._elastic import ElasticReplay
 class Pace:
     """Steps the schedulers of a ``fit`` as often in an epoch as with batches of the first size.
 
-    A batch of twice the first size makes two steps of a schedule; of two batches of half that size,
-    only the second makes one. So a schedule over a number of steps ends where it was meant to.
     Schedulers that watch a metric are still called once for each step of the optimizer.
     """
 
@@ -36,6 +34,8 @@ class Pace:
         loop = self._trainer.fit_loop
         steps = 1
         if interval == "step" and not update_plateau_schedulers and not loop._should_accumulate():
+            # Two steps for a batch of twice the first size, and one for every second batch of half
+            # that size: so a schedule over a number of steps ends where it was meant to.
             due = self._due()
             steps, self._made = due - self._made, due
         for _ in range(steps):

@@ -12,9 +12,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-from torch.utils._pytree import tree_map
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import skip_tuners
 from optuna_hermes._lightning._namespace import (
@@ -25,12 +23,22 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
 from optuna_hermes._lightning._unsaved import loader_sources
-from optuna_hermes.suspend._loader import OwnStates, Replay, idle, is_stateful
+from optuna_hermes.suspend._loader import (
+    OwnStates,
+    Replay,
+    has_workers,
+    idle,
+    is_stateful,
+    is_stream,
+)
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
-from optuna_hermes.suspend._streams import PLACEHOLDER, Stream, Streams, is_stream
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved, reachable
-from optuna_hermes.suspend._workers import RandomWatch
+
+# Loaded on first use: most trials train on map-style data, without worker processes.
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._streams import Stream, Streams
+    from optuna_hermes.suspend._workers import RandomWatch
 
 
 class TrainerHooks:
@@ -45,7 +53,7 @@ class TrainerHooks:
         self._name = trial
         self._replay = replay or Replay
         self._replays: list[tuple[Any, Replay | Stream]] = []
-        self._streams = Streams(self._known)
+        self._streams: Streams | None = None
         self._watches: list[tuple[Any, RandomWatch]] = []
         self._validated: list[tuple[Any, Replay | OwnStates]] = []
         self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
@@ -108,13 +116,9 @@ class TrainerHooks:
             owner, name = self._overridden.pop()
             vars(owner).pop(name, None)  # shows the class's method again
         self._hide_loader_states()
-        for _, replay in self._replays:
-            replay.unwrap()
-        for _, watch in self._watches:
-            watch.unwrap()
-        for _, each in self._validated:
-            if isinstance(each, Replay):  # the others change nothing in their loaders
-                each.unwrap()
+        hooked: list[tuple[Any, Any]] = [*self._replays, *self._watches, *self._validated]
+        for _, each in hooked:
+            each.unwrap()
         self._replays, self._watches, self._validated = [], [], []
 
     def dump(self) -> dict[str, Any]:
@@ -148,7 +152,7 @@ class TrainerHooks:
             "training": [replay.own_state() for _, replay in self._replays],
             "validation": [each.idle_state() for _, each in self._validated],
             "made": dict(self._made),
-            "streams": self._streams.state_dict(),
+            "streams": [] if self._streams is None else self._streams.state_dict(),
             "consumed": list(getattr(getattr(combined, "_iterator", None), "_consumed", [])),
         }
 
@@ -170,24 +174,32 @@ class TrainerHooks:
 
     def has_streams(self) -> bool:
         """True if the trial trains on an iterable data set."""
-        return any(isinstance(each, Stream) for _, each in self._replays)
+        return any(is_stream(loader) for loader, _ in self._replays)
 
     def stores_here(self) -> bool:
         """True if the loader positions before the next batch can be restored."""
-        streams = (each for _, each in self._replays if isinstance(each, Stream))
-        return all(each.stores_here() for each in streams)
+        return all(each.stores_here() for _, each in self._replays)
 
     def pass_over(self, state: dict[str, Any]) -> None:
         """Pass over the trained batches of an iterable data set, before the first one is taken."""
+        from torch.utils._pytree import tree_map
+
+        from optuna_hermes.suspend._streams import PLACEHOLDER, Stream
+
+        assert self._streams is not None
         self._streams.load_state_dict(state["streams"])
         fetcher = self.trainer.fit_loop._data_fetcher
+
+        def fill(batch: Any, leaf: Any) -> Any:
+            return batch if leaf is PLACEHOLDER else leaf
+
         for _, each in self._replays:
             # Lightning has prefetched one batch to detect the end of the epoch, before the data
             # set's attributes were restored, and got a placeholder.
             batch = each.go_on() if isinstance(each, Stream) else PLACEHOLDER
             if batch is not PLACEHOLDER:
                 first, *rest = fetcher.batches[0]  # type: ignore[union-attr]  # it prefetches
-                filled = tree_map(functools.partial(_fill, batch), first)
+                filled = tree_map(functools.partial(fill, batch), first)
                 fetcher.batches[0] = (filled, *rest)  # type: ignore[union-attr]
 
     def end_resume(self) -> None:
@@ -284,16 +296,14 @@ class TrainerHooks:
         combined = val_loop._combined_loader
         loaders = [] if combined is None else combined.flattened
         known = self._validated
-        if len(known) == len(loaders) and all(
-            loader is each for (each, _), loader in zip(known, loaders, strict=True)
-        ):
+        if [id(each) for each, _ in known] == [id(loader) for loader in loaders]:
             return
         self._validated = []
         for loader in loaders:
             there = (each for other, each in (*known, *self._validated) if other is loader)
             self._validated.append((loader, next(there, None) or idle(loader)))
         for loader, each in known:
-            if isinstance(each, Replay) and all(loader is not other for other in loaders):
+            if all(loader is not other for other in loaders):
                 each.unwrap()
 
     def _on_loaders(self, load_states: Callable[[], None]) -> None:
@@ -308,17 +318,14 @@ class TrainerHooks:
             if id(loader) in kept:
                 self._replays.append((loader, kept.pop(id(loader))))
             elif is_stream(loader) and len(loaders) == 1:
-                trained = functools.partial(_ready, progress)
-                self._replays.append((loader, Stream(loader, trained, self._streams, self._name)))
+                self._replays.append((loader, self._stream_of(loader, progress)))
             elif any(loader is known for known, _ in self._replays):
                 continue
             elif Replay.fits(loader) and not is_stateful(loader):
                 replay: Replay | Stream = self._replay(loader, functools.partial(_ready, progress))
                 self._replays.append((loader, replay))
-            elif RandomWatch.fits(loader) and all(
-                loader is not known for known, _ in self._watches
-            ):
-                self._watches.append((loader, RandomWatch(loader)))
+            elif has_workers(loader):
+                self._watch(loader)
         for replay in kept.values():  # of loaders that are gone: else their workers would not end
             replay.unwrap()
         if fit_loop.restarting and fit_loop._combined_loader_states_to_load:
@@ -327,6 +334,19 @@ class TrainerHooks:
                 # Now: with workers, the first indices are drawn as soon as there is an iterator.
                 _set_epoch(loader, fit_loop)
         load_states()
+
+    def _stream_of(self, loader: Any, progress: Any) -> Stream:
+        from optuna_hermes.suspend._streams import Stream, Streams
+
+        if self._streams is None:
+            self._streams = Streams(self._known)
+        return Stream(loader, functools.partial(_ready, progress), self._streams, self._name)
+
+    def _watch(self, loader: Any) -> None:
+        from optuna_hermes.suspend._workers import RandomWatch
+
+        if all(loader is not known for known, _ in self._watches):
+            self._watches.append((loader, RandomWatch(loader)))
 
     def _apart(self, combined: Any) -> list[Any]:
         """The training loaders, with copies in the place of a loader that is there before."""
@@ -447,10 +467,6 @@ def unsynchronised(trainer: Trainer, name: str) -> bool:
         for results in (loop._results, loop.val_loop._results)
         for item in results.result_metrics
     )
-
-
-def _fill(batch: Any, leaf: Any) -> Any:
-    return batch if leaf is PLACEHOLDER else leaf
 
 
 def _ready(progress: Any) -> int:

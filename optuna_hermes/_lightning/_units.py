@@ -32,7 +32,8 @@ class Units:
         return False
 
     def epoch_ended(self) -> None:
-        """Note the end of an epoch; the module may log more metrics after this hook."""
+        """Note the end of an epoch."""
+        # It is reported by the next hook: the module's own may still log metrics after this one.
         self._epoch_ended = True
 
     def epoch_done(self, trainer: Trainer, *, last: bool) -> bool:
@@ -46,6 +47,7 @@ class Units:
             return False
         if self.monitor in trainer.callback_metrics:
             return True
+        # No error before the first validation, which may be the one that logs it.
         if last or self._validated or not trainer.enable_validation:
             names = ", ".join(sorted(trainer.callback_metrics)) or "none"
             raise MonitorError(
@@ -82,7 +84,8 @@ class Units:
 def _validations(trainer: Trainer, epochs: int) -> int | None:
     interval, batches = trainer.val_check_batch, trainer.num_training_batches
     every = trainer.check_val_every_n_epoch
-    if interval is None or math.isinf(interval) or interval == batches:  # at the end of an epoch
+    # At the ends of epochs: then the interval is the number of batches, infinity or None.
+    if interval is None or math.isinf(interval) or interval == batches:
         return epochs // (every or 1)
     if math.isinf(batches):
         return None

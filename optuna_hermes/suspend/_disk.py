@@ -63,18 +63,20 @@ def write(
     Args:
         folder: this trial's own folder.
         tree: the state, as ``pack`` takes it; must not change meanwhile.
-        trial: its name in messages.
-        units: units the trial has reported.
         known: the checkpoints that the ledger names. They stay, and so do all newer ones.
 
     Raises:
         CheckpointError: the tree holds what cannot be stored.
         UnwritableError: the file system has no room, or does not let this user write there.
     """
+    import torch
+
     tensors, text = pack(tree, trial)
-    tensors[_TREE] = _octets(text.encode("utf-8", "surrogatepass"))
+    octets = bytearray(text.encode("utf-8", "surrogatepass"))
+    tensors[_TREE] = torch.frombuffer(octets, dtype=torch.uint8)
     with _writing:
-        path = _next_path(folder.absolute(), units)
+        number = 1 + max((_number(path) for path in _files(folder)), default=0)
+        path = folder.absolute() / f"{number:06d}-unit-{units}{_SUFFIX}"
         size, sha256 = _put(path, tensors, {**_FORMAT, "trial": trial})
         _tidy(folder, {Path(state.path) for state in known})
     return Checkpoint(path=str(path), units=units, size_bytes=size, sha256=sha256)
@@ -87,7 +89,6 @@ def read(
 
     Args:
         states: newest first, as the ledger has them; their paths are checked against ``folder``.
-        trial: its name in messages.
         folder: this trial's own folder, outside of which nothing is read; None if it has none.
 
     Returns:
@@ -115,12 +116,10 @@ def read(
 
 
 def read_ahead(states: Sequence[Checkpoint], trial: str) -> None:
-    """Begin the next ``read`` on a thread.
-
-    The result is dropped if ``read`` is then called for other checkpoints.
-    """
+    """Begin the next ``read`` on a thread; dropped if that is then called for others."""
     global _ahead
-    folder = Path(states[0].path).parent if states else None  # ``read`` checks it against its own
+    # Not checked here, as the trial's own folder is not known: ``read`` does it.
+    folder = Path(states[0].path).parent if states else None
     _ahead = _key(states, trial), _on_thread(_search, tuple(states), trial, folder)
 
 
@@ -145,11 +144,6 @@ def _on_thread(call: Callable[..., T], *args: Any) -> Future[T]:
 
 
 # -- writing -----------------------------------------------------------------------------------
-
-
-def _next_path(folder: Path, units: int) -> Path:
-    number = 1 + max((_number(path) for path in _files(folder)), default=0)
-    return folder / f"{number:06d}-unit-{units}{_SUFFIX}"
 
 
 def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tuple[int, str]:
@@ -223,12 +217,6 @@ def _write_through(
         sha256 = digest(file)
         synced.result()
         return os.fstat(file.fileno()).st_size, sha256
-
-
-def _octets(data: bytes) -> torch.Tensor:
-    import torch
-
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -321,7 +309,8 @@ def _load(state: Checkpoint, trial: str) -> Any:
         return _decoded(name, content, trial)
     except CheckpointError:
         raise
-    except Exception as error:  # the digest is right, but the content breaks the format
+    # The digest is right, but the content breaks the format: any error may come of it.
+    except Exception as error:
         raise CheckpointError(f"{name} cannot be decoded: {error!r}.") from error
 
 

@@ -11,6 +11,7 @@ import torch
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _PARTS = ("dataset", "datasets", "transform", "transforms", "target_transform")
+# Its state is one of the process, see ``rng_state``; scikit-learn puts it into attributes.
 _GLOBAL: Any = np.random.mtrand._rand
 
 
@@ -42,6 +43,7 @@ def states_of(generators: Iterable[Any]) -> list[Any]:
 
 
 def set_states(generators: Iterable[Any], states: Iterable[Any]) -> None:
+    # Not strict: an objective that was edited may make fewer, or more.
     for generator, state in zip(generators, states, strict=False):
         set_generator_state(generator, state)
 

@@ -7,7 +7,7 @@ import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,7 +22,9 @@ from optuna_hermes.suspend._generators import (
     states_of,
 )
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
-from optuna_hermes.suspend._workers import Workers, random_warning
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._workers import Workers
 
 
 def is_stateful(loader: Any) -> bool:
@@ -33,6 +35,20 @@ def is_stateful(loader: Any) -> bool:
     """
     base = getattr(loader, "base_dataloader", None)
     return callable(getattr(loader, "state_dict", None)) and (base is None or is_stateful(base))
+
+
+def is_stream(loader: Any) -> bool:
+    """True for a loader over an iterable data set without persistent workers."""
+    if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
+        return False
+    if type(loader)._get_iterator is not DataLoader._get_iterator:
+        return False
+    ends = not (loader.num_workers and loader.persistent_workers)
+    return isinstance(loader.dataset, IterableDataset) and ends
+
+
+def has_workers(loader: object) -> bool:
+    return isinstance(loader, DataLoader) and loader.num_workers > 0
 
 
 class Replay:
@@ -131,7 +147,15 @@ class Replay:
     def warning(self) -> str | None:
         """A warning if its workers draw random numbers that cannot be restored, else None."""
         loader = self._loader()
-        return random_warning(loader) if loader is not None and self._pool.lost else None
+        if loader is None or not self._pool.lost:
+            return None
+        from optuna_hermes.suspend._workers import random_warning
+
+        return random_warning(loader)
+
+    def stores_here(self) -> bool:
+        """Return True: a trial can return to any batch, unlike in a stream."""
+        return True
 
     def __iter__(self) -> Iterator[Any]:
         if self._pool.is_extra_call():  # torch draws the workers' seed after this first call
@@ -251,6 +275,9 @@ class OwnStates:
             ],
         }
 
+    def unwrap(self) -> None:
+        """Do nothing: unlike a ``Replay`` it changes nothing in its loader."""
+
     def idle_state(self) -> dict[str, Any]:
         return {"own": self.state(), "seed": None, "workers": None}
 
@@ -355,6 +382,8 @@ class _Pool:
     # -- called in torch's order ---------------------------------------------------------------
 
     def _start(self) -> Any:
+        from optuna_hermes.suspend._workers import Workers  # lazy: few loaders have processes
+
         loader = self._loader()
         assert loader is not None
         revived = self._revived

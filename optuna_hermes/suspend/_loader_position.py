@@ -7,8 +7,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes.suspend._loader import Replay, is_stateful
-from optuna_hermes.suspend._streams import Known, Stream, Streams, is_stream
+from optuna_hermes.suspend._loader import Replay, has_workers, is_stateful, is_stream
+from optuna_hermes.suspend._streams import Known, Stream, Streams
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of
 
@@ -16,11 +16,7 @@ Batch = TypeVar("Batch")
 
 
 class LoaderPosition:
-    """The position of a loop in an epoch of batches, for every supported kind of loader.
-
-    Args:
-        known: returns the objects that are stored with the training, by ``id``.
-    """
+    """The position of a loop in an epoch of batches, for every supported kind of loader."""
 
     def __init__(self, known: Known, trial: str) -> None:
         self.streams = Streams(known)
@@ -33,27 +29,28 @@ class LoaderPosition:
         self.problem: str | None = None
         """The reason why the position in this epoch cannot be restored, None if it can."""
         self._source: Any = None
+        self._warned = False
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
         self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped | Stream]
         self._replays = weakref.WeakKeyDictionary()
         self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
 
-    @property
     def warning(self) -> str | None:
-        """A warning about what cannot be restored exactly, None if all can."""
+        """A warning about what cannot be restored exactly, given once; None if all can."""
+        if self._warned:
+            return None
         drew = (watch.warning() for watch in self._watches.values() if watch.drew())
         lost = (replay.warning() for replay in self._replays.values())
-        return next(filter(None, itertools.chain(drew, lost)), None)
+        warning = next(filter(None, itertools.chain(drew, lost)), None)
+        self._warned = warning is not None
+        return warning
 
     def iterate(
         self, loader: Iterable[Batch], state: dict[str, Any] | None = None
     ) -> Iterator[Batch]:
-        """Begin an epoch.
+        """Begin an epoch, or resume the one of which ``state_dict`` has returned this state.
 
-        Args:
-            loader: has ``state_dict`` and ``load_state_dict``, or is a ``DataLoader``, or one that
-                Fabric or Accelerate has wrapped, or a sequence; with others there is a ``problem``.
-            state: what ``state_dict`` returned, if the epoch is resumed.
+        With loaders whose position can neither be set nor counted there is a ``problem``.
         """
         if state is not None:
             self.streams.load_state_dict(state["streams"])
@@ -70,7 +67,8 @@ class LoaderPosition:
             source.load_state_dict(state["loader"])
         self._watch(loader)
         iterator = iter(loader)
-        if source is None:  # a sequence, or a loader with a ``problem``: read and drop batches
+        if source is None:
+            # A sequence, or a loader with a ``problem``: its batches are read and dropped.
             next(itertools.islice(iterator, self.batch, self.batch), None)
         elif source is loader:
             self.problem = self.problem or _why_not_saved(source)
@@ -105,7 +103,8 @@ class LoaderPosition:
         stream = is_stream(loader)
         if not wrapped and not stream and not Replay.fits(loader):
             return None
-        if loader not in self._replays:  # its workers, where they persist, hold the first one
+        # One for all its epochs: worker processes, where they persist, hold the first one.
+        if loader not in self._replays:
             if stream:
                 made = Stream(loader, lambda: self.batch, self.streams, self._name)
                 self._replays[loader] = made
@@ -116,7 +115,7 @@ class LoaderPosition:
 
     def _watch(self, loader: Any) -> None:
         plain = isinstance(self._source, Replay | Wrapped | Stream)
-        if not plain and RandomWatch.fits(loader) and loader not in self._watches:
+        if not plain and has_workers(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 
     def _problem(self, loader: object) -> str | None:
@@ -133,7 +132,7 @@ class LoaderPosition:
 
 
 def _begun_late(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Its batches; the iterator, which may draw random numbers, is made with the first one."""
+    # A generator: the iterator, which may draw random numbers, is made with the first batch.
     yield from loader
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,9 @@ from optuna_hermes.errors import InvalidInputError, SuspendError, UnstorableErro
 from optuna_hermes.suspend._state import moved, on_device, plain
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
-from optuna_hermes.suspend._values import Classes, read_value, write_value
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._values import Classes
 
 _CONTAINERS = (list, tuple, dict)
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, np.ndarray)
@@ -27,7 +29,7 @@ class NamedObjects:
 
     Args:
         owners: modules, optimizers and so on, by the names used in messages.
-        classes: the classes that kept objects may have.
+        classes: the classes that kept objects may have; None for none.
 
     Raises:
         InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
@@ -37,7 +39,7 @@ class NamedObjects:
         for name, owner in owners.items():
             _check(name, owner)
         self.kept: dict[str, Any] = {}
-        self._classes = classes or Classes((), ())
+        self._classes = classes
         self._readable: set[str] = set()
         self._given: dict[int, object] = {}
         self._owners = owners
@@ -94,6 +96,8 @@ class NamedObjects:
     def _written(self, name: str, value: Any) -> list[Any]:
         if _is_plain(value):
             return [value, on_device(value), False]
+        from optuna_hermes.suspend._values import read_value, write_value
+
         try:
             tree = write_value(f"run.kept[{name!r}]", value, whole=True)
             if name not in self._readable:
@@ -111,6 +115,8 @@ class NamedObjects:
     def _read(self, name: str, value: Any, was_on_device: bool, is_tree: bool) -> Any:
         present = self.kept.get(name)
         if is_tree:
+            from optuna_hermes.suspend._values import read_value
+
             return read_value(value, present, self._classes)
         if was_on_device:
             value = moved(value, torch.accelerator.current_accelerator())

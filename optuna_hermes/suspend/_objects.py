@@ -101,6 +101,7 @@ class _Writer:
                 parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
                 return ["object", *name, parts]
             # Extension types (Cython) without attributes: their constructors only take numbers.
+            # Those of classes of Python are code, which no checkpoint may call.
             made = value.__reduce__()
             if made[0] is kind and len(made) == 2 and not kind.__flags__ & _HEAP_TYPE:
                 return ["made", *name, self.node(made[1], place)]
@@ -115,7 +116,8 @@ class _Writer:
         region = (begin, end, value.dtype.str)
         order = "C" if value.flags.c_contiguous else "F"
         whole = value.flags.forc and value.nbytes == end - begin
-        if whole and region in self._regions:  # the same numbers in another shape
+        # The same numbers in another shape: the two must share their memory again.
+        if whole and region in self._regions:
             return ["reshaped", self._regions[region][0], order, *value.shape]
         if value.size:
             self._regions[region] = self._seen[id(value)], name
@@ -153,11 +155,9 @@ class _Reader:
             return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
         if kind == "dict":
             return {self.node(key): self.node(item) for key, item in rest[0]}
+        # Numbered before its parts are read, as the writer does: they may refer to it.
         number = len(self._seen)
         self._seen.append(None)
-        return self._object(kind, rest, present, number)
-
-    def _object(self, kind: str, rest: list[Any], present: Any, number: int) -> Any:
         if kind == "object":
             return self._with_attributes(rest, present, number)
         value = self._seen[number] = self._without(kind, rest, present)

@@ -46,7 +46,7 @@ class OtherLoaders:
         inner = inner_of(loader)
         plain = loader if inner is None else inner
         if isinstance(plain, DataLoader) and plain in self._idle:
-            _leave(self._idle.pop(plain))
+            self._idle.pop(plain).unwrap()
 
     def state(self) -> list[dict[str, Any]]:
         """States from which the loaders' next epochs begin, without loaders that have no state."""
@@ -80,13 +80,8 @@ class OtherLoaders:
     def leave(self) -> None:
         """Restore the loaders' own samplers."""
         for each in self._idle.values():
-            _leave(each)
+            each.unwrap()
         self._idle.clear()
-
-
-def _leave(each: Replay | OwnStates) -> None:
-    if isinstance(each, Replay):
-        each.unwrap()
 
 
 def _is_new(state: dict[str, Any]) -> bool:

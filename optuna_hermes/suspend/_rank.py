@@ -69,7 +69,10 @@ class RankChannels:
 
     def become_rank(self, rank: int) -> Rank:
         """Become this rank, in its own process, which ends with its parent."""
-        _die_with(self.parent)
+        # SIGKILL: torch asks for SIGINT, which worker processes may ignore.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self.parent:  # it has ended before that
+            raise SystemExit(_TERMINATED)
         for end in (*self.parent_ends, *self.rank_ends[:rank], *self.rank_ends[rank + 1 :]):
             end.close()
         return Rank(rank, self)
@@ -175,13 +178,6 @@ class Rank:
         if answer == "leave":
             raise Suspended("The trial goes on in other processes.")
         return answer
-
-
-def _die_with(parent: int) -> None:
-    # SIGKILL: torch asks for SIGINT, which worker processes may ignore.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        raise SystemExit(_TERMINATED)
 
 
 def packed(tree: Tree) -> bytes:

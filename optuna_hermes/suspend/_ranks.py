@@ -36,10 +36,7 @@ class Ranks:
     """Collects the messages of a trial's ranks, and talks to session and trial on their behalf.
 
     Args:
-        count: number of ranks.
         context: the ``multiprocessing`` context by which the ranks are started.
-        trial: its name in messages.
-        session: the trial's, if it has one.
         all_started: called when all ranks have begun, to free what only they need.
         report: called with a unit and a value; returns True if the trial is pruned.
         save: called with a checkpoint and its units, see ``Saver.begin``.

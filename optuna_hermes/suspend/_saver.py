@@ -58,6 +58,7 @@ class Saver:
         """
         self.finish(wait=True)
         self.gave_up, self._give_up = False, threading.Event()
+        # An executor, unlike in ``_disk``: the interpreter joins its thread at exit.
         thread = ThreadPoolExecutor(1, "hermes-save")
         self._saving = thread.submit(self._save, frozen(tree), units, self._give_up)
         thread.shutdown(wait=False)
@@ -73,6 +74,7 @@ class Saver:
         """
         saving = self._saving
         if wait:
+            # Else this would wait for as long as the disk is full.
             self._give_up.set()
         if saving is not None and (wait or saving.done()):
             self._saving = None
@@ -138,6 +140,6 @@ def _first(folder: Path, name: str) -> bool:
         (folder / f"{_MARK}{digest}").open("x").close()
     except FileExistsError:
         return False
-    except OSError:  # rather a second warning than none
-        return True
+    except OSError:
+        pass  # rather a second warning than none
     return True

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from optuna_hermes.suspend._tree import mapped
+
 
 def rng_state() -> dict[str, Any]:
     """The state of every global random number generator of this process."""
@@ -100,13 +102,7 @@ def moved(value: Any, device: Any) -> Any:
     """A plain value with all its tensors on one device."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.to(device)
-    if isinstance(value, list | tuple):
-        return type(value)(moved(item, device) for item in value)
-    if isinstance(value, dict):
-        return {key: moved(item, device) for key, item in value.items()}
-    return value
+    return mapped(value, lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def on_device(value: Any) -> bool:
@@ -118,3 +114,15 @@ def on_device(value: Any) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     return isinstance(value, list | tuple) and any(on_device(item) for item in value)
+
+
+def filled(present: Any, kind: Any, items: Any) -> Any:
+    """Return a container with these items: ``present``, if it is of that kind."""
+    if type(present) is not kind:
+        return items
+    present.clear()
+    if isinstance(present, dict):
+        present.update(items)
+    else:
+        present.extend(items)
+    return present

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
@@ -41,16 +41,6 @@ Known = Callable[[], Collection[int]]
 """Returns the objects that the training holds beside its data sets, by ``id``."""
 
 
-def is_stream(loader: Any) -> bool:
-    """True for a loader over an iterable data set without persistent workers."""
-    if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
-        return False
-    if type(loader)._get_iterator is not DataLoader._get_iterator:
-        return False
-    ends = not (loader.num_workers and loader.persistent_workers)
-    return isinstance(loader.dataset, IterableDataset) and ends
-
-
 class Streams:
     """The attributes of the iterable data sets that a training goes through."""
 
@@ -65,10 +55,9 @@ class Streams:
         return sorted(name for _, attributes in self._found for name in attributes.lost)
 
     def of(self, data: Any, opened: dict[str, Any] | None = None) -> Attributes:
-        """The attributes of one data set.
+        """The attributes of one data set, which are restored if it is seen for the first time.
 
         Args:
-            data: the data set. If it is seen for the first time, its attributes are restored.
             opened: its attributes when its epoch began, if that epoch is to begin once more.
         """
         for each, attributes in self._found:
@@ -78,7 +67,8 @@ class Streams:
         attributes.begin()
         if opened is not None:
             attributes.load_state_dict(opened)
-        elif len(self._found) < len(self._saved):  # in the order in which they were found before
+        # Data sets have no names: they are told apart by the order in which they are found.
+        elif len(self._found) < len(self._saved):
             attributes.load_state_dict(self._saved[len(self._found)])
         self._found.append((data, attributes))
         return attributes

@@ -45,6 +45,7 @@ def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
     """
     packer = _Packer(trial)
     try:
+        # Without NaN, which is no JSON: the packer writes such numbers by their bits.
         text = json.dumps(
             packer.encode(tree, ()), separators=(",", ":"), ensure_ascii=False, allow_nan=False
         )

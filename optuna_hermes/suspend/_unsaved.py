@@ -10,7 +10,6 @@ from typing import Any
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import DATA, fingerprint
-from optuna_hermes.suspend._values import Classes, read_value, write_value
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Attributes:
         for name in changed:
             # Of others nothing is said: bars and files are mostly made again by the same hooks.
             with contextlib.suppress(*_UNWRITABLE):
-                write_value(name, vars(self._owner)[name], self._known)
+                self._written(name, vars(self._owner)[name])
                 self._changed.add(name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -71,7 +70,7 @@ class Attributes:
                     continue
                 self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
-                state[name] = write_value(name, value, self._known)
+                state[name] = self._written(name, value)
             except _UNWRITABLE as error:
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
@@ -79,6 +78,10 @@ class Attributes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore changed attributes; to be called before ``begin``."""
+        if not state:
+            return
+        from optuna_hermes.suspend._values import Classes, read_value
+
         classes = Classes.of(self._owner)
         attributes = vars(self._owner)
         for name, node in state.items():
@@ -88,6 +91,12 @@ class Attributes:
             except Exception as error:  # one lost attribute must not stop the rest from resuming
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
+
+    def _written(self, name: str, value: Any) -> list[Any]:
+        # Loaded on first use: what most trainings change is in a ``state_dict``.
+        from optuna_hermes.suspend._values import write_value
+
+        return write_value(name, value, self._known)
 
     def _all(self) -> dict[str, Any]:
         every = vars(self._owner).items()

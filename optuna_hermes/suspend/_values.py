@@ -23,10 +23,12 @@ from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
 from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
-from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._state import filled, moved, on_device
 from optuna_hermes.suspend._tree import _storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
+_NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
+"""Packages whose classes a user's class is derived from, but that no user's values are of."""
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
 
@@ -59,13 +61,13 @@ def write_value(
     return tree
 
 
-def read_value(node: list[Any], present: object, classes: Classes) -> Any:
+def read_value(node: list[Any], present: object, classes: Classes | None) -> Any:
     """Convert a tree to its value; ``present``, the value there now, is reused if possible.
 
     Raises:
         SuspendError: it needs a class that cannot be found.
     """
-    return _ValueReader(classes).node(node, present)
+    return _ValueReader(classes or Classes((), ())).node(node, present)
 
 
 class Classes:
@@ -83,7 +85,7 @@ class Classes:
     @classmethod
     def of(cls, owner: object) -> Classes:
         """The classes that the code of an object's class can name."""
-        kinds = [kind for kind in type(owner).__mro__ if not outside_package(kind)]
+        kinds = [kind for kind in type(owner).__mro__ if _package(kind) not in _NO_USERS]
         methods = (each for kind in kinds for each in vars(kind).values())
         names = [each.__globals__ for each in methods if hasattr(each, "__globals__")]
         return cls(names, map(_package, kinds))
@@ -107,11 +109,6 @@ class Classes:
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
                 return found
         return None
-
-
-def outside_package(kind: type) -> bool:
-    """True for a class of Python or of a library whose objects are no user's values."""
-    return _package(kind) in {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 
 
 class _ValueWriter(_Writer):
@@ -145,6 +142,7 @@ class _ValueWriter(_Writer):
             return ["named tuple", *name, self._items(value, place)]
         if callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"):
             return ["stateful", *name, self.node(dict(value.state_dict()), place)]
+        # Slots and fields of C are beside the attributes, and would be lost without a word.
         if is_iterator(value) or kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__:
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
         parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
@@ -260,18 +258,6 @@ class _ValueReader(_Reader):
 
 def _is_a(value: object, module: str, name: str) -> bool:
     return (type(value).__module__, type(value).__qualname__) == (module, name)
-
-
-def filled(present: Any, kind: Any, items: Any) -> Any:
-    """Return a container with these items: ``present``, if it is of that kind."""
-    if type(present) is not kind:
-        return items
-    present.clear()
-    if isinstance(present, dict):
-        present.update(items)
-    else:
-        present.extend(items)
-    return present
 
 
 def _tensor(rest: list[Any], present: Any) -> torch.Tensor:

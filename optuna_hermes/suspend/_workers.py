@@ -31,7 +31,6 @@ class Workers:
     """The states of the generators of one iterator's worker processes.
 
     Args:
-        loader: has worker processes.
         states: what ``state`` returned for each, None for one that begins with its own seed.
     """
 
@@ -93,14 +92,7 @@ def random_warning(loader: Any) -> str:
 
 
 class RandomWatch:
-    """Detects random numbers drawn in a loader's worker processes while they fetch batches.
-
-    It wraps the loader's ``collate_fn`` and draws nothing. Workers that were started before it are
-    not seen.
-
-    Args:
-        loader: fetches in at least one worker process; its ``collate_fn`` is replaced.
-    """
+    """Detects random numbers drawn in a loader's worker processes while they fetch batches."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
@@ -108,12 +100,8 @@ class RandomWatch:
         self._drew = torch.zeros(1, dtype=torch.bool)
         self._drew.share_memory_()  # type: ignore[no-untyped-call]
         watched = _DrawingCollate(loader, self._drew, ())
+        # Workers that run already have copies of the functions before, and are not watched.
         loader.collate_fn, loader.worker_init_fn = watched, watched.begin
-
-    @staticmethod
-    def fits(loader: object) -> bool:
-        """True if a loader has worker processes."""
-        return isinstance(loader, DataLoader) and loader.num_workers > 0
 
     def drew(self) -> bool:
         return bool(self._drew.item())
@@ -129,8 +117,6 @@ class _Collate:
     """A ``collate_fn`` for workers; each worker has a copy, and all share some memory.
 
     Args:
-        loader: whose functions it calls.
-        shared: the memory.
         begun: states with which the workers begin, see ``Workers``; empty for those of their seeds.
     """
 
@@ -145,6 +131,7 @@ class _Collate:
         if self._init is not None:
             self._init(worker)
         begun = self._begun[worker] if self._begun else None
+        # After the user's function, which may seed the generators.
         if begun is not None:
             _restore(json.loads(begun, object_hook=_decoded))
         self._worker, self._first = worker, _text()

@@ -1,6 +1,6 @@
-"""The parts of Lightning and torch on which ``_lightning/_ddp.py`` relies without a promise.
+"""The parts of Lightning and torch on which trials in several processes rely without a promise.
 
-If a test here fails after an upgrade, look at ``_lightning/_ddp.py`` before anything else.
+If a test here fails after an upgrade, look at ``_lightning/_ddp.py`` and ``_launches.py`` first.
 """
 
 from __future__ import annotations

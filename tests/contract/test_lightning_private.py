@@ -46,7 +46,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from optuna_hermes._lightning._callbacks import _FIELDS
-from optuna_hermes._lightning._clocks import got_sigterm, leave_out
+from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
 from optuna_hermes._lightning._trainer_hooks import clean, validated_names
 from optuna_hermes.suspend._named_objects import metric_state, restore_metric
@@ -445,9 +445,9 @@ def test_default_root() -> None:
 def test_sigterm() -> None:
     """Whether the process was told to end is said by an attribute that a handler sets."""
     trainer = fit()
-    assert not got_sigterm(trainer)
+    assert not trainer.received_sigterm
     trainer._signal_connector.received_sigterm = True
-    assert got_sigterm(trainer)
+    assert trainer.received_sigterm
 
 
 def test_checkpoint_folder_is_public_state() -> None:

@@ -51,6 +51,7 @@ from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend import TrialState
+from optuna_hermes.suspend._loader import has_workers
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.testing import FakeSession
 
@@ -1155,4 +1156,4 @@ def test_random_warning() -> None:
     data = torch.utils.data.Subset(Drawing("torch"), [0, 1])
     watch = RandomWatch(DataLoader(data, num_workers=2))
     assert watch.warning().startswith("Drawing draws random numbers in loader workers (num_wor")
-    assert not RandomWatch.fits(DataLoader(data))
+    assert not has_workers(DataLoader(data))

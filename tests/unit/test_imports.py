@@ -7,6 +7,7 @@ import json
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,4 +133,58 @@ def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
         "cluster",
     )
     names = tuple(f"optuna_hermes.{name}" for name in later)
+    assert not [module for module in loaded if module.startswith(names)]
+
+
+def test_a_lightning_trial_loads_what_few_trials_need_on_first_use(tmp_path: Path) -> None:
+    """Ranks, elastic sizes, streams and loader processes are not loaded for a trial without them.
+
+    The trial saves its units, goes to disk, and comes back from there.
+    """
+    loaded = _modules_after(
+        "from pathlib import Path\n"
+        "import lightning as L, optuna, torch\n"
+        "from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset\n"
+        "from optuna_hermes.errors import Suspended\n"
+        "from optuna_hermes.lightning import HermesCallback\n"
+        "from optuna_hermes.testing import FakeSession\n"
+        "class Ticks(L.Callback):\n"
+        "    def on_train_batch_end(self, *args):\n"
+        "        session.tick()\n"
+        "class Module(BoringModel):\n"
+        "    def training_step(self, batch, batch_idx):\n"
+        "        self.log('loss', loss := self.step(batch))\n"
+        "        return loss\n"
+        "    val_dataloader = None\n"
+        "    validation_step = None\n"
+        "def fit():\n"
+        "    hermes = HermesCallback(optuna.create_study().ask(), 'loss', _session=session)\n"
+        "    loader = torch.utils.data.DataLoader(RandomDataset(32, 8), batch_size=2)\n"
+        "    L.Trainer(max_epochs=2, accelerator='cpu', logger=False, enable_checkpointing=False,\n"
+        "        enable_progress_bar=False, enable_model_summary=False,\n"
+        "        callbacks=[hermes, Ticks()]).fit(Module(), loader)\n"
+        "    return hermes.value\n"
+        f"session = FakeSession({{6: 'disk'}}, checkpoint_dir=Path({str(tmp_path)!r}))\n"
+        "try:\n"
+        "    fit()\n"
+        "except Suspended:\n"
+        "    session = session.again()\n"
+        "assert session.checkpoints and fit() is not None\n"
+    )
+    later = (
+        "_lightning._csv_logs",
+        "_lightning._ddp",
+        "_lightning._devices",
+        "_lightning._elastic",
+        "_lightning._event_logs",
+        "_lightning._schedules",
+        "suspend._elastic",
+        "suspend._objects",
+        "suspend._rank",
+        "suspend._streams",
+        "suspend._values",
+        "suspend._workers",
+    )
+    names = tuple(f"optuna_hermes.{name}" for name in later)
+    assert "optuna_hermes._lightning._checkpoints" in loaded
     assert not [module for module in loaded if module.startswith(names)]

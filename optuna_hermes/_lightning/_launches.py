@@ -1,0 +1,95 @@
+"""The points where Lightning starts processes, and the trials that may be trained in them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from optuna_hermes._lightning._namespace import Trainer, parts
+from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._rank import Rank
+    from optuna_hermes.suspend._ranks import Ranks
+
+
+class RankedTrial(Protocol):
+    """The loop of a trial, as seen from the start of its ranks."""
+
+    def ranks(self, count: int, context: Any) -> AbstractContextManager[Ranks]:
+        """Listen to the ranks that are started within."""
+
+    def be_rank(self, rank: Rank) -> None:
+        """Continue in the process of a rank."""
+
+    def leased(self) -> bool:
+        """True if the trial has a session."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a rank sends at its end."""
+
+
+Find = Callable[[Trainer | None], RankedTrial | None]
+"""Finds the loop of a trial in its trainer; None if it has none."""
+
+
+def watch_launches(find: Find) -> None:
+    """Wrap Lightning's launchers, for trainers in which there is a loop of a trial."""
+    # Patched, since Lightning calls no hook before it starts processes.
+    for name, module, call in (
+        ("_MultiProcessingLauncher", "multiprocessing", _launch),
+        ("_SubprocessScriptLauncher", "subprocess_script", _launch_scripts),
+    ):
+        for each in parts(f"strategies.launchers.{module}"):
+            launcher = getattr(each, name)
+            # A partialmethod: an earlier call has wrapped it.
+            if not isinstance(vars(launcher)["launch"], functools.partialmethod):
+                launcher.launch = functools.partialmethod(call, launcher.launch, find)
+
+
+def refused_strategy(strategy: object) -> InvalidInputError:
+    """The error for a trial whose processes cannot be suspended together."""
+    return InvalidInputError(
+        "A trial in several processes must start them by itself to take turns, but strategy "
+        f"{type(strategy).__name__} runs the script once more for each: give the Trainer "
+        'strategy="ddp_fork".'
+    )
+
+
+def _launch(
+    launcher: Any,
+    launch: Callable[..., Any],
+    find: Find,
+    function: Any,
+    /,
+    *args: Any,
+    trainer: Trainer | None = None,
+    **kwargs: Any,
+) -> Any:
+    loop = find(trainer)
+    # Only ``fit`` is suspended: validate, test and predict are started as ever.
+    if trainer is None or loop is None or trainer.state.fn != "fit":
+        return launch(launcher, function, *args, trainer=trainer, **kwargs)
+    if trainer.num_nodes > 1 and loop.leased():
+        raise refused_strategy(trainer.strategy)
+    from optuna_hermes._lightning._ddp import launch_ranks  # lazy: most trials have one process
+
+    return launch_ranks(launch, launcher, loop, function, *args, trainer=trainer, **kwargs)
+
+
+def _launch_scripts(
+    launcher: Any,
+    launch: Callable[..., Any],
+    find: Find,
+    function: Any,
+    /,
+    *args: Any,
+    trainer: Trainer | None = None,
+    **kwargs: Any,
+) -> Any:
+    loop = find(trainer)
+    if trainer is not None and trainer.world_size > 1 and loop is not None and loop.leased():
+        raise refused_strategy(trainer.strategy)
+    return launch(launcher, function, *args, trainer=trainer, **kwargs)
