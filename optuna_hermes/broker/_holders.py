@@ -17,11 +17,8 @@ _STATE, _STARTED = 0, 19
 """Fields of ``/proc/PID/stat`` behind the name of the program."""
 
 
-class _Card(msgspec.Struct, frozen=True, kw_only=True):
-    """The holders, and the boot of the host in which their process ids are valid."""
-
-    boot: str
-    holders: tuple[Holder, ...]
+# The boot of the host in which the process ids of the holders are valid, and the holders.
+_Content = tuple[str, tuple[Holder, ...]]
 
 
 def started(pid: int) -> int:
@@ -43,20 +40,19 @@ def save(directory: Path, holders: Sequence[Holder]) -> None:
     """
     path = directory / HOLDERS
     if holders:
-        card = _Card(boot=_boot(), holders=tuple(holders))
-        write_private(path, msgspec.json.encode(card).decode())
+        write_private(path, msgspec.json.encode((_boot(), holders)).decode())
     else:
         path.unlink(missing_ok=True)
 
 
 def living(directory: Path) -> tuple[Holder, ...]:
     """Holders of the last broker that have not ended; none if that cannot be known."""
-    card = None
+    boot: str | None = None
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        card = msgspec.json.decode((directory / HOLDERS).read_bytes(), type=_Card)
-    if card is None or card.boot != _boot():
+        boot, held = msgspec.json.decode((directory / HOLDERS).read_bytes(), type=_Content)
+    if boot != _boot():
         return ()
-    return tuple(each for each in card.holders if started(each.pid) == each.started)
+    return tuple(each for each in held if started(each.pid) == each.started)
 
 
 def _boot() -> str:

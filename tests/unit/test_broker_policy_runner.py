@@ -255,13 +255,13 @@ def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker)
     trial = broker.handler.state.studies["s"].trials[0]
     policy_runner = PolicyRunner(broker.handler.state)
     study = broker.handler.state.studies["s"]
-    (view,) = policy_runner._snapshot(study, [], 9.0).trials
-    (again,) = policy_runner._snapshot(study, [], 10.0).trials
+    (view,) = policy_runner.snapshot(study, [], 9.0).trials
+    (again,) = policy_runner.snapshot(study, [], 10.0).trials
     assert again is view
     changes = {"units_left": 7, "params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
     for name, value in changes.items():
         setattr(trial, name, value)
-        (changed,) = policy_runner._snapshot(study, [], 11.0).trials
+        (changed,) = policy_runner.snapshot(study, [], 11.0).trials
         assert changed is not view
         view = changed
     assert (view.units_left, view.params, view.tier) == (7, {"lr": 0.5}, "host")

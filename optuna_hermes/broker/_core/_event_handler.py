@@ -16,7 +16,6 @@ from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core import _set_up as set_up
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
@@ -276,6 +275,8 @@ class EventHandler:
         elif isinstance(message, wire.Ready):
             self._ready(turn, connection, message)
         elif isinstance(message, wire.Created):
+            from optuna_hermes.broker._core import _set_up as set_up  # as in the scheduler
+
             set_up.created(turn, connection, message)
             self._scheduler.schedule(turn)
         elif isinstance(message, wire.Drain):
@@ -403,7 +404,10 @@ class EventHandler:
         for connection in study.idle:
             turn.send(connection, wire.Dismiss())
         study.idle.clear()
-        set_up.dismiss(turn, study)
+        if study.sets_up:
+            from optuna_hermes.broker._core._set_up import dismiss  # as in the scheduler
+
+            dismiss(turn, study)
 
     # -- studies -------------------------------------------------------------------------------
 
@@ -425,7 +429,12 @@ class EventHandler:
             if self.state.awaited:
                 self._recovery.empty_handed(turn, pid, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, turn.now)
-            set_up.register(turn, study, trial, connection, is_new=is_new)
+            trial.register(connection, turn.now)
+            if self.state.clients[connection].role == "worker":
+                study.workers.add(connection)
+            if is_new:
+                _event_log.admitted(turn, trial)
+            turn.save(trial)
         else:
             known = set(study.trials)
             changed = take_charge(self.state, study, connection, message, turn.now)
@@ -509,7 +518,10 @@ class EventHandler:
             return False
         assert client is not None, "a study is served to a client"
         study.workers.discard(connection)
-        set_up.gone(study, client)
+        if client.opening is not None and study.unstarted is not None:
+            study.unstarted += 1
+        if client.opening:  # it may have created a trial
+            study.lost.append(client.opening)
         if connection in study.idle:
             study.idle.remove(connection)
         if study.driver == connection:
@@ -525,8 +537,7 @@ class EventHandler:
                 self._ends.holder_gone(turn, lease)
         for trial in self.state.trials():
             if trial.connection == connection:
-                dismissed = self.state.studies[trial.study].draining and trial.state == "pending"
-                if dismissed:
-                    self._ends.take_back(turn, trial)
+                if self.state.studies[trial.study].draining and trial.state == "pending":
+                    self._ends.take_back(turn, trial)  # it was dismissed
                 else:
                     self._ends.process_gone(turn, trial, connection)

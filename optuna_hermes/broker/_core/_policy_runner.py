@@ -45,7 +45,7 @@ class PolicyRunner:
             now: seconds of the broker's clock.
             fixed: the numbers of trials that are to keep the devices they have, if they go on.
         """
-        snapshot = self._snapshot(study, slots, now)
+        snapshot = self.snapshot(study, slots, now)
         if fixed:
             trials = (
                 _fixed(trial) if trial.number in fixed else trial for trial in snapshot.trials
@@ -53,10 +53,10 @@ class PolicyRunner:
             snapshot = replace(snapshot, trials=tuple(trials))
         boosted = frozenset(n for n, override in study.overrides.items() if override == "boosted")
         if study.draining or study.problem or not boosted:
-            return _ask(study, snapshot)
+            return ask(study, snapshot)
         from optuna_hermes.broker._core._boosts import boosted_first  # few trials are boosted
 
-        return boosted_first(partial(_ask, study), snapshot, boosted)
+        return boosted_first(partial(ask, study), snapshot, boosted)
 
     def wanted_last(self, trials: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
         """The trials, of any studies, from the one that will be wanted last to the first.
@@ -74,26 +74,13 @@ class PolicyRunner:
                 # Only where several trials could make room.
                 from optuna_hermes.broker._core._trial_order import wanted_first
 
-                numbers = wanted_first(partial(_ask, study), self._snapshot(study, [], now), own)
+                numbers = wanted_first(partial(ask, study), self.snapshot(study, [], now), own)
                 numbers.sort(key=lambda n: _PREFERENCE[study.override_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
         return [trial for _, trial in sorted(placed, key=lambda each: -each[0])]
 
-    def openings(self, study: Study, now: float) -> int:
-        """Number of trials that would begin if twice as many devices were free now, half at most.
-
-        That is how many will probably begin at the next decision about each device.
-        """
-        key = study.spec.key
-        slots = [s for s in self._state.slots.values() if not s.lease or s.lease.study == key]
-        snapshot = self._snapshot(study, slots, now)
-        more = (replace(slot.device, id=f"{slot.device.id}/next", free=True) for slot in slots)
-        snapshot = replace(snapshot, devices=(*snapshot.devices, *more))
-        begun = {trial.number for trial in snapshot.trials if trial.state != "pending"}
-        given = _ask(study, snapshot).assignments
-        return min(len(slots), sum(each.trial not in begun for each in given))
-
-    def _snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
+    def snapshot(self, study: Study, slots: Sequence[Slot], now: float) -> Snapshot:
+        """Snapshot for the policy of ``study``, with ``slots`` as the devices that are free."""
         open_ids = {slot.device.id for slot in slots}
         up = {
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
@@ -242,7 +229,7 @@ def _view(
     return seen
 
 
-def _ask(study: Study, snapshot: Snapshot) -> Decision:
+def ask(study: Study, snapshot: Snapshot) -> Decision:
     """Decision of the policy; none if it breaks its contract, which ends its study only."""
     if study.draining or study.problem:
         return Decision(memory=study.memory)

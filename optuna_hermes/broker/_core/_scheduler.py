@@ -18,7 +18,6 @@ from optuna_hermes.broker._core._events import SaveMemory
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
-from optuna_hermes.broker._core._set_up import set_up_next
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Grant, Prepare, Resize, Yield
@@ -74,17 +73,19 @@ class Scheduler:
                     self._decide(turn, study, open_)
         self.fill(turn)
         for study in studies:
-            spare = self._coming(study) - len(self._state.slots)
-            set_up_next(turn, study, self._policy_runner, spare)
+            if study.sets_up:
+                from optuna_hermes.broker._core._set_up import set_up_next  # on CPU slots only
+
+                spare = self._coming(study) - len(self._state.slots)
+                set_up_next(turn, study, self._policy_runner, spare)
 
     def reported(self, turn: Turn, lease: Lease) -> bool:
-        """Decide about the devices of a trial that has reported, if its slice is about to end.
+        """Decide, and return True, if a trial's report is the one nearest to its slice's end.
 
-        A slice ends at the report nearest to its deadline: a decision has the newest value then,
-        and no unit is cut in two. Returns True if it has decided.
+        So a decision has the newest value, and no short unit is cut in two.
         """
         study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
-        # After its last unit a trial ends by itself, and its device is free.
+        # After its last unit a trial ends by itself.
         if trial is None or trial.units_left == 0 or lease.yielding:
             return False
         unit = study.unit_seconds(trial) / len(lease.devices)
@@ -96,7 +97,7 @@ class Scheduler:
         return True
 
     def extend(self, turn: Turn) -> None:
-        """Extend the slices that are over to the ends of short units: a report decides then."""
+        """Extend the slices that are over to the ends of short units."""
         for lease in self._state.leases():
             study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
             over = lease.deadline <= turn.now and not (lease.yielding or lease.extended)

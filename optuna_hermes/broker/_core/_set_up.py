@@ -6,12 +6,13 @@ batch while others train. The trial is pending, with a process: its first lease 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import admit_trial
-from optuna_hermes.broker._core._broker_state import BrokerState, Client
-from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._policy_runner import PolicyRunner
+from optuna_hermes.broker._core._broker_state import BrokerState
+from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 
@@ -32,7 +33,7 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     known = len(_set_up_by(state, study))
     if known >= len(state.slots):
         return
-    missing = min(spare, policy_runner.openings(study, turn.now) - known)
+    missing = min(spare, _openings(turn, study, policy_runner) - known)
     for connection in study.idle[: max(0, missing)]:
         if study.may_open.any:
             _set_up(turn, study, connection)
@@ -53,21 +54,14 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
         turn.kill(connection, client.pid, reason)
         return
     client.opening = None
-    register(turn, study, trial, connection, is_new=is_new)
+    trial.register(connection, turn.now)
+    if is_new:
+        _event_log.admitted(turn, trial)
+    turn.save(trial)
     if not is_new and study.unstarted is not None:
         study.unstarted += 1  # its driver knew of it, so it is not one of those left
     if study.draining:
         turn.send(connection, wire.Dismiss())
-
-
-def register(turn: Turn, study: Study, trial: LiveTrial, connection: int, *, is_new: bool) -> None:
-    """Let a trial that has not begun wait with its process for its first lease."""
-    trial.register(connection, turn.now)
-    if turn.state.clients[connection].role == "worker":
-        study.workers.add(connection)
-    if is_new:
-        _event_log.admitted(turn, trial)
-    turn.save(trial)
 
 
 def dismiss(turn: Turn, study: Study) -> None:
@@ -76,14 +70,22 @@ def dismiss(turn: Turn, study: Study) -> None:
         turn.send(connection, wire.Dismiss())
 
 
-def gone(study: Study, client: Client) -> None:
-    """Handle the end of a process that may have created a trial."""
-    if client.opening is None:
-        return
-    if study.unstarted is not None:
-        study.unstarted += 1
-    if client.opening:
-        study.lost.append(client.opening)
+def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
+    """Number of trials that would begin if twice as many devices were free now, half at most.
+
+    That is how many will probably begin at the next decision about each device.
+    """
+    slots = [
+        slot
+        for slot in turn.state.slots.values()
+        if not slot.lease or slot.lease.study == study.spec.key
+    ]
+    snapshot = policy_runner.snapshot(study, slots, turn.now)
+    more = (replace(slot.device, id=f"{slot.device.id}/next", free=True) for slot in slots)
+    snapshot = replace(snapshot, devices=(*snapshot.devices, *more))
+    begun = {trial.number for trial in snapshot.trials if trial.state != "pending"}
+    given = ask(study, snapshot).assignments
+    return min(len(slots), sum(each.trial not in begun for each in given))
 
 
 def _is_suited(state: BrokerState, study: Study) -> bool:

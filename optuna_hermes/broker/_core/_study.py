@@ -139,7 +139,6 @@ class Study:
     def unit_seconds(self, trial: LiveTrial) -> float:
         """Expected device time of a trial's unit, 0.0 before any trial has reported."""
         seconds = trial.curve.device_seconds
-        # The first unit of a trial is longer by what opening it takes.
         return seconds[-1] - seconds[-2] if len(seconds) > 1 else self.mean_unit_seconds
 
     @property

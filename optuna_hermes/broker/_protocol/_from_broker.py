@@ -53,10 +53,9 @@ class Grant(Message, frozen=True, kw_only=True):
 
 
 class SetUp(Message, frozen=True, kw_only=True):
-    """A worker that waits creates a new trial and sets it up to its first batch, without a device.
+    """A worker creates a trial and sets it up, without a device; its answer is ``Created``.
 
-    The answer is ``Created``. ``name`` is that of the opening; ``lost`` is as
-    in ``Grant``.
+    ``name`` is that of the opening; ``lost`` is as in ``Grant``.
     """
 
     name: str

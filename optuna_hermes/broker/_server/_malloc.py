@@ -13,12 +13,9 @@ _M_MMAP_THRESHOLD = -3
 
 
 def give_back_large_blocks() -> None:
-    """Have glibc give large blocks back to the system, for the life of this process.
-
-    Of its own accord it keeps what is as large as the largest block that was ever freed: one long
-    answer to a client that did not read, and the broker stays as large as it was then. Other C
-    libraries are left as they are.
-    """
+    """Have glibc give large blocks back to the system, for the life of this process."""
+    # Of its own accord it keeps what is as large as the largest block that was ever freed: after
+    # one long answer to a client that did not read, the broker would stay as large.
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         for option in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
