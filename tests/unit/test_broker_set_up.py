@@ -150,3 +150,14 @@ def test_it_comes_back_to_a_new_broker() -> None:
     assert served_again.trials[1].connection == connection
     assert connection in served_again.workers
     assert after.last(connection, "Grant").number == 1
+
+
+def test_a_proposal_is_one_unit_old_at_most() -> None:
+    """Under `fifo` the next trial begins when this one ends: it is set up in its last unit."""
+    broker, workers, epoch = served(policy="fifo")
+    assert told(broker, workers) == []
+    for unit, left in ((1, 2), (2, 1)):
+        assert told(broker, workers) == []
+        message = wire.Report(epoch=epoch, unit=unit, step=unit, value=1.0, units_left=left)
+        broker.say(workers[0], message)
+    assert len(told(broker, workers)) == 1

@@ -7,6 +7,7 @@ batch while others train. The trial is pending, with a process: its first lease 
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
@@ -15,6 +16,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
+from optuna_hermes.model import Curve, TrialView
 
 
 def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: int) -> None:
@@ -71,21 +73,42 @@ def dismiss(turn: Turn, study: Study) -> None:
 
 
 def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
-    """Number of trials that would begin if twice as many devices were free now, half at most.
+    """Number of new trials that would begin if all devices were decided about one unit from now.
 
-    That is how many will probably begin at the next decision about each device.
+    It is assumed that the values of the trials that train do not change until then.
     """
-    slots = [
-        slot
-        for slot in turn.state.slots.values()
-        if not slot.lease or slot.lease.study == study.spec.key
-    ]
+    key = study.spec.key
+    slots = [s for s in turn.state.slots.values() if not s.lease or s.lease.study == key]
+    training = {slot.lease.number for slot in slots if slot.lease}
     snapshot = policy_runner.snapshot(study, slots, turn.now)
-    more = (replace(slot.device, id=f"{slot.device.id}/next", free=True) for slot in slots)
-    snapshot = replace(snapshot, devices=(*snapshot.devices, *more))
-    begun = {trial.number for trial in snapshot.trials if trial.state != "pending"}
-    given = ask(study, snapshot).assignments
-    return min(len(slots), sum(each.trial not in begun for each in given))
+    values = [trial.curve.values[-1] for trial in snapshot.trials if trial.curve.units]
+    usual = median(values) if values else 0.0
+    live, ended = [], [*snapshot.finished]
+    for trial in snapshot.trials:
+        if trial.number not in training:
+            live.append(trial)
+        elif trial.units_left == 1:
+            ended.append(trial)
+        else:
+            seconds = study.unit_seconds(study.trials[trial.number])
+            live.append(_a_unit_later(trial, seconds, usual))
+    snapshot = replace(snapshot, trials=tuple(live), finished=tuple(ended))
+    begun = {trial.number for trial in live if trial.state != "pending"}
+    return sum(each.trial not in begun for each in ask(study, snapshot).assignments)
+
+
+def _a_unit_later(trial: TrialView, seconds: float, usual: float) -> TrialView:
+    """A trial after a further unit of ``seconds``; ``usual`` is the value of a first unit."""
+    curve, step, value, had = trial.curve, 0, usual, 0.0
+    if curve.units:
+        step, value, had = curve.steps[-1], curve.values[-1], curve.device_seconds[-1]
+    curve = Curve(
+        steps=(*curve.steps, step + 1),
+        values=(*curve.values, value),
+        device_seconds=(*curve.device_seconds, had + seconds),
+    )
+    left = None if trial.units_left is None else trial.units_left - 1
+    return replace(trial, curve=curve, units_left=left)
 
 
 def _is_suited(state: BrokerState, study: Study) -> bool:
