@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Device
 from support.broker import FakeBroker
@@ -105,8 +107,35 @@ def test_one_that_is_created_after_that_is_sent_away_too() -> None:
     broker, workers, _ = served()
     (setter,) = told(broker, workers)
     broker.say(broker.handler.state.studies["s"].driver or 0, wire.Drain(study="s"))
-    broker.say(setter, wire.Created(number=1, trial_id=1))
     assert broker.last(setter, "Dismiss") is not None
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    trial = broker.handler.state.studies["s"].trials[1]
+    assert (trial.state, trial.connection) == ("pending", None)
+
+
+@pytest.mark.parametrize("created", ["before", "after", "late"])
+def test_one_that_was_sent_away_gets_no_lease_of_the_next_driver(created: str) -> None:
+    """It leaves although the study goes on before it has left."""
+    broker, workers, epoch = served()
+    (setter,) = told(broker, workers)
+    name = wire.Created(number=1, trial_id=1)
+    if created == "before":
+        broker.say(setter, name)
+    driver = broker.handler.state.studies["s"].driver or 0
+    broker.say(driver, wire.Drain(study="s"))
+    if created == "after":
+        broker.say(setter, name)
+    broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.hang_up(driver)
+    broker.driver(max_alive=8, sets_up=True, policy="round-robin")
+    if created == "late":
+        broker.say(setter, name)
+    for _ in range(4):
+        broker.advance(1.0)
+    assert broker.last(setter, "Grant") is None
+    broker.hang_up(setter)
+    assert broker.handler.state.studies["s"].trials[1].losses == 0
+    broker.check()
 
 
 def test_a_trial_of_another_process_is_not_set_up() -> None:

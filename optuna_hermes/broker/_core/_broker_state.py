@@ -127,6 +127,7 @@ class Client:
         prepared: the trial whose checkpoint it has read ahead of time.
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
+        dismissed: it was sent away before its trial had begun.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
@@ -146,6 +147,7 @@ class Client:
     study: str | None = None
     prepared: int | None = None
     opening: tuple[str, ...] | None = None
+    dismissed: bool = False
     leaving: tuple[str, ...] = ()
     left_at: float = 0.0
     hung: bool = False

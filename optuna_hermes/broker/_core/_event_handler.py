@@ -537,7 +537,4 @@ class EventHandler:
                 self._ends.holder_gone(turn, lease)
         for trial in self.state.trials():
             if trial.connection == connection:
-                if self.state.studies[trial.study].draining and trial.state == "pending":
-                    self._ends.take_back(turn, trial)  # it was dismissed
-                else:
-                    self._ends.process_gone(turn, trial, connection)
+                self._ends.process_gone(turn, trial, connection)

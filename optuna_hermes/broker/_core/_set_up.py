@@ -56,20 +56,26 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
         turn.kill(connection, client.pid, reason)
         return
     client.opening = None
-    trial.register(connection, turn.now)
+    if not client.dismissed:
+        trial.register(connection, turn.now)
     if is_new:
         _event_log.admitted(turn, trial)
     turn.save(trial)
     if not is_new and study.unstarted is not None:
         study.unstarted += 1  # its driver knew of it, so it is not one of those left
-    if study.draining:
-        turn.send(connection, wire.Dismiss())
 
 
 def dismiss(turn: Turn, study: Study) -> None:
     """Let the workers leave whose trials have not begun."""
-    for connection in sorted(_set_up_by(turn.state, study)):
+    leaving = _set_up_by(turn.state, study)
+    for connection in sorted(leaving):
+        turn.state.clients[connection].dismissed = True
         turn.send(connection, wire.Dismiss())
+    # Another driver may come before they have left: its leases are not for them.
+    for trial in study.trials.values():
+        if trial.connection in leaving:
+            trial.leave_process()
+            turn.save(trial)
 
 
 def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
