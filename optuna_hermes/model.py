@@ -65,6 +65,16 @@ class Curve:
         """Number of units that the trial has reported."""
         return len(self.values)
 
+    @property
+    def seconds(self) -> float:
+        """Device time until the last report, 0.0 before the first."""
+        return self.device_seconds[-1] if self.device_seconds else 0.0
+
+    @property
+    def last_unit_seconds(self) -> float:
+        """Device time of the unit that was reported last, 0.0 before the first."""
+        return self.seconds - (self.device_seconds[-2] if self.units > 1 else 0.0)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:

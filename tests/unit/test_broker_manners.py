@@ -98,7 +98,7 @@ def test_a_trial_that_has_ended_is_not_begun_again() -> None:
     second = broker.worker()
     begin(broker, second, 0)
     assert [(each.pid, each.reason) for each in broker.log if isinstance(each, Kill)] == [
-        (second, "no process has to train trial 0 any more")
+        (second, "trial 0 is over")
     ]
     broker.hang_up(second)
     assert states(broker) == ["done"]

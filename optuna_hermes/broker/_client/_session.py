@@ -290,23 +290,20 @@ class TrialSession:
                 return
             has_lease = not self._sets_up
             self._sets_up = self.must_yield = False
-        if not has_lease:  # there is nothing to give back: it waits for its first one
-            self._wait(state)
-            if state is None:
-                self.started(stores=False)
-            return
-        # Without a broker only a checkpoint outlives this process.
-        self._put(state, "disk" if self._lost else self.asked, begin)
-        self.noted("parked")
+        if has_lease:  # else there is nothing to give back: it waits for its first one
+            # Without a broker only a checkpoint outlives this process.
+            self._put(state, "disk" if self._lost else self.asked, begin)
+            self.noted("parked")
         try:
             self._wait(state)
         except BaseException:
-            if state is not None:
-                self._parking().leave()
+            if self._parked_in is not None:
+                self._parked_in.leave()
             raise
         if state is None:
             self.started(stores=False)
-        self.noted("running")
+        if has_lease:
+            self.noted("running")
 
     # -- after training ------------------------------------------------------------------------
 
@@ -435,10 +432,10 @@ class TrialSession:
 
     def _back(self, state: TrialState | None) -> bool:
         """Bring the trial back to its device; False if it has no room there, and waits on."""
-        if state is None:
+        if state is None or self._parked_in is None:  # it has not been moved
             return True
         try:
-            self._parking().back()
+            self._parked_in.back()
         except SuspendError:
             self._put(state, "disk", time.monotonic())
             return False

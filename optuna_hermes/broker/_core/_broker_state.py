@@ -278,8 +278,7 @@ class BrokerState:
         for slot in self.slots_of(reservation):
             slot.reservation = None
         if reservation.number is None:
-            study = self.studies[reservation.study]
-            study.unstarted = None if study.unstarted is None else study.unstarted + 1
+            self.studies[reservation.study].leave_unstarted(1)
 
     def cancel_reservations(self, study: Study, *, only_impossible: bool = False) -> None:
         """Cancel the reservations of a study, or only those that cannot be granted."""

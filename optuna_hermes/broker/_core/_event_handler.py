@@ -518,8 +518,8 @@ class EventHandler:
             return False
         assert client is not None, "a study is served to a client"
         study.workers.discard(connection)
-        if client.opening is not None and study.unstarted is not None:
-            study.unstarted += 1
+        if client.opening is not None:
+            study.leave_unstarted(1)
         if client.opening:  # it may have created a trial
             study.lost.append(client.opening)
         if connection in study.idle:

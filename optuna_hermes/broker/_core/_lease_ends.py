@@ -120,8 +120,7 @@ class LeaseEnds:
         self._memory.left(lease.devices, turn.now)
         study = self._state.studies[lease.study]
         if trial is None:
-            if study.unstarted is not None:
-                study.unstarted += 1
+            study.leave_unstarted(1)
             if not lease.refused:  # a trial may have been created, or found
                 study.lost.append((str(lease.epoch), *lease.lost))
             return
@@ -174,8 +173,8 @@ class LeaseEnds:
             slot.lease = None
         if not refused:
             turn.end_lease(lease)
-        if trial is None and study.unstarted is not None:
-            study.unstarted += 1
+        if trial is None:
+            study.leave_unstarted(1)
         if lease.lost:
             study.lost.append(lease.lost)  # still to be found
         waited = trial is None or lease.from_tier in (None, "disk")

@@ -23,14 +23,11 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
     study = turn.state.studies[lease.study]
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
-    if not trial.live or _is_taken(study, trial, lease):
+    # A worker that found a trial itself begins anew; a driver may have adopted it meanwhile.
+    found = lease.number is None and not lease.adopted
+    if is_taken(study, trial, lease.connection, found=found):
         lease.refused = True
-        # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
-        pid = turn.state.clients[lease.connection].pid
-        what = "another process trains" if trial.live else "no process has to train"
-        reason = f"{what} trial {trial.number} any more"
-        turn.kill(lease.connection, pid, reason)
-        _event_log.killed(turn, trial, pid, reason)
+        send_away(turn, lease.connection, trial)
         return
     turn.claim(trial)
     trial.start(lease, turn.state.host)
@@ -39,20 +36,28 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
     if lease.number is None:
         lease.number = message.number
         trial.slices += 1
-        counted = study.was_counted(trial.number) if lease.adopted else not is_new
-        if counted and study.unstarted is not None:
-            study.unstarted += 1  # its driver knew of it, so it is not one of those left
+        if study.was_counted(trial.number) if lease.adopted else not is_new:
+            study.leave_unstarted(1)  # its driver knew of it, so it is not one of those left
         turn.add(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
     turn.save(trial)
 
 
-def _is_taken(study: Study, trial: LiveTrial, lease: Lease) -> bool:
-    """True if a trial is not for the holder of a lease that begins it."""
-    if trial.connection not in (None, lease.connection) or study.is_elsewhere(trial):
+def is_taken(study: Study, trial: LiveTrial, connection: int, *, found: bool) -> bool:
+    """True if a trial is not for the worker that begins it, as a new one if it ``found`` it."""
+    if not trial.live or trial.connection not in (None, connection) or study.is_elsewhere(trial):
         return True
-    # A worker that found a trial itself begins anew; a driver may have adopted it meanwhile.
-    found = lease.number is None and not lease.adopted
     return found and (trial.awaited or bool(trial.checkpoints))
+
+
+def send_away(turn: Turn, connection: int, trial: LiveTrial) -> None:
+    """Kill the worker that begins a trial which is not for it."""
+    # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
+    pid = turn.state.clients[connection].pid
+    reason = f"another process has trial {trial.number}"
+    if not trial.live:
+        reason = f"trial {trial.number} is over"
+    turn.kill(connection, pid, reason)
+    _event_log.killed(turn, trial, pid, reason)
 
 
 def training(
@@ -101,7 +106,7 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
     trial.curve = _with_report(trial.curve, message.unit, message.step, message.value, seconds)
-    turn.state.studies[trial.study].measure_unit(seconds - sum(trial.curve.device_seconds[-2:-1]))
+    turn.state.studies[trial.study].measure_unit(trial.curve.last_unit_seconds)
     turn.add(
         ReportRecord(
             study=trial.study,

@@ -142,8 +142,8 @@ def _adopt(
     )
     for slot in _slots(turn.state, message):
         slot.lease = lease
-    if lease.number is None and study.unstarted is not None:
-        study.unstarted -= 1
+    if lease.number is None:
+        study.leave_unstarted(-1)
     if message.number is None:
         return
     trial_id = message.trial_id or 0

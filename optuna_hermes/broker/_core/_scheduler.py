@@ -103,8 +103,7 @@ class Scheduler:
             over = lease.deadline <= turn.now and not (lease.yielding or lease.extended)
             if trial is None or not over or study.stretches:
                 continue
-            had = trial.device_seconds + lease.device_seconds(turn.now)
-            had -= sum(trial.curve.device_seconds[-1:])
+            had = trial.device_seconds + lease.device_seconds(turn.now) - trial.curve.seconds
             left = (study.unit_seconds(trial) - had) / len(lease.devices)
             if 0.0 < left <= EXTENSION * study.spec.slice_seconds:
                 # With a margin, for units vary; one that takes longer still is cut in two.
@@ -195,8 +194,8 @@ class Scheduler:
         lease.deadline = self._end(study, None, seconds, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
-        if assignment.trial is None and study.unstarted is not None:
-            study.unstarted -= 1
+        if assignment.trial is None:
+            study.leave_unstarted(-1)
         reservation = Reservation(
             study=study.spec.key,
             number=assignment.trial,

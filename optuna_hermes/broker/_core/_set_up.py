@@ -14,6 +14,7 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core._admission import admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
+from optuna_hermes.broker._core._progress import is_taken, send_away
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.model import Curve, TrialView
@@ -49,11 +50,9 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
         return
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
-    if not trial.live or trial.connection is not None or trial.awaited or trial.checkpoints:
+    if is_taken(study, trial, connection, found=True):
         client.opening = ()
-        # On SQLite two workers may take one trial from Optuna's queue: the first one has it.
-        reason = f"another process has trial {trial.number}, or it is over"
-        turn.kill(connection, client.pid, reason)
+        send_away(turn, connection, trial)
         return
     client.opening = None
     if not client.dismissed:
@@ -61,8 +60,8 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
     if is_new:
         _event_log.admitted(turn, trial)
     turn.save(trial)
-    if not is_new and study.unstarted is not None:
-        study.unstarted += 1  # its driver knew of it, so it is not one of those left
+    if not is_new:
+        study.leave_unstarted(1)  # its driver knew of it, so it is not one of those left
 
 
 def dismiss(turn: Turn, study: Study) -> None:
@@ -121,8 +120,8 @@ def _is_suited(state: BrokerState, study: Study) -> bool:
     """True if a trial of the study can be set up on this host before its device is known."""
     # A process sees the GPU of its lease alone, and of several hosts each counts the leases.
     cpus = all(slot.device.kind == "cpu" for slot in state.slots.values())
-    idle = study.driver is None or study.draining or study.problem or study.away_since is not None
-    return cpus and study.broker is None and not idle and not study.stretches
+    ends = study.draining or study.problem
+    return cpus and study.broker is None and not ends and not study.stretches
 
 
 def _set_up(turn: Turn, study: Study, connection: int) -> None:
@@ -134,8 +133,7 @@ def _set_up(turn: Turn, study: Study, connection: int) -> None:
     client.opening = (name, *lost)
     client.prepared = None
     study.idle.remove(connection)
-    if study.unstarted is not None:
-        study.unstarted -= 1
+    study.leave_unstarted(-1)
     turn.send(connection, wire.SetUp(name=name, lost=lost))
 
 

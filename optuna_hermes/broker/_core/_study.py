@@ -125,21 +125,18 @@ class Study:
         return trial.owner is not None and trial.owner != self.broker
 
     def measure(self, tier: TierName, seconds: float) -> None:
-        past = self.costs.get(tier, seconds)
-        self.costs[tier] = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+        self.costs[tier] = _averaged(self.costs.get(tier), seconds)
 
     def measure_leaving(self, seconds: float) -> None:
-        past = self.leave_seconds or seconds
-        self.leave_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+        self.leave_seconds = _averaged(self.leave_seconds, seconds)
 
     def measure_unit(self, seconds: float) -> None:
-        past = self.mean_unit_seconds or seconds
-        self.mean_unit_seconds = _COST_MEMORY * past + (1 - _COST_MEMORY) * seconds
+        self.mean_unit_seconds = _averaged(self.mean_unit_seconds, seconds)
 
     def unit_seconds(self, trial: LiveTrial) -> float:
         """Expected device time of a trial's unit, 0.0 before any trial has reported."""
-        seconds = trial.curve.device_seconds
-        return seconds[-1] - seconds[-2] if len(seconds) > 1 else self.mean_unit_seconds
+        known = trial.curve.units > 1
+        return trial.curve.last_unit_seconds if known else self.mean_unit_seconds
 
     @property
     def stretches(self) -> bool:
@@ -173,6 +170,11 @@ class Study:
         count = None if self.unstarted is None else max(0, self.unstarted)
         return Unstarted(count=count, fixed=self.fixed)
 
+    def leave_unstarted(self, count: int) -> None:
+        """Count ``count`` more trials among those that may still be created, or fewer."""
+        if self.unstarted is not None:
+            self.unstarted += count
+
     def was_counted(self, number: int) -> bool:
         """True if its driver has counted a trial among those that are not left to be created."""
         return self.n_existing is None or (number < self.n_existing and number not in self.waiting)
@@ -197,3 +199,8 @@ class Study:
         # Unknown before its first batch: the largest need of its study is a safe guess.
         known = (each.need_bytes for each in self.trials.values())
         return max((need for need in known if need is not None), default=None)
+
+
+def _averaged(past: float | None, seconds: float) -> float:
+    """Moving average; ``past`` is None or 0.0 before the first measurement."""
+    return _COST_MEMORY * (past or seconds) + (1 - _COST_MEMORY) * seconds
