@@ -66,6 +66,7 @@ class Picture:
         policy: empty if no broker serves the study.
         trials: their device time has that of their present leases, ``device`` all of their devices.
         best: the best trial and its value.
+        overhead_fraction: of device time, None if no broker counts it.
         read_only: the reason why no overrides are possible now; empty if they are.
         problem: the study's problem, in words; empty if it has none.
     """
@@ -82,6 +83,7 @@ class Picture:
     best: tuple[int, float] | None = None
     device_seconds: float = 0.0
     watt_hours: float | None = None
+    overhead_fraction: float | None = None
     read_only: str = ""
     problem: str = ""
 
@@ -142,6 +144,7 @@ def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None
         best=None if study.best is None else (study.best.trial, study.best.value),
         device_seconds=study.device_seconds,
         watt_hours=study.watt_hours,
+        overhead_fraction=study.overhead_fraction,
         problem=_problem(study),
     )
 

@@ -124,6 +124,8 @@ def _served(study: StudyStatus) -> Rows:
     yield from _states(structs.asdict(study.counts), [(t.number, t.state) for t in study.trials])
     best = None if study.best is None else (study.best.trial, study.best.value)
     yield from _figures(best, study.device_seconds, study.watt_hours)
+    if study.spent_seconds:
+        yield _overhead(study.overhead_fraction, study.overhead_seconds)
     yield "driver", str(study.driver_pid or "none: nobody opens new trials")
     if study.away_seconds is not None:
         away = formats.duration(study.away_seconds)
@@ -308,8 +310,13 @@ def _result(document: Document) -> Rows:
     devices = ", ".join(document["devices"])
     yield "device time", f"{formats.duration(used)} on {devices}, in {formats.duration(took)}"
     yield from _energy(document["watt_hours"])
-    switches = formats.plural(document["switches"], "switch", "switches")
-    yield "switching", f"{switches}, {100 * document['overhead_fraction']:.1f} % of device time"
+    yield _overhead(document["overhead_fraction"], document["overhead_seconds"])
+    yield "switches", str(document["switches"])
+
+
+def _overhead(share: float, seconds: Mapping[Any, float]) -> tuple[str, str]:
+    kinds = ", ".join(f"{kind} {each:.1f} s" for kind, each in seconds.items() if each)
+    return "outside of batches", f"{100 * share:.1f} % of device time{kinds and f' ({kinds})'}"
 
 
 def suspensions(trials: Sequence[Document]) -> str:

@@ -478,9 +478,8 @@ class Driver:
             elapsed_seconds=elapsed,
             device_seconds=sum(trial.device_seconds for trial in trials),
             switches=0 if last is None else last.switches,
-            overhead_fraction=(
-                last.overhead_seconds / last.spent_seconds if last and last.spent_seconds else 0.0
-            ),
+            overhead_fraction=0.0 if last is None else last.overhead_fraction,
+            overhead_seconds={} if last is None else last.overhead_seconds,
             best=best_of(self._study),
             trials=trials,
             stopped=self._stopped,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._protocol import FailureSummary
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._records import TrialRecord
+from optuna_hermes.model import OverheadKind
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.notebook import shown
 from optuna_hermes.view.tables import summary_view
@@ -49,7 +50,10 @@ class OptimizeResult:
         elapsed_seconds: duration of this call.
         device_seconds: device time of all trials, earlier calls included.
         switches: suspended trials brought back, in this call.
-        overhead_fraction: share of this call's device time that switching took.
+        overhead_fraction: share of this call's device time, idle devices included, that was
+            outside of batches.
+        overhead_seconds: that device time by kind: ``idle``, ``opening``, ``resuming``,
+            ``suspending``; empty if no broker has told of any.
         best: number, value and parameters of the best finished trial, None if there is none.
         trials: every trial of the study.
         stopped: true if it ended before the study had all its trials.
@@ -67,6 +71,7 @@ class OptimizeResult:
     device_seconds: float
     switches: int
     overhead_fraction: float
+    overhead_seconds: Mapping[OverheadKind, float]
     best: dict[str, Any] | None
     trials: tuple[TrialResult, ...] = field(default=())
     stopped: bool = False
@@ -113,6 +118,7 @@ class OptimizeResult:
             "watt_hours": self.watt_hours,
             "switches": self.switches,
             "overhead_fraction": self.overhead_fraction,
+            "overhead_seconds": dict(self.overhead_seconds),
             "best": self.best,
             "failure": self.failure,
             "trials": [

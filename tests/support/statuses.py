@@ -72,7 +72,7 @@ _STUDY: dict[str, Any] = {
     "watt_hours": None,
     "held_seconds": 0.0,
     "spent_seconds": 0.0,
-    "overhead_seconds": 0.0,
+    "overhead_seconds": {"idle": 0.0, "opening": 0.0, "resuming": 0.0, "suspending": 0.0},
     "switches": 0,
     "best": None,
     "trials": [],

@@ -84,7 +84,11 @@ def test_switches_and_their_cost_are_counted() -> None:
     broker.say(worker, wire.FirstBatch(epoch=again, stores=True))
     seen = scraped(figures(broker))
     assert seen['optuna_hermes_switches_total{study="digits"}'] == 1
-    assert seen['optuna_hermes_overhead_seconds_total{study="digits"}'] == pytest.approx(0.75)
+    overhead = "optuna_hermes_overhead_seconds_total"
+    kinds = {"idle": 0.0, "opening": 0.0, "resuming": 0.25, "suspending": 0.5}
+    for kind, seconds in kinds.items():
+        found = seen[f'{overhead}{{kind="{kind}",study="digits"}}']
+        assert found == pytest.approx(seconds)
 
 
 def test_studies_of_one_name_are_one_line() -> None:

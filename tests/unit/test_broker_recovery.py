@@ -189,10 +189,10 @@ def test_what_a_driver_counts_is_counted_on() -> None:
     broker, pid, epoch = holding()
     after = broker.successor()
     after.resume(pid, resume(epoch))
-    counted = wire.Counted(switches=7, overhead_seconds=2.0, spent_seconds=30.0)
+    counted = wire.Counted(switches=7, overhead_seconds={"opening": 2.0}, spent_seconds=30.0)
     after.driver(policy="round-robin", counted=counted)
     study = after.handler.status(after.now).studies[0]
-    assert (study.switches, study.overhead_seconds) == (7, 2.0)
+    assert (study.switches, study.overhead_seconds["opening"]) == (7, 2.0)
     assert study.spent_seconds - study.held_seconds == 30.0
     anew, _, _ = holding()
     assert anew.handler.status(0.0).studies[0].switches == 0

@@ -44,6 +44,7 @@ RESULT: dict[str, Any] = {
     "device_seconds": 1.0,
     "switches": 0,
     "overhead_fraction": 0.0,
+    "overhead_seconds": {},
     "best": None,
     "trials": (),
 }

@@ -79,7 +79,10 @@ from_client = st.one_of(
         waiting=st.tuples(numbers),
         counted=st.none()
         | st.builds(
-            wire.Counted, switches=numbers, overhead_seconds=seconds, spent_seconds=seconds
+            wire.Counted,
+            switches=numbers,
+            overhead_seconds=st.dictionaries(st.sampled_from(["idle", "opening"]), seconds),
+            spent_seconds=seconds,
         ),
     ),
     st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),

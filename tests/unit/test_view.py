@@ -41,7 +41,7 @@ FIELDS: dict[str, Any] = {
     "unstarted": 3,
     "counts": {"running": 2, "parked": 3, "stored": 1, "done": 4},
     "device_seconds": 12.34,
-    "overhead_seconds": 0.1,
+    "overhead_seconds": {"idle": 0.0, "opening": 0.06, "resuming": 0.02, "suspending": 0.02},
     "switches": 9,
     "best": {"trial": 7, "value": 0.08125},
     "trials": [
@@ -345,20 +345,21 @@ def result(*trials: tuple[str, int]) -> dict[str, Any]:
         "watt_hours": None,
         "switches": 1,
         "overhead_fraction": 0.0123,
+        "overhead_seconds": {"idle": 0.0, "opening": 0.5, "resuming": 0.25, "suspending": 0.0},
         "best": {"number": 3, "value": 0.5, "params": {"lr": 0.00123456, "kind": "[red]"}},
         "trials": [{"state": state, "suspensions": n} for state, n in trials],
     }
 
 
 def test_the_summary_tells_best_counts_and_costs() -> None:
-    """Best trial with parameters, states, suspensions and the cost of switching are there."""
+    """Best trial with parameters, states, suspensions and time outside of batches are there."""
     text = rendered(tables.summary_view(result(("COMPLETE", 2), ("STORED", 1), ("COMPLETE", 0))))
     for words in (
         "0.5 (trial 3)",
         "lr=0.001235, kind=[red]",
         "2 complete, 1 stored",
         "2 of 3 trials, 3 times; 1 still are",
-        "1 switch, 1.2 % of device time",
+        "1.2 % of device time (opening 0.5 s, resuming 0.2 s)",
     ):
         assert words in text
 

@@ -91,6 +91,7 @@ def test_an_early_end_says_how_to_go_on(
         device_seconds=1.0,
         switches=0,
         overhead_fraction=0.0,
+        overhead_seconds={},
         best=None,
         trials=(trial, trial),
     )

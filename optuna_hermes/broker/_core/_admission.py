@@ -183,11 +183,12 @@ def take_charge(
     study.draining, study.problem = False, None
     # A driver that comes back to a new broker brings its counters along.
     if message.counted is None:
-        study.switches, study.overhead_seconds, study.spent_seconds = 0, 0.0, 0.0
+        study.switches, study.overhead_seconds, study.spent_seconds = 0, {}, 0.0
         study.failures = Failures()
     else:
         study.switches += message.counted.switches
-        study.overhead_seconds += message.counted.overhead_seconds
+        for kind, seconds in message.counted.overhead_seconds.items():
+            study.add_overhead(kind, seconds)
         study.spent_seconds += message.counted.spent_seconds
     changed = _with_new_chances(study) if message.counted is None else []
     for number, ending in message.ended.items():

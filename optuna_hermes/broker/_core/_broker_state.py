@@ -98,6 +98,7 @@ class Slot:
     ``awaited`` has it from an earlier broker, and no other gets it.
 
     Args:
+        idle_since: since when it has had no lease although a study could use it, else None.
         power: see ``_device_changes``; memory and processes of a device are known while it is on.
         spare: no policy has a use for it, as of when one was asked last.
         power_retry_at: its power is left as it is until then.
@@ -107,7 +108,7 @@ class Slot:
     device: Device
     lease: Lease | None = None
     reservation: Reservation | None = None
-    empty_since: float | None = None
+    idle_since: float | None = None
     settles_at: float = 0.0
     awaited: int | None = None
     power: PowerState = "on"

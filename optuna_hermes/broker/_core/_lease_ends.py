@@ -34,7 +34,7 @@ class LeaseEnds:
             trial.add_energy(taken_joules(slots, lease, turn.now))
         for slot in slots:
             slot.lease = None
-            slot.empty_since = turn.now if slot.reservation else None
+            slot.idle_since = turn.now
         turn.end_lease(lease)
 
     # -- suspensions ---------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class LeaseEnds:
     def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
         spent = message.suspend_seconds * len(lease.devices)
         study = self._state.studies[trial.study]
-        study.overhead_seconds += spent
+        study.add_overhead("suspending", spent)
         if message.tier == "disk":
             study.measure_leaving(message.suspend_seconds)
         trial.suspensions += 1

@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
-from optuna_hermes.model import Checkpoint, Curve
+from optuna_hermes.model import Checkpoint, Curve, OverheadKind
 
 
 def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
@@ -72,10 +72,12 @@ def training(
     study = state.studies[lease.study]
     # Only now it is known that this objective waits for its device at its first batch.
     study.sets_up = study.sets_up or (study.spec.sets_up and message.stores)
+    kind: OverheadKind = "opening"
     if lease.from_tier is not None:
+        kind = "resuming"
         study.measure(lease.from_tier, now - lease.started)
-        study.overhead_seconds += lease.device_seconds(now)
         study.switches += 1
+    study.add_overhead(kind, lease.device_seconds(now))
 
 
 def report(turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Report) -> None:

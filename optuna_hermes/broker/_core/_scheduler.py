@@ -72,6 +72,7 @@ class Scheduler:
                 if open_ or (self._state.asleep and not shared):
                     self._decide(turn, study, open_)
         self.fill(turn)
+        self._note_idle(studies, turn.now)
         for study in studies:
             if study.sets_up:
                 from optuna_hermes.broker._core._set_up import set_up_next  # on CPU slots only
@@ -146,6 +147,15 @@ class Scheduler:
             if (slot.reservation and slot.reservation.study == key)
             or (slot.lease and slot.lease.study == key and not self._undecided(slot, now))
         )
+
+    def _note_idle(self, studies: Sequence[Study], now: float) -> None:
+        """Note since when devices without a lease have been of use to a study."""
+        wanted = any(study.needs_device for study in studies)
+        for slot in self._state.slots.values():
+            if not (wanted and slot.lease is None and self._memory.usable(slot)):
+                slot.idle_since = None
+            elif slot.idle_since is None:
+                slot.idle_since = now
 
     def _undecided(self, slot: Slot, now: float) -> bool:
         """True if a policy may be asked about this device now, with all others of its lease."""
@@ -334,9 +344,9 @@ class Scheduler:
             energy_joules=counted_joules(slots),
         )
         for slot in slots:
-            if slot.empty_since is not None:
-                study.overhead_seconds += turn.now - slot.empty_since
-            slot.lease, slot.empty_since = lease, None
+            if slot.idle_since is not None:
+                study.add_overhead("idle", turn.now - slot.idle_since)
+            slot.lease, slot.idle_since = lease, None
         turn.add(
             LeaseRecord(
                 study=lease.study,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot, taken_joules
@@ -21,7 +21,7 @@ from optuna_hermes.broker._protocol import (
     TrialRow,
     WorkerCounts,
 )
-from optuna_hermes.model import Override
+from optuna_hermes.model import OverheadKind, Override
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._curve_shape import Shape
@@ -135,7 +135,9 @@ def study_status(
         watt_hours=_watt_hours(_joules(study, state, now)),
         held_seconds=held,
         spent_seconds=held + study.spent_seconds,
-        overhead_seconds=study.overhead_seconds,
+        overhead_seconds={
+            kind: study.overhead_seconds.get(kind, 0.0) for kind in get_args(OverheadKind)
+        },
         switches=study.switches,
         best=_best(study),
         trials=trials,

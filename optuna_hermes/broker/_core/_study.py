@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._records import LeaseRecord
-from optuna_hermes.model import Override, TierName, Unstarted
+from optuna_hermes.model import OverheadKind, Override, TierName, Unstarted
 
 if TYPE_CHECKING:
     from optuna_hermes.policies import Policy
@@ -84,7 +84,7 @@ class Study:
     leave_seconds: float = 0.0
     mean_unit_seconds: float = 0.0
     switches: int = 0
-    overhead_seconds: float = 0.0
+    overhead_seconds: dict[OverheadKind, float] = field(default_factory=dict)
     spent_seconds: float = 0.0
     orphans: dict[int, LeaseRecord] = field(default_factory=dict)
     n_existing: int | None = None
@@ -123,6 +123,9 @@ class Study:
     def is_elsewhere(self, trial: LiveTrial) -> bool:
         """True if a trial belongs to the broker of another host."""
         return trial.owner is not None and trial.owner != self.broker
+
+    def add_overhead(self, kind: OverheadKind, seconds: float) -> None:
+        self.overhead_seconds[kind] = self.overhead_seconds.get(kind, 0.0) + seconds
 
     def measure(self, tier: TierName, seconds: float) -> None:
         self.costs[tier] = _averaged(self.costs.get(tier), seconds)

@@ -14,7 +14,7 @@ from optuna_hermes.broker._protocol._values import (
     Params,
     StudySpec,
 )
-from optuna_hermes.model import BatchSizes, Checkpoint, Count, Seconds, TierName
+from optuna_hermes.model import BatchSizes, Checkpoint, Count, OverheadKind, Seconds, TierName
 
 
 class Hello(Message, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class Counted(msgspec.Struct, frozen=True, kw_only=True):
     """Counters of earlier brokers for a driver; see ``Study``."""
 
     switches: Count = 0
-    overhead_seconds: Seconds = 0.0
+    overhead_seconds: dict[OverheadKind, Seconds] = msgspec.field(default_factory=dict)
     spent_seconds: Seconds = 0.0
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from optuna_hermes.model import Override, TierName, TrialStatus
+from optuna_hermes.model import OverheadKind, Override, TierName, TrialStatus
 
 
 class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +166,8 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
         device_seconds: of all trials ever, with their present leases.
         held_seconds: of leases that have not ended.
         spent_seconds: of all leases since its driver came.
-        overhead_seconds: what switching took of those.
+        overhead_seconds: device time outside of batches, by kind; what devices idled is no part of
+            ``spent_seconds``.
         trials: empty if they were not asked for.
     """
 
@@ -195,7 +196,7 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     watt_hours: float | None
     held_seconds: float
     spent_seconds: float
-    overhead_seconds: float
+    overhead_seconds: dict[OverheadKind, float]
     switches: int
     best: BestTrial | None
     trials: tuple[TrialRow, ...] = ()
@@ -204,6 +205,12 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     def may_open(self) -> bool:
         """True if one more trial may be created."""
         return self.unstarted is None or self.unstarted > 0
+
+    @property
+    def overhead_fraction(self) -> float:
+        """Share of device time, idle devices included, that was outside of batches."""
+        known = self.spent_seconds + self.overhead_seconds["idle"]
+        return sum(self.overhead_seconds.values()) / known if known else 0.0
 
 
 class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):

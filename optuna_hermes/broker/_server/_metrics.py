@@ -8,11 +8,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Event, Received
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import OverheadKind
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -181,7 +182,6 @@ def metrics(figures: Figures) -> Iterator[Metric]:
 _P = "optuna_hermes"
 _COUNTED = {
     "switches": ("switches", "Suspended trials that were brought back."),
-    "overhead_seconds": ("overhead_seconds", "Device time that switching has cost."),
     "device_seconds": ("spent_seconds", "Device time that leases have had."),
 }
 """Counters of each study since its driver came: name, field of ``StudyStatus``, meaning."""
@@ -198,6 +198,14 @@ def _of_studies(studies: Sequence[wire.StudyStatus]) -> Iterator[Metric]:
         for state in wire.TrialCounts.__struct_fields__:
             trials.add_metric([name, state], sum(getattr(each.counts, state) for each in same))
     yield trials
+    overheads = CounterMetricFamily(
+        f"{_P}_overhead_seconds", "Device time outside of batches.", labels=["study", "kind"]
+    )
+    for name, same in of_name.items():
+        for kind in get_args(OverheadKind):
+            seconds = sum(each.overhead_seconds[kind] for each in same)
+            overheads.add_metric([name, kind], seconds)
+    yield overheads
     for metric, (figure, meaning) in _COUNTED.items():
         counter = CounterMetricFamily(f"{_P}_{metric}", meaning, labels=["study"])
         for name, same in of_name.items():

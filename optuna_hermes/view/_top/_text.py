@@ -166,8 +166,12 @@ def head(picture: Picture, width: int) -> Text:
     spent = Text("device time ", DIM).append(formats.duration(picture.device_seconds), INK)
     if picture.watt_hours is not None:
         spent.append(f"  {formats.energy(picture.watt_hours)}", INK)
-    spent.append(" ")
     # What does not fit is left out whole: half a number would be a wrong one.
+    if picture.overhead_fraction is not None:
+        overhead = f"  {100 * picture.overhead_fraction:.1f} % outside of batches"
+        if second.cell_len + spent.cell_len + len(overhead) + 1 < width:
+            spent.append(overhead, DIM)
+    spent.append(" ")
     if second.cell_len + spent.cell_len >= width:
         spent = Text()
     return Text("\n", no_wrap=True).join([_ends(left, right, width), _ends(second, spent, width)])

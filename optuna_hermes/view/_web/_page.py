@@ -157,8 +157,11 @@ def _totals(source: PageInput, study: StudyStatus | None) -> Json:
             "device_seconds": round(study.device_seconds - study.held_seconds, 1),
             "watt_hours": rounded(study.watt_hours),
             "switches": study.switches,
-            "overhead_seconds": round(study.overhead_seconds, 1),
-            "spent_seconds": round(study.spent_seconds - study.held_seconds, 1),
+            "overhead_seconds": round(sum(study.overhead_seconds.values()), 1),
+            # What devices idled is part of the time that is shared, but of no lease.
+            "spent_seconds": round(
+                study.spent_seconds - study.held_seconds + study.overhead_seconds["idle"], 1
+            ),
             "unstarted": study.unstarted,
         }
     return {
