@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 """Interval at which a waiting trial checks whether its process is to end."""
+_DECIDED_SECONDS = 0.05
+"""Time for which a trial that has reported waits for what follows.
+
+Longer than a decision takes: it does not train into a unit that it is about to leave.
+"""
 _HEARD_SECONDS = 5.0
 """Time for which a process that leaves waits until the ledger knows where its trial is."""
 _TERMINATED = 128 + 15
@@ -88,6 +94,7 @@ class TrialSession:
         self._lost = False
         self._refused: str | None = None
         self._noted_end = False
+        self._decided = threading.Event()
         self._sets_up = False
         self._began_early = False
         self._parked_in: TierMover | None = None
@@ -250,7 +257,10 @@ class TrialSession:
             )
             lease.change(units_left=units_left, params=params or lease.resume.params)
             lease.reports.append((time.monotonic(), message))
+            self._decided.clear()
             self._connection.send(message)
+        if not self.must_yield and units_left != 0:
+            self._decided.wait(_DECIDED_SECONDS)
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
@@ -488,6 +498,8 @@ class TrialSession:
                     self.batch_size = message.batch_size
             elif isinstance(message, wire.Noted):
                 self._noted_end = True
+            elif isinstance(message, wire.Decided):
+                self._decided.set()
             elif isinstance(message, wire.Kept):
                 self._kept(message)
             elif isinstance(message, wire.Refused) and self._lease.epoch:

@@ -322,6 +322,7 @@ class EventHandler:
             progress.report(turn, lease, trial, message)
             if self._scheduler.reported(turn, lease):
                 self._wakeup_known = False
+            turn.send(connection, wire.Decided(epoch=lease.epoch))
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
         elif isinstance(message, wire.Stretches):

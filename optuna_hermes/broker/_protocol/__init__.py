@@ -11,6 +11,7 @@ from optuna_hermes.broker._protocol._frames import decode_from_broker as decode_
 from optuna_hermes.broker._protocol._frames import decode_from_client as decode_from_client
 from optuna_hermes.broker._protocol._frames import frame as frame
 from optuna_hermes.broker._protocol._from_broker import Agreed as Agreed
+from optuna_hermes.broker._protocol._from_broker import Decided as Decided
 from optuna_hermes.broker._protocol._from_broker import Dismiss as Dismiss
 from optuna_hermes.broker._protocol._from_broker import Evict as Evict
 from optuna_hermes.broker._protocol._from_broker import FromBroker as FromBroker
@@ -71,4 +72,4 @@ from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 10
+VERSION = 11

@@ -114,6 +114,12 @@ class Noted(Message, frozen=True, kw_only=True):
     epoch: int
 
 
+class Decided(Message, frozen=True, kw_only=True):
+    """A report is taken in: its trial goes on, unless a ``Yield`` came before this."""
+
+    epoch: int
+
+
 class Agreed(Message, frozen=True, kw_only=True):
     """An override or a policy holds from now on; ``waits`` says that a trial has still to stop."""
 
@@ -158,6 +164,7 @@ FromBroker = (
     | Prepare
     | Kept
     | Noted
+    | Decided
     | Agreed
     | Dismiss
     | Status
