@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import Device
+from optuna_hermes.broker._core._events import WritesFailed
+from optuna_hermes.model import Checkpoint, Device
 from support.broker import FakeBroker
 
 
@@ -190,3 +191,56 @@ def test_a_proposal_is_one_unit_old_at_most() -> None:
         message = wire.Report(epoch=epoch, unit=unit, step=unit, value=1.0, units_left=left)
         broker.say(workers[0], message)
     assert len(told(broker, workers)) == 1
+
+
+def freed(broker: FakeBroker, worker: int, epoch: int) -> None:
+    """The trial of a worker waits on disk, so that its device is free, and its worker too."""
+    checkpoint = Checkpoint(path="/s/0", units=1, size_bytes=1, sha256="0")
+    parked = wire.Parked(
+        epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=checkpoint, stores=True
+    )
+    broker.say(worker, parked)
+
+
+@pytest.mark.parametrize("crosses", [True, False])
+def test_a_trial_that_is_being_created_gets_the_device_that_is_free_first(crosses: bool) -> None:
+    """No other worker creates one more; its creation may cross the grant."""
+    broker, workers, epoch = served(unstarted=3)
+    (setter,) = told(broker, workers)
+    name = broker.last(setter, "SetUp").name
+    freed(broker, workers[0], epoch)
+    grant = broker.last(setter, "Grant")
+    assert (grant.number, grant.lost) == (None, (name,))
+    assert broker.handler.state.studies["s"].unstarted == 0
+    message = wire.Created if crosses else wire.Begin
+    fields = {} if crosses else {"epoch": grant.epoch}
+    broker.say(setter, message(number=1, trial_id=1, **fields))
+    trial = broker.handler.state.studies["s"].trials[1]
+    assert (trial.state, trial.connection, trial.epoch) == ("running", setter, grant.epoch)
+    assert broker.handler.state.studies["s"].unstarted == 0
+    broker.check()
+
+
+def test_it_is_looked_for_if_its_process_dies_before_it_says_so() -> None:
+    """By the names of the opening and of the lease: a trial is created once."""
+    broker, workers, epoch = served(unstarted=3)
+    (setter,) = told(broker, workers)
+    name = broker.last(setter, "SetUp").name
+    freed(broker, workers[0], epoch)
+    lease = str(broker.last(setter, "Grant").epoch)
+    broker.hang_up(setter)
+    others = [each for each in workers if each != setter]
+    told_of = [broker.last(each, kind) for each in others for kind in ("SetUp", "Grant")]
+    assert (lease, name) in [message.lost for message in told_of if message]
+
+
+def test_a_lease_that_the_ledger_refuses_is_not_the_end_of_what_is_set_up() -> None:
+    """Its worker goes on to create its trial, or waits with it, and takes no other."""
+    broker, workers, epoch = served(unstarted=3)
+    (setter,) = told(broker, workers)
+    freed(broker, workers[0], epoch)
+    epochs = (broker.last(setter, "Grant").epoch,)
+    broker.apply(WritesFailed(study=None, epochs=epochs, reason="refused"))
+    study = broker.handler.state.studies["s"]
+    assert (setter in study.idle, study.unstarted) == (False, 0)
+    assert broker.handler.state.clients[setter].opening is not None

@@ -37,6 +37,8 @@ class Lease:
         uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
         before: the epoch of its trial's lease before this one.
         adopted: it was granted by an earlier broker.
+        idle: its holder had no trial before.
+        opening: see ``Client``; of a holder that was about to create a trial when it was granted.
         lost: the names of openings of which one process may have created a trial, and died before
             it said so; this one's holder looks for that trial before it creates another.
         refused: its holder has found a trial that it may not have.
@@ -63,6 +65,8 @@ class Lease:
     uncommitted: bool = False
     before: int = 0
     adopted: bool = False
+    idle: bool = False
+    opening: tuple[str, ...] | None = None
     lost: tuple[str, ...] = ()
     refused: bool = False
     claimed: TrialRecord | None = field(default=None, repr=False)

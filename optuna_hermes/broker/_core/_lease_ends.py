@@ -168,23 +168,22 @@ class LeaseEnds:
         One that was ``refused`` is not in the ledger, where another broker's may have its epoch.
         """
         study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
-        client = self._state.clients.get(lease.connection)
         for slot in self._state.slots_of(lease):
             slot.lease = None
         if not refused:
             turn.end_lease(lease)
-        if trial is None:
-            study.leave_unstarted(1)
-        if lease.lost:
-            study.lost.append(lease.lost)  # still to be found
-        waited = trial is None or lease.from_tier in (None, "disk")
-        if waited and client is not None and client.role == "worker":
+        if lease.idle:
             # This worker still waits for a grant, for it never got this one.
             study.idle.append(lease.connection)
+            if lease.lost:
+                study.lost.append(lease.lost)  # still to be found
         if trial is None:
+            if lease.opening:
+                self._state.clients[lease.connection].opening = lease.opening
+            else:
+                study.leave_unstarted(1)
             return
-        left = lease.from_tier == "disk" or lease.connection in study.idle
-        trial.undo_start(lease, turn.now, left=left)
+        trial.undo_start(lease, turn.now, left=lease.idle)
         if refused and lease.claimed:
             trial.owner, trial.row = None, lease.claimed  # as before
         else:

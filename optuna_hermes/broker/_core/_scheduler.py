@@ -250,7 +250,7 @@ class Scheduler:
         trial = self._state.trial_of(reservation)
         if trial is not None and trial.connection is not None and not (trial.stores or trial.asked):
             return True
-        if self._coming(study) > 0:
+        if self._coming(study) > 0 or _worker_for(self._state, study, trial) is not None:
             return False
         return not any(
             trial.stores and trial.connection is not None for trial in study.trials.values()
@@ -304,8 +304,6 @@ class Scheduler:
         # that is not ready.
         if connection is None or not all([self._memory.ready(turn, slot) for slot in slots]):
             return
-        if connection in study.idle:
-            study.idle.remove(connection)
         # Both look at the reservation, which ends here.
         alone = all(self._memory.grants_alone(slot) for slot in slots)
         for slot in slots:
@@ -327,6 +325,15 @@ class Scheduler:
         self._state.epoch += 1
         tier = trial.tier if trial else None
         claimed = turn.claim(trial) if trial else None
+        idle, client = connection in study.idle, self._state.clients[connection]
+        opening, client.opening = client.opening, None
+        if idle:
+            study.idle.remove(connection)
+        if opening:
+            study.leave_unstarted(1)  # it was counted twice
+        lost = opening or ()
+        if trial is None and study.lost and not opening:
+            lost = study.lost.pop()
         lease = Lease(
             epoch=self._state.epoch,
             study=study.spec.key,
@@ -339,7 +346,9 @@ class Scheduler:
             from_tier=tier,
             last_progress=turn.now,
             before=trial.epoch if trial else 0,
-            lost=study.lost.pop() if trial is None and study.lost else (),
+            idle=idle,
+            opening=opening,
+            lost=lost,
             claimed=claimed,
             energy_joules=counted_joules(slots),
         )
@@ -458,7 +467,12 @@ def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:
 
 
 def _worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> int | None:
-    """Best worker that waits: one that has prepared for this trial, else one for none."""
+    """Best worker: one that is creating a trial, or has prepared for this one, or for none."""
+    if trial is None:
+        clients = ((each, state.clients[each]) for each in study.workers)
+        found = [each for each, client in clients if client.opening and not client.dismissed]
+        if found:
+            return min(found)
 
     def distance(connection: int) -> int:
         prepared = state.clients[connection].prepared

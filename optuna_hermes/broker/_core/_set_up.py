@@ -11,10 +11,10 @@ from statistics import median
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
+from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
-from optuna_hermes.broker._core._progress import is_taken, send_away
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.model import Curve, TrialView
@@ -46,13 +46,22 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
     """Admit a trial that a worker has created, and sets up."""
     client = turn.state.clients[connection]
     study = turn.state.studies.get(client.study or "")
-    if study is None or client.opening is None:
+    if study is None:
+        return
+    if client.opening is None:
+        # The grant of a lease has crossed this message.
+        for lease in turn.state.leases_of(study):
+            if lease.connection == connection and lease.opening:
+                begin = wire.Begin(
+                    epoch=lease.epoch, number=message.number, trial_id=message.trial_id
+                )
+                progress.begin(turn, lease, begin)
         return
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
-    if is_taken(study, trial, connection, found=True):
+    if progress.is_taken(study, trial, connection, found=True):
         client.opening = ()
-        send_away(turn, connection, trial)
+        progress.send_away(turn, connection, trial)
         return
     client.opening = None
     if not client.dismissed:
