@@ -40,7 +40,7 @@ class HermesSampler(BaseSampler):
         slice_seconds: least length of a slice, likewise.
 
     Raises:
-        InvalidInputError: ``slice_seconds`` is negative or not finite.
+        InvalidInputError: ``slice_seconds`` is negative or not finite, or ``devices`` no text.
 
     Example:
         >>> import optuna
@@ -66,6 +66,7 @@ class HermesSampler(BaseSampler):
             )
         # Optuna's own default, so that nothing but the view of the study differs.
         self._base = base if base is not None else optuna.samplers.TPESampler()
+        devices_text(devices)
         self._devices = devices
         self._policy = policy
         self._slice_seconds = slice_seconds
@@ -74,7 +75,7 @@ class HermesSampler(BaseSampler):
     def terms(self) -> _optuna.SharingTerms:
         """The broker's devices, policy and slice length for a plain ``study.optimize``."""
         return _optuna.SharingTerms(
-            devices=self._devices or default_devices(),
+            devices=devices_text(self._devices),
             policy=self._policy,
             slice_seconds=self._slice_seconds,
         )
@@ -138,6 +139,17 @@ class HermesSampler(BaseSampler):
             _optuna.end_trial(study, trial, state)
 
 
-def default_devices() -> str:
-    """The default of ``--devices``: ``$OPTUNA_HERMES_DEVICES``, or ``auto``."""
-    return os.environ.get(DEVICES_VARIABLE, "auto")
+def devices_text(given: object) -> str:
+    """The devices as for ``--devices``; if None, ``$OPTUNA_HERMES_DEVICES``, else ``auto``.
+
+    Raises:
+        InvalidInputError: they are no text, such as a Trainer's number of devices.
+    """
+    if given in (None, ""):
+        given = os.environ.get(DEVICES_VARIABLE, "auto")
+    if not isinstance(given, str):
+        raise InvalidInputError(
+            'devices must be a text such as "auto", "cpu:2" or "GPU-uuid,GPU-uuid" but got '
+            f"{given!r}."
+        )
+    return given

@@ -11,7 +11,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import HermesError, InvalidInputError, StorageError, TrialsFailedError
-from optuna_hermes.sampler import default_devices
+from optuna_hermes.sampler import devices_text
 from optuna_hermes.view.progress import ProgressDisplay, make_progress
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
@@ -84,7 +84,7 @@ def optimize(
         n_trials=n_trials,
         timeout=timeout,
         device_seconds=device_seconds,
-        devices=devices or default_devices(),
+        devices=devices_text(devices),
         policy=policy,
         slice_seconds=slice_seconds,
         seed=seed,

@@ -81,6 +81,14 @@ def test_seconds_are_finite_in_python_too(value: float) -> None:
         HermesSampler(slice_seconds=value)
 
 
+def test_a_number_of_devices_is_refused() -> None:
+    """It is what a Trainer takes; here it could mean GPUs as well as CPU slots."""
+    with pytest.raises(InvalidInputError, match=r'such as "auto", .* but got 2\.'):
+        optimize(optuna.create_study(), abs, devices=2)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="devices must be a text"):
+        HermesSampler(devices=2)  # type: ignore[arg-type]
+
+
 def test_an_object_store_is_no_folder(capsys: pytest.CaptureFixture[str], storage_url: str) -> None:
     """Checkpoints are written beside each other by many processes: a folder is needed."""
     words = (*OPTIMIZE, "--storage", storage_url, "--checkpoint-dir", "s3://bucket/runs")
