@@ -248,6 +248,9 @@ class Behaviour:
         if self._random.random() < 0.1:
             return False
         self._say(wire.Created(number=trial.number, trial_id=trial.number))
+        if self._random.random() < 0.1:
+            trial.end, process.doing = "failed", "leaves"
+            self._say(wire.Ended(epoch=0, state="failed", error="in its set-up"))
         return True
 
     def _take(self, grant: wire.Grant) -> None:

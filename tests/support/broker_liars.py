@@ -17,8 +17,10 @@ def own_epochs(world: World, process: Process) -> set[int]:
     """The epochs for which the broker accepts messages of a process."""
     state = world.handler.state
     own = {lease.epoch for lease in state.leases() if lease.connection == process.connection}
-    parked = (trial for trial in state.trials() if trial.connection == process.connection)
-    return own | {trial.epoch for trial in parked if trial.state == "parked"}
+    held = [trial for trial in state.trials() if trial.connection == process.connection]
+    parked = {trial.epoch for trial in held if trial.state == "parked"}
+    # A trial may end before it knows of its first lease.
+    return own | parked | ({0} if held else set())
 
 
 def lie(world: World, process: Process, random: Random) -> None:

@@ -166,6 +166,26 @@ def test_a_trial_that_loses_its_process_before_its_first_batch_begins_again() ->
     assert [grant.number for grant in grants if grant] == [1]
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_trial_that_ends_in_its_set_up_is_over(granted: bool) -> None:
+    """It needs no lease for that; one that is on its way ends with it."""
+    broker, workers, epoch = served()
+    (setter,) = told(broker, workers)
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    if granted:
+        freed(broker, workers[0], epoch)
+    assert (broker.last(setter, "Grant") is not None) == granted
+    broker.say(setter, wire.Ended(epoch=0, state="failed", error="broken"))
+    assert broker.last(setter, "Noted") is not None
+    study = broker.handler.state.studies["s"]
+    assert (study.trials[1].state, study.trials[1].connection) == ("failed", None)
+    assert study.failures.first == 1
+    broker.hang_up(setter)
+    assert study.trials[1].losses == 0
+    assert setter not in [lease.connection for lease in broker.handler.state.leases()]
+    broker.check()
+
+
 def test_it_comes_back_to_a_new_broker() -> None:
     """A worker says which trial it has set up, and waits on."""
     broker, workers, _ = served()

@@ -194,25 +194,43 @@ def test_a_lease_may_come_before_the_first_batch(
     assert not waiting.is_alive()
 
 
-@pytest.mark.parametrize("what", ["report", "end", "release"])
+@pytest.mark.parametrize("what", ["report", "release"])
 def test_what_is_said_of_a_lease_waits_for_it(what: str, brokers: Brokers, connect: Any) -> None:
     """An objective that does not wait at its first batch waits when it has something to say."""
     session = connect()
     set_up(brokers, session)
     calls: dict[str, Callable[[], None]] = {
         "report": lambda: session.report(unit=1, step=1, value=0.5),
-        "end": lambda: session.end("failed", "broken"),
         "release": lambda: session.release("broken"),
     }
     saying = threading.Thread(target=calls[what])
     saying.start()
-    saying.join(0.1)
+    saying.join(0.5)
     assert saying.is_alive()
     assert not brokers.last.of(wire.Report, wire.Ended, wire.Released)
     brokers.last.say(grant(7, 3))
     saying.join(10)
     (said,) = brokers.last.of(wire.Report, wire.Ended, wire.Released)
     assert said.epoch == 7
+
+
+def test_a_trial_that_ends_before_its_first_batch_needs_no_lease(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Its end is told to the next broker too, until one has acknowledged it."""
+    session = connect()
+    set_up(brokers, session)
+    session.end("failed", "broken")
+    ended = wire.Ended(epoch=0, state="failed", error="broken")
+    assert brokers.last.of(wire.Ended) == [ended]
+    after = lose(brokers, wait_for)
+    wait_for(lambda: len(after.sent) == 2)
+    assert after.sent == [wire.Register(study=SPEC, number=3, trial_id=3), ended]
+    after.say(wire.Refused(reason="Trial 3 has ended: create another one."))
+    closing = threading.Thread(target=session.close)
+    closing.start()
+    closing.join(3)
+    assert not closing.is_alive()
 
 
 def test_a_trial_that_has_not_begun_can_be_sent_away(brokers: Brokers, connect: Any) -> None:

@@ -318,9 +318,9 @@ class TrialSession:
     # -- after training ------------------------------------------------------------------------
 
     def end(self, state: wire.Ending, error: str | None = None) -> None:
-        """Report the end of the trial; one that was only set up has its lease first."""
-        self.wait_for_device()
+        """Report the end of the trial, perhaps before its first lease (epoch 0)."""
         with self._connection.lock:
+            self._sets_up = False
             self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=error)
             self._connection.send(self._lease.end)
 
@@ -462,10 +462,8 @@ class TrialSession:
 
     def _introduce(self) -> Iterable[wire.FromClient]:
         lease = self._lease
-        if not lease.epoch:
-            return [self._ask]
-        resume = self._resume()
-        return [resume] if lease.end is None else [resume, lease.end]
+        first = self._resume() if lease.epoch else self._ask
+        return [first] if lease.end is None else [first, lease.end]
 
     def _resume(self) -> wire.Resume:
         return self._lease.message(time.monotonic(), self.device_seconds)
@@ -504,6 +502,8 @@ class TrialSession:
                 self._kept(message)
             elif isinstance(message, wire.Refused) and self._lease.epoch:
                 self._let_go(message.reason)
+            elif isinstance(message, wire.Refused) and self._lease.end is not None:
+                self._noted_end = True  # the trial is known to be over
             else:
                 if isinstance(message, wire.Grant):
                     self._granted(message)

@@ -301,7 +301,10 @@ class EventHandler:
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
             # Answered also if the lease is over: its process waits for this before it leaves.
             turn.send(connection, wire.Noted(epoch=message.epoch))
-            self._about_lease(turn, connection, message)
+            if isinstance(message, wire.Ended) and message.epoch == 0:
+                self._ended_in_set_up(turn, connection, message)
+            else:
+                self._about_lease(turn, connection, message)
 
     def _about_lease(
         self, turn: Turn, connection: int, message: _OfTraining | wire.Ended | wire.Released
@@ -357,8 +360,18 @@ class EventHandler:
             record_heartbeat(slot.lease, trial, turn.now)
         progress.saved(turn, connection, trial, message)
 
-    def _ended(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Ended) -> None:
-        self._ends.end(turn, lease)
+    def _ended_in_set_up(self, turn: Turn, connection: int, message: wire.Ended) -> None:
+        """End a trial that had no lease when its process said so; its grant may be on its way."""
+        for trial in self.state.trials():
+            if trial.connection == connection and trial.live:
+                leases = (each for each in self.state.leases() if each.connection == connection)
+                self._ended(turn, next(leases, None), trial, message)
+
+    def _ended(
+        self, turn: Turn, lease: Lease | None, trial: LiveTrial, message: wire.Ended
+    ) -> None:
+        if lease is not None:
+            self._ends.end(turn, lease)
         self._memory.leaves(trial, turn.now)
         trial.end(message.state)
         turn.save(trial)
