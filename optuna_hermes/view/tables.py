@@ -315,7 +315,7 @@ def _result(document: Document) -> Rows:
 
 
 def _overhead(share: float, seconds: Mapping[Any, float]) -> tuple[str, str]:
-    kinds = ", ".join(f"{kind} {each:.1f} s" for kind, each in seconds.items() if each)
+    kinds = ", ".join(f"{kind} {each:.1f} s" for kind, each in seconds.items() if each >= 0.05)
     return "outside of batches", f"{100 * share:.1f} % of device time{kinds and f' ({kinds})'}"
 
 

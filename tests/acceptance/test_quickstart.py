@@ -24,7 +24,7 @@ def test_the_quickstart_ends_with_best_trial_chart_and_next_steps(
     done = cli("quickstart", *FEW, "--storage", storage_url)
     assert done.returncode == 0, done.stderr
     assert "3 trials of a small network" in done.stderr
-    for words in ("3 complete", "validation loss", "epoch", "Next:", "switching"):
+    for words in ("3 complete", "validation loss", "epoch", "Next:", "outside of batches"):
         assert words in done.stdout
     best = re.search(r"best\s+│ (\S+) \(trial (\d)\)", done.stdout)
     assert best is not None
