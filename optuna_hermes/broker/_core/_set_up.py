@@ -95,7 +95,7 @@ def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
     slots = [s for s in turn.state.slots.values() if not s.lease or s.lease.study == key]
     training = {slot.lease.number for slot in slots if slot.lease}
     snapshot = policy_runner.snapshot(study, slots, turn.now)
-    values = [trial.curve.values[-1] for trial in snapshot.trials if trial.curve.units]
+    values = [trial.curve.values[0] for trial in snapshot.trials if trial.curve.units]
     usual = median(values) if values else 0.0
     live, ended = [], [*snapshot.finished]
     for trial in snapshot.trials:
