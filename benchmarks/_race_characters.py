@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 N_CHARACTERS = 128
 LENGTH = 32
-N_SEQUENCES = 256
+N_SEQUENCES = 128
 """In a unit, drawn from all there are."""
 TRAINED = ("argparse.py", "ast.py", "calendar.py", "configparser.py", "csv.py")
-HELD_OUT = ("inspect.py", 96)
+HELD_OUT = ("inspect.py", 48)
 
 
 def _windows(*names: str) -> torch.Tensor:

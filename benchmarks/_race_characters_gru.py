@@ -11,12 +11,12 @@ from torch import nn
 
 KIND = "loop"
 SPACE = {
-    "lr": Range(low=1e-4, high=1e-1, log=True),
+    "lr": Range(low=1e-3, high=1e-1, log=True),
     "decay": Range(low=0.75, high=1.0),
     "weight_decay": Range(low=1e-5, high=1.0, log=True),
     "dropout": Range(low=0.0, high=0.5),
-    "width": Range(low=16, high=64, log=True, whole=True),
-    "batch_size": Range(low=16, high=64, log=True, whole=True),
+    "width": Range(low=16, high=48, log=True, whole=True),
+    "batch_size": Range(low=12, high=32, log=True, whole=True),
 }
 
 

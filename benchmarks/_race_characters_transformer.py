@@ -12,12 +12,12 @@ from torch import nn
 KIND = "loop"
 N_HEADS = 4
 SPACE = {
-    "lr": Range(low=1e-4, high=1e-1, log=True),
+    "lr": Range(low=1e-3, high=1e-1, log=True),
     "decay": Range(low=0.75, high=1.0),
     "warmup": Range(low=0, high=8, whole=True),
     "dropout": Range(low=0.0, high=0.4),
     "head_width": Range(low=3, high=12, log=True, whole=True),
-    "batch_size": Range(low=16, high=64, log=True, whole=True),
+    "batch_size": Range(low=8, high=32, log=True, whole=True),
 }
 
 

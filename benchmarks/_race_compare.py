@@ -206,14 +206,13 @@ def resample(cells: Sequence[Cell]) -> Array:
     tasks: dict[str, list[int]] = {}
     for index, (task, _) in enumerate(cells):
         tasks.setdefault(task, []).append(index)
-    of_tasks = list(tasks.values())
+    drawn = rng.multinomial(len(tasks), np.full(len(tasks), 1 / len(tasks)), size=N_RESAMPLES)
     weights = np.zeros((N_RESAMPLES, len(cells)))
-    for row in weights:
-        for task in rng.integers(len(of_tasks), size=len(of_tasks)):
-            drawn = rng.choice(of_tasks[task], size=len(of_tasks[task]))
-            np.add.at(row, drawn, 1.0)
-        row /= row.sum()
-    return weights
+    for times, seeds in zip(drawn.T, tasks.values(), strict=True):
+        # A task that is drawn so often has its seeds drawn as often.
+        even = np.full(len(seeds), 1 / len(seeds))
+        weights[:, seeds] = rng.multinomial(times * len(seeds), even)
+    return weights / weights.sum(axis=1, keepdims=True)
 
 
 def _mean(values: Sequence[float], weights: Array) -> dict[str, float]:

@@ -48,16 +48,18 @@ def trainable(config: dict[str, Any]) -> None:
             train(task, name, params, report, Path(folder))
 
 
+def _propose(trial: Any) -> None:
+    """Of the module, for Ray pickles it with its search."""
+    suggest(load_task(Contest.of_environment().task).SPACE, trial)
+
+
 def _asha(contest: Contest, space: Space) -> tuple[Any, Any]:
     import optuna
     from ray.tune.schedulers import ASHAScheduler
     from ray.tune.search.optuna import OptunaSearch
 
-    def suggest_all(trial: optuna.Trial) -> None:
-        suggest(space, trial)
-
     search = OptunaSearch(
-        suggest_all,
+        _propose,
         metric="loss",
         mode="min",
         points_to_evaluate=first_configurations(space, contest),
