@@ -280,7 +280,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--unit-seconds", type=_positive, default=1.0, help="that a unit takes")
     parser.add_argument("--devices", type=_whole, default=2, help="CPU slots of each contestant")
     parser.add_argument("--beside", type=_whole, default=1, help="contests at once")
-    parser.add_argument("--ray-python", help="the Python that has Ray Tune")
+    # Absolute, for contests run elsewhere; not resolved, for a link says which environment it is.
+    parser.add_argument("--ray-python", type=os.path.abspath, help="the Python that has Ray Tune")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--report", action="store_true", help="run nothing, report what there is")
     parser.add_argument("--json", action="store_true")
@@ -300,14 +301,16 @@ def _among(known: Iterable[str]) -> Any:
 
 
 def _whole(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1 but got {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, but got {text}")
+    return int(text)
 
 
 def _positive(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number above 0 but got {text}")
     return number

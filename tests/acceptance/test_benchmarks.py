@@ -6,13 +6,16 @@ import gzip
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from optuna_hermes.cluster.job_files import read_philly
@@ -350,3 +353,82 @@ def test_the_whole_trace_takes_less_than_two_minutes() -> None:
 def test_qssf_is_as_good_as_it_should_be(tmp_path: Path) -> None:
     """On Philly's last quarter the targets are met."""
     jobs(Path(os.environ[TRACES]), "--check")
+
+
+RACE = [
+    "--tasks=tabular",
+    "--contestants=optuna,hermes",
+    "--seeds=1",
+    "--seconds=20",
+    "--unit-seconds=0.2",
+    "--beside=2",
+    "--out=out",
+]
+
+
+@pytest.mark.slow
+def test_race_compares_what_trainings_wrote(tmp_path: Path) -> None:
+    """Both contestants train the same curves, the report has both, and nothing is run again."""
+    result = json.loads(run("race.py", *RACE, "--json", cwd=tmp_path).stdout)
+    figures = {each["contestant"]: each["figures"] for each in result["contests"]}
+    assert set(figures) == {"optuna", "hermes"}
+    for each in figures.values():
+        assert each["units"] > 0
+        assert each["repeated"] == 0
+        assert 0 < each["busy_share"] <= 1
+        assert 0 < each["first_batch"] < 20
+        assert each["cpu_seconds"] > 0
+        assert each["begun"] >= each["finished"]
+    assert figures["optuna"]["opening_wait"] is None
+    assert figures["hermes"]["opening_wait"] >= 0
+    assert result["exactness"]["differing"] == 0
+    assert set(result["comparison"]["rows"]) == {"optuna", "hermes"}
+
+    written = (tmp_path / "out" / "race.md").read_text()
+    assert written.count("| `hermes` |") == 2
+    assert (tmp_path / "out" / "race.svg").exists()
+    again = run("race.py", *RACE, cwd=tmp_path)
+    assert again.stderr.startswith("0 of 2 contests are left")
+    done = run("race.py", *RACE, "--seconds=30", "--report", cwd=tmp_path, status=2)
+    assert done.stderr.startswith("--seconds must be 20 as in out/race but got 30")
+
+
+@pytest.mark.slow
+def test_race_reaps_every_process_at_ctrl_c(
+    tmp_path: Path, runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """Interrupted in the middle, it leaves no process, and says how to go on."""
+    script = [sys.executable, str(BENCHMARKS / "race.py"), *RACE, "--seconds=600"]
+    environment = {**os.environ, "TMPDIR": str(runtime_dir)}  # short, for the sockets in it
+    race = subprocess.Popen(
+        script, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for(lambda: len(list(runtime_dir.glob("race-*/watch-*.jsonl"))) >= 3, 120)
+        children = psutil.Process(race.pid).children(recursive=True)
+        assert len(children) > 6
+        race.send_signal(signal.SIGINT)
+        _, said = race.communicate(timeout=60)
+    finally:
+        race.kill()
+        race.wait()
+    assert race.returncode == 130
+    assert "the same command goes on" in said
+    assert not [each for each in children if each.is_running()]
+    assert not list(runtime_dir.glob("race-*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--report"], "--out must have records of these contests but out/race has none."),
+        (["--ray-python=/nowhere"], "--ray-python must be a Python but got /nowhere"),
+        (["--tasks=none-such"], "must be among digits, characters-gru, "),
+        (["--seconds=0"], "must be a number above 0 but got 0"),
+        (["--seconds=x"], "must be a number above 0 but got x"),
+        (["--beside=x"], "must be a whole number, at least 1, but got x"),
+    ],
+)
+def test_race_says_what_is_wrong(tmp_path: Path, options: list[str], message: str) -> None:
+    """Bad input is said before anything runs: status 2."""
+    assert message in run("race.py", *RACE, *options, cwd=tmp_path, status=2).stderr
