@@ -50,9 +50,9 @@ class Paced:
     """The trial's watch: a round is a batch, which ends with its evaluation."""
 
     before_iteration = True
-    order = 0
 
     def __init__(self, watch: Watch) -> None:
+        self.order = 1  # after a callback that waits for a device; LightGBM reads no class's order
         self._watch = watch
         self._round = 0
         self._begun = 0.0

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Callable
+from multiprocessing.synchronize import Lock
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,25 @@ def objective(trial: optuna.Trial) -> float:
     return values[-1] if math.isfinite(values[-1]) else math.inf
 
 
-def work(index: int) -> None:
-    """Train trials until the end; with equal seeds two processes would propose alike."""
+def work(index: int, asking: Lock) -> None:
+    """Train trials until the end; with equal seeds two processes would propose alike.
+
+    ``study.optimize`` would do, but for a race of Optuna's over SQLite: two processes that ask at
+    once may get the same enqueued trial, and one of them then fails.
+    """
     study = optuna.load_study(
         study_name=STUDY,
         storage=CONTEST.storage,
         sampler=optuna.samplers.TPESampler(seed=1000 * CONTEST.seed + index),
         pruner=PRUNERS[CONTEST.contestant](),
     )
-    study.optimize(objective, timeout=CONTEST.ends - time.time())
+    while time.time() < CONTEST.ends:
+        with asking:
+            trial = study.ask()
+        try:
+            study.tell(trial, objective(trial))
+        except optuna.TrialPruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
 
 
 def main() -> None:
@@ -60,7 +71,10 @@ def main() -> None:
     for params in first_configurations(TASK.SPACE, CONTEST):
         study.enqueue_trial(params)
     context: Any = multiprocessing.get_context("fork")  # imports and data are there already
-    workers = [context.Process(target=work, args=(index,)) for index in range(CONTEST.devices)]
+    asking = context.Lock()
+    workers = [
+        context.Process(target=work, args=(index, asking)) for index in range(CONTEST.devices)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -15,6 +15,8 @@ os.environ.update(
     TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S="0",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    # Else its workers give way to the processes of all contestants beside it.
+    RAY_worker_niceness="0",
 )
 
 import ray
