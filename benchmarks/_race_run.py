@@ -137,10 +137,14 @@ def _path(here: Path, contest: Contest) -> str:
 
 
 def _leases(folder: Path) -> list[Lease]:
-    """All leases out of this project's ledger."""
+    """All leases out of this project's ledger; none if it was not even created in time."""
     # Not read-only: the journal of a process that was killed has to be played back.
     connection = sqlite3.connect(folder / "study.db")
     try:
+        if not connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE name = 'hermes_leases'"
+        ).fetchone():
+            return []
         rows = connection.execute(
             "SELECT number, started, ended FROM hermes_leases WHERE number IS NOT NULL"
         ).fetchall()

@@ -136,10 +136,11 @@ def _run(contests: Sequence[Contest], runner: Runner, beside: int, folder: Path)
                         continue
                     save_record(folder, contest, record)
                     _say(f"[{done}/{len(contests)}] {contest.name}: {_short(record)}")
-        except (KeyboardInterrupt, StoppedError):
+        except StoppedError:
+            raise KeyboardInterrupt from None
+        finally:
             runner.stop()
             threads.shutdown(cancel_futures=True)
-            raise KeyboardInterrupt from None
     return failed
 
 
