@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from optuna_hermes.pruner import HermesPruner
     from optuna_hermes.pytorch import suspendable as suspendable
     from optuna_hermes.sampler import HermesSampler
+    from optuna_hermes.workers._once import once
     from optuna_hermes.workers._optimize import OptimizeResult, optimize
 
 __version__ = "0.1.0"
 
 # HermesCallback and suspendable are here too, but need the extra [lightning]: `import *` must not.
-__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "optimize", "wait_for_device"]
+__all__ = ["HermesPruner", "HermesSampler", "OptimizeResult", "once", "optimize", "wait_for_device"]
 
 _HOMES = {
     "HermesCallback": "optuna_hermes.lightning",
     "HermesPruner": "optuna_hermes.pruner",
     "HermesSampler": "optuna_hermes.sampler",
     "OptimizeResult": "optuna_hermes.workers._optimize",
+    "once": "optuna_hermes.workers._once",
     "optimize": "optuna_hermes.workers._optimize",
     "suspendable": "optuna_hermes.pytorch",
     "wait_for_device": "optuna_hermes._optuna",

@@ -341,6 +341,8 @@ class Driver:
         """Wait for news of the broker or of the workers; show the study's status as progress."""
         if pool.wait(pause, watched):
             watched.hear()
+        for text in pool.new_notes():
+            self._progress.note(text)
         mine, devices = watched.status()
         self._last = mine
         self._progress.update(devices, mine)

@@ -3,7 +3,8 @@
 A fork is a ready worker within milliseconds, where a fresh process would import torch for seconds.
 The server has one thread and never touches a device. It ends with its parent, and its children
 end with it. Where the objective's import makes forks unsafe (``_fork_safety``), workers are fresh
-processes instead.
+processes instead. A value of ``once`` is computed by a fork of the server, its successor, which
+forks all later workers.
 """
 
 from __future__ import annotations
@@ -19,18 +20,21 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, NoReturn
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.workers import _once
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, unpack
-from optuna_hermes.workers._preload import preload
+from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
-from optuna_hermes.workers._words import FAILED, sayer
+from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer
 from optuna_hermes.workers._worker import WorkerInput, work
 
 _PR_SET_PDEATHSIG = 1
@@ -107,6 +111,7 @@ def _prepare(packed: bytes | str) -> Objective:
     sessions.importing = True
     objective = unpack(packed)  # here, so that its errors reach the user before any worker
     sessions.importing = False
+    _once.set_objective(function_of(objective))
     preload(objective)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
@@ -138,9 +143,63 @@ def _tell(parent: socket.socket, line: dict[str, Any]) -> None:
     parent.sendall(json.dumps(line).encode() + b"\n")
 
 
+class _Successor:
+    """A fork server forked from this one, which has computed one more value of ``once``."""
+
+    def __init__(self, pid: int, end: socket.socket, words_end: int) -> None:
+        self.pid = pid
+        self.socket = end
+        self.words_end = words_end
+        self.is_ready = False
+        self.asked = 0
+        self.workers: set[int] = set()
+        self._unread = b""
+
+    def fork(self, count: int) -> None:
+        """Have it fork workers."""
+        self.asked += count
+        with contextlib.suppress(ConnectionError):  # its exit will be noticed
+            self.socket.sendall(b"f" * count)
+
+    def lines(self) -> list[bytes]:
+        """Its next messages, of those to the driver; empty if it is gone."""
+        try:
+            data = self.socket.recv(65536)
+        except ConnectionError:
+            data = b""
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        return lines
+
+    def follow(self, line: dict[str, Any]) -> None:
+        """Keep count of its workers by a message to the driver."""
+        if "forked" in line:
+            self.asked -= 1
+            self.workers.add(line["forked"])
+        elif "exited" in line:
+            self.workers.discard(line["exited"])
+
+    def close(self) -> None:
+        """End it, with its workers, and wait until it is gone."""
+        self.forget()
+        if not self.is_ready:  # it reads nothing while it computes
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def forget(self) -> None:
+        """Close this process's ends."""
+        self.socket.close()
+        os.close(self.words_end)
+
+
 class _ForkServer:
     def __init__(
-        self, parent: socket.socket, job: WorkerInput, objective: Objective, fresh: int | None
+        self,
+        parent: socket.socket,
+        job: WorkerInput,
+        objective: Objective,
+        fresh: int | None,
+        words: tuple[int, int] | None = None,
     ) -> None:
         self._parent = parent
         self._job = job
@@ -148,14 +207,21 @@ class _ForkServer:
         self._fresh = fresh
         self._not_loaded = 0
         self._children: set[int] = set()
+        self._waiting: set[int] = set()
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
         self._wake_end = wake
-        self._words, self._words_end = os.pipe()
-        os.set_blocking(self._words, False)
+        self._words, self._words_end = words or _words_pipe()
         self._unread = b""
+        self._unsent: list[bytes] = []
+        self._selector = selectors.DefaultSelector()
+        self._successor: _Successor | None = None
+        self._refused: set[str] = set()
+        self._computing = ""
+        self._serves = False
 
     def run(self) -> None:
+        self._serves = True
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -165,68 +231,224 @@ class _ForkServer:
         for pid in self._children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        if self._successor is not None:
+            self._successor.close()
         for pid in self._children:
             os.waitpid(pid, 0)
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._parent, selectors.EVENT_READ)
-            selector.register(self._wake, selectors.EVENT_READ)
-            while True:
-                ready = [key.fileobj for key, _ in selector.select()]
-                # Exits first, so that the driver hears of an end before it hears of a new worker.
-                if self._wake in ready:
-                    self._wake.recv(4096)
-                    self._reap()
-                    if self._not_loaded >= _MAX_NOT_LOADED:
-                        return
-                if self._parent in ready:
-                    asked = self._parent.recv(4096)
-                    if not asked:
-                        return
-                    for _ in range(asked.count(b"f")):
-                        self._fork()
+        for each in (self._parent, self._wake, self._words):
+            self._selector.register(each, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in self._selector.select()]
+            # Exits first, so that the driver hears of an end before it hears of a new worker.
+            if self._wake in ready:
+                self._wake.recv(4096)
+                self._reap()
+                if self._not_loaded >= _MAX_NOT_LOADED:
+                    return
+            if self._words in ready:
+                self._read_words()
+            if self._successor is not None and self._successor.socket in ready:
+                self._hear(self._successor)
+            if self._parent in ready:
+                asked = self._parent.recv(4096)
+                if not asked:
+                    return
+                self._fork(asked.count(b"f"))
 
-    def _fork(self) -> None:
+    def _fork(self, count: int) -> None:
+        if self._successor is not None and self._successor.is_ready:
+            self._successor.fork(count)
+            return
         server = os.getpid()
-        pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, server)
-        if pid == 0:
-            self._be_a_worker(server)
-        self._children.add(pid)
-        _tell(self._parent, {"forked": pid})
+        for _ in range(count):
+            pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, server)
+            if pid == 0:
+                self._be_a_worker(server)
+            self._children.add(pid)
+            _tell(self._parent, {"forked": pid})
 
     def _be_a_worker(self, server: int) -> None:
         try:
-            end_with(server)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            leave_to_driver()
-            for end in (self._parent, self._wake, self._wake_end):
-                end.close()
+            self._leave(server)
+            self._parent.close()
             os.close(self._words)
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # an exception would return to the server's loop in a second process
-        serve(self._job, self._objective, self._words_end)
+        serve(self._job, self._objective, self._words_end, shares=True)
+
+    def _leave(self, server: int) -> None:
+        """Make a forked process independent of its server's loop."""
+        end_with(server)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        leave_to_driver()
+        self._selector.close()
+        self._wake.close()
+        self._wake_end.close()
+        if self._successor is not None:
+            self._successor.forget()
 
     def _reap(self) -> None:
-        while self._children:
+        while self._children or self._successor is not None:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self._children.discard(pid)
             code = os.waitstatus_to_exitcode(status)
+            if self._successor is not None and pid == self._successor.pid:
+                self._take_over(self._successor, code)
+                continue
+            self._children.discard(pid)
+            self._waiting.discard(pid)
+            self._read_words()
             self._pass_words_on()
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
 
-    def _pass_words_on(self) -> None:
-        """Forward what workers have sent to the driver, before the message that one has exited."""
+    def _read_words(self) -> None:
+        """Read what workers say; most of it is for the driver, but not urgent."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 self._unread += os.read(self._words, 65536)
         *lines, self._unread = self._unread.split(b"\n")
-        for line in lines:
-            self._parent.sendall(line + b"\n")
+        for each in lines:
+            line = json.loads(each)
+            said, pid = line["said"], line["worker"]
+            (self._waiting.add if said == WAITS else self._waiting.discard)(pid)
+            if said == ONCE:
+                self._share(line["reason"], each)
+                continue
+            self._unsent.append(each)
+            if said == NOTE:
+                self._pass_words_on()
+
+    def _pass_words_on(self) -> None:
+        """Forward what workers have sent to the driver, before the message that one has exited."""
+        for each in self._unsent:
+            self._parent.sendall(each + b"\n")
+        self._unsent.clear()
+
+    # -- values of ``once`` ----------------------------------------------------------------------
+
+    def _share(self, packed: str, line: bytes) -> None:
+        """Have a successor compute a value that workers are to inherit."""
+        if _once.is_computed(packed) or packed in self._refused:
+            return
+        if not self._serves:
+            self._refuse(packed, _once.compute(packed))
+            return
+        if self._successor is not None:
+            os.write(self._successor.words_end, line + b"\n")  # it may have another value only
+            return
+        self._computing = packed
+        words, (ours, theirs) = _words_pipe(), socket.socketpair()
+        server, pid = os.getpid(), os.fork()
+        if pid == 0:
+            ours.close()
+            self._be_a_successor(server, theirs, words, packed)
+        theirs.close()
+        os.close(words[0])
+        self._successor = _Successor(pid, ours, words[1])
+        self._selector.register(ours, selectors.EVENT_READ)
+
+    def _be_a_successor(
+        self, server: int, parent: socket.socket, words: tuple[int, int], packed: str
+    ) -> NoReturn:
+        # In a process of its own: what a user's function does here must not harm the server.
+        status = 1
+        try:
+            self._leave(server)
+            self._parent.close()
+            os.close(self._words)
+            os.close(self._words_end)
+            heir = _ForkServer(parent, self._job, self._objective, None, words)
+            heir._refused |= self._refused
+            why = heir._compute(packed)
+            if why:
+                _tell(parent, {"refused": why})
+            else:
+                gc.freeze()
+                _tell(parent, {"ready": True})
+                heir.run()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _compute(self, packed: str) -> str:
+        """Compute a value, and those asked for meanwhile; the reason if workers cannot share it."""
+        with _silent():  # the trial's own call has printed the same to its log
+            why = _once.compute(packed)
+            if not why:
+                self._read_words()
+        unsafe = None if why else why_not_fork()
+        return why if unsafe is None else unsafe.value
+
+    def _hear(self, successor: _Successor) -> None:
+        lines = successor.lines()
+        if not lines:  # its exit will be noticed
+            self._selector.unregister(successor.socket)
+        for each in lines:
+            line = json.loads(each)
+            if "ready" in line:
+                successor.is_ready = True
+                self._end_waiting()
+            elif "refused" in line:
+                self._refuse(self._computing, line["refused"])
+            else:
+                successor.follow(line)
+                self._parent.sendall(each + b"\n")
+
+    def _end_waiting(self) -> None:
+        """End workers that have no trial yet: those that replace them will have the value."""
+        self._read_words()
+        for pid in self._waiting & self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _take_over(self, successor: _Successor, code: int) -> None:
+        """Fork workers again in place of a successor that has ended, whose workers ended too."""
+        self._successor = None
+        self._refused.add(self._computing)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(successor.socket)
+        successor.forget()
+        for pid in successor.workers:
+            _tell(self._parent, {"exited": pid, "status": code})
+        self._fork(successor.asked)
+
+    def _refuse(self, packed: str, why: str) -> None:
+        """Leave a value to each trial if there is a reason to."""
+        if why:
+            self._refused.add(packed)
+            text = _once.not_shared(_once.name_of(packed), why)
+            _tell(self._parent, {"worker": os.getpid(), "said": NOTE, "reason": text})
+
+
+def _words_pipe() -> tuple[int, int]:
+    words, words_end = os.pipe()
+    os.set_blocking(words, False)
+    return words, words_end
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Drop what this process prints."""
+    kept = os.dup(1), os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, handle in zip((1, 2), kept, strict=True):
+            os.dup2(handle, number)
+        for handle in (nothing, *kept):
+            os.close(handle)
 
 
 def _spawn(order: int, words_end: int, server: int) -> int:
@@ -244,9 +466,19 @@ def end_with(server: int) -> None:
         os._exit(1)
 
 
-def serve(job: WorkerInput, objective: Objective, words_end: int) -> NoReturn:
-    """Work, writing messages to ``words_end``; exit without cleaning up what was inherited."""
+def serve(
+    job: WorkerInput, objective: Objective, words_end: int, *, shares: bool = False
+) -> NoReturn:
+    """Work, writing messages to ``words_end``; exit without cleaning up what was inherited.
+
+    Args:
+        job: what workers need.
+        objective: called with the trial.
+        words_end: of the pipe to the fork server.
+        shares: later workers may inherit what this one computes by ``once``.
+    """
     status, say = 1, sayer(words_end)
+    _once.begin_worker(partial(say, ONCE) if shares else None, partial(say, NOTE))
     try:
         work(job, objective, say)
         status = 0

@@ -71,13 +71,19 @@ def imported_late(objective: Any) -> set[str]:
     return found
 
 
-def _codes(objective: Any) -> Iterator[CodeType]:
-    """The code of an objective, and of the functions and classes that it finds in its module."""
+def function_of(objective: Any) -> FunctionType | None:
+    """The function that an objective calls, None if it is not one of Python."""
     called = getattr(objective, "func", objective)  # of a partial
     function = inspect.unwrap(getattr(called, "__func__", called))
     if not isinstance(function, FunctionType):
         function = vars(type(function)).get("__call__")
-    if not isinstance(function, FunctionType):
+    return function if isinstance(function, FunctionType) else None
+
+
+def _codes(objective: Any) -> Iterator[CodeType]:
+    """The code of an objective, and of the functions and classes that it finds in its module."""
+    function = function_of(objective)
+    if function is None:
         return
     owner = function.__module__
     waiting: list[Any] = [function, *_own(function.__globals__, owner)]

@@ -18,6 +18,9 @@ LEFT, STOP, NOTHING_LEFT = "left", "stop", "nothing left"
 """It ends by itself. Its objective has called ``study.stop()``; or the sampler has, with no more
 to propose."""
 
+ONCE, NOTE = "once", "note"
+"""It has computed a value that later workers may share: a packed call. A line for the user."""
+
 LONGEST_REASON = 300
 """Characters of a reason: a line below 4096 bytes (PIPE_BUF) is written to the pipe atomically."""
 
@@ -28,7 +31,8 @@ def sayer(pipe: int) -> Say:
     """The function ``say(word, reason)`` of this process; ``pipe`` is the end for writing."""
 
     def say(word: str, reason: str = "") -> None:
-        words = {"worker": os.getpid(), "said": word, "reason": reason[:LONGEST_REASON]}
+        reason = reason if word == ONCE else reason[:LONGEST_REASON]
+        words = {"worker": os.getpid(), "said": word, "reason": reason}
         with contextlib.suppress(OSError):  # the objective has closed what it did not open
             os.write(pipe, json.dumps(words).encode() + b"\n")
 

@@ -29,6 +29,7 @@ from optuna_hermes.broker._protocol import Grant, Ready, SetUp
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._state import seed_everything, trial_seed
+from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
@@ -129,7 +130,9 @@ class _Engagement:
         self._session.noted = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
         _optuna.reseed(self._study.sampler, self._job.seed, trial.number)
-        seed_everything(trial_seed(self._job.seed, trial.number))
+        seed = trial_seed(self._job.seed, trial.number)
+        seed_everything(seed)
+        _once.begin_trial(seed)
         try:
             _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder)
             self._train(trial, objective, notes)

@@ -25,7 +25,7 @@ from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._objective import Objective, arguments, pack
 from optuna_hermes.workers._processes import INSIDE_VARIABLE, command, refuse_inside
-from optuna_hermes.workers._words import Starts, described
+from optuna_hermes.workers._words import NOTE, Starts, described
 
 if TYPE_CHECKING:
     from optuna_hermes.broker import WatchedStudy
@@ -77,6 +77,7 @@ class WorkerPool:
         self._alive: set[int] = set()
         self._statuses: dict[int, int] = {}
         self._said: set[str] = set()
+        self._notes: dict[str, bool] = {}
         self.starts = Starts()
         self._asked = 0
         self._buffer = b""
@@ -142,6 +143,12 @@ class WorkerPool:
         """The set of messages that workers have sent."""
         return frozenset(self._said)
 
+    def new_notes(self) -> list[str]:
+        """Lines for the user, each of them once."""
+        new = [text for text, shown in self._notes.items() if not shown]
+        self._notes.update(dict.fromkeys(new, True))
+        return new
+
     def status_of(self, pid: int) -> int | None:
         """The exit status of a worker, or minus a signal; None while unknown."""
         return self._statuses.get(pid)
@@ -178,6 +185,9 @@ class WorkerPool:
                 self._asked -= 1
                 self._alive.add(line["forked"])
                 self.starts.forked(line["forked"])
+            elif line.get("said") == NOTE:
+                if line["reason"] not in self._notes:
+                    self._notes[line["reason"]] = False
             elif "said" in line:
                 self._said.add(line["said"])
                 self.starts.said(line["worker"], line["said"], line["reason"])

@@ -18,6 +18,7 @@ ALLOWED = {
     ("suspend/_rank.py", "recv"): f"what the other end of the pipe says: {OWN_PIPE}",
     ("suspend/_ranks.py", "recv"): f"what a rank says: {OWN_PIPE}",
     ("workers/_fresh.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
+    ("workers/_once.py", "pickle.loads"): f"arguments of a function: {OWN_PIPE}",
     ("workers/_preload.py", "__import__"): "libraries whose names stand there",
     ("workers/_fork_server.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
     ("workers/_worker.py", "cloudpickle.loads"): f"the study: {OWN_PIPE}",

@@ -1,0 +1,252 @@
+"""``once``: a value that is the same for all trials, computed once and inherited by processes.
+
+A worker that has computed such a value names it to its fork server. That one forks a successor,
+which computes the value too and forks all later workers: they share it by copy on write.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import pickle
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from optuna_hermes.errors import InvalidInputError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Call = tuple[str, str, tuple[Any, ...], dict[str, Any]]
+"""A call that another process can repeat: module, qualified name and arguments of its function."""
+
+_LONGEST_CALL = 3000
+"""Characters of a call in a message, which must fit into a pipe's atomic write."""
+
+_log = logging.getLogger("optuna_hermes.once")
+
+
+class _Process:
+    """The values of this process, and how it shares them with others."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.values: dict[object, Any] = {}
+        self.noted: set[str] = set()
+        self.owner: FunctionType | None = None
+        """The objective's function, if its module cannot be imported under its name."""
+        self.torch_seed: int | None = None
+        self.share: Callable[[str], None] | None = None
+        self.note: Callable[[str], None] = _log.warning
+
+
+_process = _Process()
+
+
+def once(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return ``load(*args, **kwargs)``, computed once for all trials instead of once for each.
+
+    For what each trial would do again with the same result, such as reading and preparing data.
+    Under ``optimize`` the first trials compute it themselves, and so does the process that workers
+    are forked from; later trials find it in memory, shared among them until one writes to it. Under
+    plain Optuna it is computed once in each process.
+
+    Whatever the process, ``load`` draws the same random numbers, and the trial's own go on as if it
+    had not been called. What it raises is raised here, and the next call tries again.
+
+    Args:
+        load: a function of a module or of the script: one inside of another function, or a lambda,
+            has no name by which other processes find it, and is called each time. Its result must
+            not be changed, and must not be on a device or hold open files to be shared.
+        args: its arguments, hashable; each combination is computed once, and kept.
+        kwargs: likewise.
+
+    Raises:
+        InvalidInputError: an argument is not hashable.
+
+    Example:
+        >>> from optuna_hermes import once
+        >>> from sklearn.datasets import load_digits
+        >>> def objective(trial):
+        ...     data = once(load_digits, n_class=4)
+        ...     return data.data.mean() * trial.suggest_float("x", 0, 1)
+    """
+    call = _call(load, args, kwargs)
+    if call is None:
+        name = getattr(load, "__qualname__", repr(load))
+        _note(
+            f"once() calls {name} in each trial, since other processes cannot find it: make it a "
+            "function of the file, and give what it needs as arguments."
+        )
+        return _computed(load, args, kwargs)
+    key = _key(call)
+    with _process.lock:
+        if key not in _process.values:
+            _process.values[key] = _computed(load, args, kwargs)
+            _share(call)
+        return _process.values[key]  # type: ignore[no-any-return]
+
+
+def set_objective(function: FunctionType | None) -> None:
+    """Find functions of the objective's module also if it was sent here by value."""
+    _process.owner = function
+
+
+def begin_worker(share: Callable[[str], None] | None, note: Callable[[str], None]) -> None:
+    """Prepare a worker process.
+
+    Args:
+        share: sends a packed call to the fork server; None if workers are not forked.
+        note: shows a line to the user.
+    """
+    _process.share = share
+    _process.note = note
+
+
+def begin_trial(seed: int) -> None:
+    """Seed torch with a trial's seed if ``once`` is what imports it."""
+    _process.torch_seed = seed
+
+
+def compute(packed: str) -> str:
+    """Compute the value of a packed call in this process, for those it forks.
+
+    Returns:
+        The reason why it cannot be shared, or an empty text.
+    """
+    call: Call = pickle.loads(base64.b64decode(packed))
+    module, name, args, kwargs = call
+    files = _open_files()
+    try:
+        _process.values[_key(call)] = _computed(_find(module, name), args, kwargs)
+    except BaseException as error:
+        return f"it raised {error!r} in another process than the trial's"
+    return "it keeps files open" if _open_files() - files else ""
+
+
+def is_computed(packed: str) -> bool:
+    """True if this process has the value of a packed call."""
+    return _key(pickle.loads(base64.b64decode(packed))) in _process.values
+
+
+def name_of(packed: str) -> str:
+    """The qualified name of a packed call's function."""
+    call: Call = pickle.loads(base64.b64decode(packed))
+    return call[1]
+
+
+def _call(load: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
+    module, name = getattr(load, "__module__", None), getattr(load, "__qualname__", None)
+    if isinstance(module, str) and isinstance(name, str) and _find(module, name) is load:
+        return module, name, args, kwargs
+    return None
+
+
+def _find(module: str, name: str) -> Any:
+    """The function of this name, None if there is none."""
+    owner = _process.owner
+    if owner is not None and owner.__module__ == module:
+        found = owner.__globals__.get(name.partition(".")[0])
+    else:
+        found = getattr(sys.modules.get(module), name.partition(".")[0], None)
+    for part in name.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found
+
+
+def _key(call: Call) -> object:
+    module, name, args, kwargs = call
+    named = sorted(kwargs.items())
+    values = (*args, *(value for _, value in named))
+    # Types too: 1, 1.0 and True are equal.
+    key = (module, name, len(args), tuple(word for word, _ in named), values, (*map(type, values),))
+    try:
+        hash(key)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"The arguments of {name} in once() must be hashable but got {values}: give numbers, "
+            "texts and tuples of them."
+        ) from error
+    return key
+
+
+def _share(call: Call) -> None:
+    """Have later processes inherit a value that this one had to compute."""
+    if _process.share is None:
+        return
+    name = call[1]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        why = "it, or the trial before it, has used CUDA"
+    else:
+        try:
+            packed = base64.b64encode(pickle.dumps(call)).decode()
+        except Exception as error:
+            why = f"its arguments cannot be sent to another process: {error}"
+        else:
+            why = "its arguments are too long" if len(packed) > _LONGEST_CALL else ""
+    if why:
+        _note(not_shared(name, why))
+    else:
+        _process.share(packed)
+
+
+def not_shared(name: str, why: str) -> str:
+    """The note that each trial computes a value itself."""
+    return f"once() calls {name} in each trial, since {why}."
+
+
+def _note(text: str) -> None:
+    if text not in _process.noted:
+        _process.noted.add(text)
+        _process.note(text)
+
+
+def _computed(load: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+    """Call with random numbers that begin anew, the same in every process; restore them then."""
+    with_torch = "torch" in sys.modules
+    with _own_random_numbers():
+        value = load(*args, **kwargs)
+    torch = sys.modules.get("torch")
+    if with_torch or torch is None:
+        return value
+    # It has imported torch, whose random numbers begin anywhere: if it drew some, it does so again.
+    drew, seed = torch.get_rng_state(), _process.torch_seed
+    undrawn = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+    # As if it had been imported before the trial began.
+    torch.seed() if seed is None else torch.manual_seed(seed)
+    return value if torch.equal(drew, undrawn) else _computed(load, args, kwargs)
+
+
+@contextlib.contextmanager
+def _own_random_numbers() -> Iterator[None]:
+    torch = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()
+    cpu = None if torch is None else torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
+    random.seed(0)
+    np.random.seed(0)
+    if torch is not None:  # and not by torch.manual_seed(), which GPUs that are not in use remember
+        torch.default_generator.manual_seed(0)
+    if torch is not None and cuda is not None:
+        torch.cuda.manual_seed_all(0)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None:
+            torch.set_rng_state(cpu)
+        if torch is not None and cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _open_files() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))

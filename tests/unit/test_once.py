@@ -1,0 +1,213 @@
+"""``once`` within one process: what is kept, for whom, and with which random numbers."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+
+import optuna_hermes
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.workers import _once
+
+calls: list[Any] = []
+
+
+def load(*args: Any, **kwargs: Any) -> Any:
+    calls.append((args, kwargs))
+    return random.random(), float(np.random.rand())
+
+
+def fail() -> None:
+    calls.append("fail")
+    raise OSError("no such data")
+
+
+class Loads:
+    @staticmethod
+    def data() -> list[int]:
+        calls.append("data")
+        return [1]
+
+
+@pytest.fixture(autouse=True)
+def process(monkeypatch: pytest.MonkeyPatch) -> _once._Process:
+    """A process that has computed nothing."""
+    fresh = _once._Process()
+    monkeypatch.setattr(_once, "_process", fresh)
+    calls.clear()
+    return fresh
+
+
+def test_plain_optuna_computes_once_in_a_process() -> None:
+    """All trials of a study get the same object."""
+    seen: list[Any] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        seen.append(optuna_hermes.once(load))
+        return trial.suggest_float("x", 0, 1)
+
+    optuna.create_study().optimize(objective, n_trials=3)
+    assert len(calls) == 1
+    assert all(each is seen[0] for each in seen)
+
+
+def test_each_combination_of_arguments_is_another_value() -> None:
+    """Equal numbers of other types are other arguments, and so are names."""
+    for _ in range(2):
+        _once.once(load, 1)
+        _once.once(load, 1.0)
+        _once.once(load, True)
+        _once.once(load, a=1)
+        _once.once(load, a=1, b=2)
+        _once.once(load, b=2, a=1)
+    assert len(calls) == 5
+
+
+def test_the_trial_s_random_numbers_go_on_as_if_nothing_had_been_called() -> None:
+    """A computed value and an inherited one leave the same state behind."""
+    torch = pytest.importorskip("torch")
+
+    def draw(called: bool) -> list[float]:
+        random.seed(3)
+        np.random.seed(3)
+        torch.manual_seed(3)
+        if called:
+            _once.once(load, "x")
+        return [random.random(), float(np.random.rand()), torch.rand(()).item()]
+
+    without = draw(False)
+    assert draw(True) == without  # computed
+    assert draw(True) == without  # known
+    assert len(calls) == 1
+
+
+def test_the_value_s_random_numbers_do_not_depend_on_the_trial(process: Any) -> None:
+    """Another process, at another place of its own random numbers, computes the same."""
+    values = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        values.append(_once.once(load))
+        process.values.clear()
+    assert values[0] == values[1]
+
+
+IMPORTS_TORCH = """
+import sys
+from optuna_hermes.workers import _once
+
+def load():
+    import torch
+    return torch.rand(()).item()
+
+if {before}:
+    import torch
+    torch.manual_seed(5)
+_once.begin_trial(5)
+value = _once.once(load)
+import torch
+print(value, torch.rand(()).item())
+"""
+
+
+def test_torch_draws_the_same_whether_or_not_it_was_imported_before() -> None:
+    """A process that imports torch in the function ends up with the same value and state."""
+    pytest.importorskip("torch")
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", IMPORTS_TORCH.format(before=before)],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for before in (True, False)
+    ]
+    assert printed[0] == printed[1]
+
+
+def test_an_error_is_raised_and_not_kept() -> None:
+    """The next trial tries again."""
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such data"):
+            _once.once(fail)
+    assert calls == ["fail", "fail"]
+
+
+def test_a_function_without_a_name_is_called_each_time(process: Any) -> None:
+    """It may have values of its trial; the user is told once."""
+    notes: list[str] = []
+    _once.begin_worker(None, notes.append)
+    for number in range(3):
+        assert _once.once(lambda number=number: number) == number
+    (note,) = notes
+    assert "make it a function of the file" in note
+    assert not process.values
+
+
+def test_static_methods_and_functions_of_libraries_have_names() -> None:
+    """They are found by their qualified names."""
+    assert _once.once(Loads.data) is _once.once(Loads.data)
+    assert _once.once(np.eye, 2) is _once.once(np.eye, 2)
+
+
+def test_arguments_must_be_hashable() -> None:
+    """The message says so, and what to give."""
+    with pytest.raises(InvalidInputError, match="give numbers, texts and tuples"):
+        _once.once(load, [1])
+
+
+def test_a_value_may_use_another_one() -> None:
+    """The lock is reentrant."""
+    assert _once.once(uses_other) == [1, 1]
+
+
+def uses_other() -> list[int]:
+    return 2 * _once.once(Loads.data)
+
+
+def test_a_worker_shares_what_it_has_computed(process: Any) -> None:
+    """The fork server gets a call that it can repeat, once."""
+    sent: list[str] = []
+    _once.begin_worker(sent.append, calls.append)
+    value = _once.once(load, 2, a=(1, "x"))
+    _once.once(load, 2, a=(1, "x"))
+    (packed,) = sent
+    assert _once.is_computed(packed)
+    process.values.clear()
+    assert not _once.is_computed(packed)
+    assert _once.compute(packed) == ""
+    assert _once.once(load, 2, a=(1, "x")) == value
+    assert _once.name_of(packed) == "load"
+
+
+def open_file() -> Any:
+    return open(__file__)
+
+
+def test_what_cannot_be_shared_is_said(process: Any) -> None:
+    """Handles of files share their position among forks; long arguments fit in no message."""
+    notes: list[str] = []
+    sent: list[str] = []
+    _once.begin_worker(sent.append, notes.append)
+    _once.once(open_file).close()
+    assert _once.compute(sent.pop()) == "it keeps files open"
+    next(iter(process.values.values())).close()
+    _once.once(fail_late, ())
+    assert "OSError" in _once.compute(sent.pop())
+    _once.once(load, "x" * 5000)
+    _once.once(load, sys)
+    assert not sent
+    assert "too long" in notes[0]
+    assert "cannot be sent" in notes[1]
+
+
+def fail_late(made: tuple[()]) -> None:
+    calls.append(made)
+    if len(calls) > 1:
+        raise OSError("gone")
