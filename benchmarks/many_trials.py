@@ -139,17 +139,14 @@ def plain(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     return figures(url, time.monotonic() - begin, {"processes": cpu}, 0, 0)
 
 
-def hermes(
-    folder: Path, options: argparse.Namespace, *more: object, stop_at: int = 0
-) -> dict[str, Any]:
-    """Hermes by its command, and a broker; until so many trials are live, or to the end."""
+def hermes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Hermes with a broker that is there already."""
     file, url = script(folder, options, "hermes")
-    sampler = HERMES.format(sampler=options.sampler, url=url, trials=options.trials, more=more)
     driver = folder / "drive.py"
-    driver.write_text(sampler)
-    begin = time.monotonic()
+    driver.write_text(HERMES.format(sampler=options.sampler, url=url, trials=options.trials))
     with broker(folder, f"cpu:{SLOTS}") as server:
         watch = Watch(server)
+        begin = time.monotonic()
         with subprocess.Popen([sys.executable, str(driver)], cwd=file.parent) as process:
             watch.driver = psutil.Process(process.pid)
             with watch.watching():
@@ -218,9 +215,8 @@ class Watch:
         below: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             below = self.driver.children(recursive=True)
-        servers = {each.ppid() for each in below if each.is_running()} | {
-            each.pid for each in below if self.driver and each.ppid() == self.driver.pid
-        }
+        parents = {each.pid: parent_of(each) for each in below}
+        servers = {*parents.values(), *(p for p, q in parents.items() if q == self.driver.pid)}
         total = 0
         for each in below:
             self._note(each, "fork server" if each.pid in servers else "workers")
@@ -238,6 +234,13 @@ class Watch:
             if kind == "fork server":
                 ended = times.children_user + times.children_system
                 self._last[-process.pid] = "workers", ended
+
+
+def parent_of(process: psutil.Process) -> int:
+    """The parent of a process, 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return int(process.ppid())
+    return 0
 
 
 def live(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -219,6 +219,24 @@ def _with_tables(state: dict[str, Any]) -> RDBStorage:
     return storage
 
 
+def read_trials(study: optuna.Study) -> None:
+    """Read the trials of a study in a file into its cache, for the forks of this process.
+
+    A file only: a server that does not answer would hold this process up.
+    """
+    backend = backend_of(study)
+    if not isinstance(backend, RDBStorage) or backend.engine.dialect.name != "sqlite":
+        return
+    try:
+        study.get_trials(deepcopy=False)
+    except Exception as error:
+        if not of_database(error):
+            raise
+    finally:
+        backend.scoped_session.remove()
+        backend.engine.dispose()  # forks must not share a connection, nor a file's locks
+
+
 def rest(study: optuna.Study) -> None:
     """Close connections to a study's server whenever this process leaves them idle for a while."""
     backend = backend_of(study)

@@ -13,18 +13,21 @@ import contextlib
 import ctypes
 import gc
 import json
+import math
 import os
 import pickle
 import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, NoReturn
 
 from optuna_hermes import _optuna
+from optuna_hermes._optuna import Study
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers import _once
@@ -35,7 +38,7 @@ from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
 from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer
-from optuna_hermes.workers._worker import WorkerInput, work
+from optuna_hermes.workers._worker import WorkerInput, study_of, work
 
 _PR_SET_PDEATHSIG = 1
 
@@ -43,6 +46,9 @@ NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
 _MAX_NOT_LOADED = 3
 """Workers that may end with ``NOT_LOADED``; then the fork server ends, since others would too."""
+
+_READ_SECONDS = 1.0
+"""Age of the trials in this process's cache at which it reads new ones before it forks."""
 
 _SLOW = (
     "Workers are not forked but start slowly, since {} when the objective was imported: move what "
@@ -72,8 +78,17 @@ def main() -> int:
     _tell(parent, {"ready": True})
     job = _read_payload(parent)
     fresh = None if unsafe is None else _order((packed, path, arguments, job, unsafe))
-    _ForkServer(parent, job, objective, fresh).run()
+    _ForkServer(parent, job, objective, fresh, study=_study(job, fresh)).run()
     return 0
+
+
+def _study(job: WorkerInput, fresh: int | None) -> Study | None:
+    """The study that workers inherit; None if they are not forked, or load it themselves."""
+    if fresh is not None:
+        return None
+    with contextlib.suppress(Exception):  # a worker says why
+        return study_of(job)
+    return None
 
 
 def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) -> None:
@@ -200,6 +215,7 @@ class _ForkServer:
         objective: Objective,
         fresh: int | None,
         words: tuple[int, int] | None = None,
+        study: Study | None = None,
     ) -> None:
         self._parent = parent
         self._job = job
@@ -219,6 +235,8 @@ class _ForkServer:
         self._refused: set[str] = set()
         self._computing = ""
         self._serves = False
+        self._study = study
+        self._read_at = -math.inf
 
     def run(self) -> None:
         self._serves = True
@@ -261,6 +279,11 @@ class _ForkServer:
         if self._successor is not None and self._successor.is_ready:
             self._successor.fork(count)
             return
+        if self._study is not None and time.monotonic() - self._read_at > _READ_SECONDS:
+            _optuna.read_trials(self._study)
+            gc.collect()  # before what is left is passed over for good
+            gc.freeze()
+            self._read_at = time.monotonic()
         server = os.getpid()
         for _ in range(count):
             pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, server)
@@ -277,7 +300,7 @@ class _ForkServer:
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # an exception would return to the server's loop in a second process
-        serve(self._job, self._objective, self._words_end, shares=True)
+        serve(self._job, self._objective, self._words_end, self._study, shares=True)
 
     def _leave(self, server: int) -> None:
         """Make a forked process independent of its server's loop."""
@@ -362,7 +385,7 @@ class _ForkServer:
             self._parent.close()
             os.close(self._words)
             os.close(self._words_end)
-            heir = _ForkServer(parent, self._job, self._objective, None, words)
+            heir = _ForkServer(parent, self._job, self._objective, None, words, self._study)
             heir._refused |= self._refused
             why = heir._compute(packed)
             if why:
@@ -467,7 +490,12 @@ def end_with(server: int) -> None:
 
 
 def serve(
-    job: WorkerInput, objective: Objective, words_end: int, *, shares: bool = False
+    job: WorkerInput,
+    objective: Objective,
+    words_end: int,
+    study: Study | None = None,
+    *,
+    shares: bool = False,
 ) -> NoReturn:
     """Work, writing messages to ``words_end``; exit without cleaning up what was inherited.
 
@@ -475,12 +503,13 @@ def serve(
         job: what workers need.
         objective: called with the trial.
         words_end: of the pipe to the fork server.
+        study: the job's, with the trials that the fork server has read; None to load it here.
         shares: later workers may inherit what this one computes by ``once``.
     """
     status, say = 1, sayer(words_end)
     _once.begin_worker(partial(say, ONCE) if shares else None, partial(say, NOTE))
     try:
-        work(job, objective, say)
+        work(job, objective, say, study or study_of(job))
         status = 0
     except BaseException as error:
         traceback.print_exc()

@@ -62,9 +62,14 @@ class WorkerInput:
     unwritable: bool = False
 
 
-def work(job: WorkerInput, objective: Objective, say: Say) -> None:
-    """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
+def study_of(job: WorkerInput) -> optuna.Study:
+    """The study of a job, as each of its processes has its own."""
     study: optuna.Study = _optuna.patiently(cloudpickle.loads, job.study)
+    return study
+
+
+def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:
+    """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
     _optuna.rest(study)
     with _optuna.patient(study), _optuna.optimize_loop(study):
         _work(job, study, objective, say)
