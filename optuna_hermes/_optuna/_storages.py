@@ -228,7 +228,9 @@ def read_trials(study: optuna.Study) -> None:
     if not isinstance(backend, RDBStorage) or backend.engine.dialect.name != "sqlite":
         return
     try:
-        study.get_trials(deepcopy=False)
+        trials = study.get_trials(deepcopy=False)
+        for trial in trials[-1:]:
+            backend.get_trial(trial._trial_id)  # compiles the statements that do so
     except Exception as error:
         if not of_database(error):
             raise

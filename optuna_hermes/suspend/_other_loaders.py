@@ -31,11 +31,17 @@ class OtherLoaders:
         accelerate = sys.modules.get("accelerate")  # imported if the user has one
         accelerator: type = getattr(accelerate, "Accelerator", type(None))
         self._accelerators = []
+        sought: dict[type, bool] = {}  # objects are many, their classes few
         for each in gc.get_objects():
-            if issubclass(type(each), accelerator):
-                self._accelerators.append(weakref.ref(each))
             # Not isinstance: it reads __class__, which runs the code of proxies.
-            if issubclass(type(each), DataLoader):
+            kind = type(each)
+            if kind not in sought:
+                sought[kind] = issubclass(kind, (accelerator, DataLoader))
+            if not sought[kind]:
+                continue
+            if issubclass(kind, accelerator):
+                self._accelerators.append(weakref.ref(each))
+            else:
                 samplers = each.batch_sampler, each.sampler
                 # One that holds a ``Replay`` is another trial's.
                 if not any(isinstance(sampler, Replay) for sampler in samplers):

@@ -327,3 +327,43 @@ def test_mappers_are_configured_before_a_fork() -> None:
         [sys.executable, "-c", script], check=True, capture_output=True, text=True
     )
     assert said.stdout.split() == ["False", "True"]
+
+
+INHERITED = """
+import os, sys
+from pathlib import Path
+import cloudpickle
+from optuna_hermes import _optuna
+study = cloudpickle.loads(Path(sys.argv[1]).read_bytes())
+_optuna.read_trials(study)
+opened = [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
+print(sum("study.db" in each for each in opened))
+known = len(study._storage._studies[study._study_id].trials)
+for _ in range(2):
+    pid = os.fork()
+    if pid == 0:
+        trial = study.ask()
+        study.tell(trial, trial.suggest_float("x", 0.0, 1.0))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+print(known, len(study.trials))
+"""
+
+
+def test_forks_inherit_the_trials_that_were_read_and_no_connection(tmp_path: Path) -> None:
+    """Each fork opens its own: a file's locks do not survive a fork."""
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    study.optimize(lambda trial: trial.suggest_float("x", 0.0, 1.0), n_trials=3)
+    packed = tmp_path / "packed"
+    packed.write_bytes(_optuna.for_workers(study))
+    script = [sys.executable, "-c", INHERITED, str(packed)]
+    said = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    assert said.split() == ["0", "3", "5"]
+
+
+def test_trials_are_not_read_ahead_from_a_server_or_in_an_outage(tmp_path: Path) -> None:
+    """A process that others wait for does not wait for a database."""
+    _optuna.read_trials(optuna.create_study())
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    (tmp_path / "study.db").write_bytes(b"no database")
+    _optuna.read_trials(study)
