@@ -6,6 +6,7 @@ Times are seconds of one monotonic clock, memory is in bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -27,7 +28,10 @@ the next one. ``finishing``: it gets no device, for it is about to be closed at 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 """A count that fits into any database and any JSON, also when some of them are added up."""
 
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+MOST_SECONDS = 1e9
+"""Longest time that a message holds: 30 years."""
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 """A length of time in seconds, finite."""
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -300,6 +304,26 @@ class Unstarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """Time after which all trials of a study are suspended; None is unknown, or without bound.
+
+    Args:
+        seconds: by the clock.
+        device_seconds: of all devices together.
+    """
+
+    seconds: float | None = None
+    device_seconds: float | None = None
+
+    def on_each(self, n_devices: int) -> float:
+        """Seconds that each of so many devices trains until then, infinite without bound."""
+        seconds = math.inf if self.seconds is None else self.seconds
+        if self.device_seconds is None:
+            return seconds
+        return min(seconds, self.device_seconds / max(1, n_devices))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
     """All that a policy may know.
 
@@ -315,6 +339,8 @@ class Snapshot:
         wanted: devices that the study could use at once, if it had as many and a process for
             each; None where that is no more than ``trials`` and ``unstarted`` say.
         held: devices that it has, or is about to have, beside those that ``trials`` name.
+        left: what is left of the study's budget.
+        opening_seconds: expected device time from a new trial's lease to its first batch.
         memory: JSON that the policy gave back last time.
     """
 
@@ -327,6 +353,8 @@ class Snapshot:
     room: Resources = Resources()
     wanted: int | None = None
     held: tuple[str, ...] = ()
+    left: Budget = Budget()
+    opening_seconds: float = 0.0
     memory: Any = None
 
 

@@ -77,8 +77,8 @@ def simulate_study(
     chosen: Policy = OptunaPruning(source.to_prune) if policy in PRUNERS else make_policy(policy)
     until = budget_seconds(curve_set, setup)
     costs = SwitchCosts(fraction=setup.switch_cost)
-    cluster = TrialSimulator(chosen, source, n_devices=setup.n_devices, costs=costs, seed=seed)
-    return _measured(cluster.run(until), curve_set.recordings, until)
+    cluster = TrialSimulator(chosen, source, n_devices=setup.n_devices, costs=costs, seed=seed, timeout=until)
+    return _measured(cluster.run(), curve_set.recordings, until)
 
 
 def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:

@@ -5,6 +5,7 @@ from optuna_hermes.simulator._metrics import measure as measure
 from optuna_hermes.simulator._simulator import EventQueue as EventQueue
 from optuna_hermes.simulator._simulator import TrialSimulator as TrialSimulator
 from optuna_hermes.simulator._values import Failure as Failure
+from optuna_hermes.simulator._values import Overheads as Overheads
 from optuna_hermes.simulator._values import Slice as Slice
 from optuna_hermes.simulator._values import SwitchCosts as SwitchCosts
 from optuna_hermes.simulator._values import Trace as Trace

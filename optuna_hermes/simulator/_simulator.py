@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Device, Snapshot, TrialView
+from optuna_hermes.model import Budget, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator._trials import OpenedTrials
-from optuna_hermes.simulator._values import Failure, Slice, SwitchCosts, Trace
+from optuna_hermes.simulator._values import Failure, Overheads, Slice, SwitchCosts, Trace
 from optuna_hermes.simulator._workload import Source
 
 Event = TypeVar("Event")
@@ -71,6 +72,7 @@ class _Slot:
         self.failures = 0
         self.start = 0.0
         self.switched = False
+        self.begun = False
 
 
 class TrialSimulator:
@@ -84,8 +86,10 @@ class TrialSimulator:
         n_devices: number of devices.
         n_hosts: number of hosts; the devices are distributed evenly, in order.
         costs: costs of a device that changes to another trial; by default none.
+        overheads: device time that goes to openings, decisions and the start; by default none.
         seed: for policies that draw random numbers.
         failures: failures of devices.
+        timeout: when the simulation ends, which the policy is told; None for no such time.
 
     Raises:
         InvalidInputError: the numbers of devices and hosts, or a failure's device, are impossible.
@@ -107,15 +111,20 @@ class TrialSimulator:
         n_devices: int = 1,
         n_hosts: int = 1,
         costs: SwitchCosts | None = None,
+        overheads: Overheads | None = None,
         seed: int = 0,
         failures: Sequence[Failure] = (),
+        timeout: float | None = None,
     ) -> None:
         _check(n_devices, n_hosts, failures)
         self._policy = policy
         self._source = source
         self._costs = costs or SwitchCosts()
+        self._overheads = overheads or Overheads()
+        self._openings: list[float] = []
         self._trials = OpenedTrials(source, self._costs)
         self._seed = seed
+        self._timeout = timeout
         self._slots = [
             _Slot(Device(id=f"cpu:{i}", host=f"host-{i * n_hosts // n_devices}"), i)
             for i in range(n_devices)
@@ -123,7 +132,7 @@ class TrialSimulator:
         self._host_of = {slot.device.id: slot.device.host for slot in self._slots}
         self._devices_shown: dict[int, tuple[Device, ...]] = {}
         self._events = EventQueue[Callable[[], _Slot | None]]()
-        self._begun = False
+        self._begun = self._started = False
         self._memory: Any = None
         self._slices: list[Slice] = []
         self._decisions = 0
@@ -140,13 +149,13 @@ class TrialSimulator:
         """
         if not self._begun:
             self._begun = True
-            for slot in self._slots:
-                self._decide(slot)
+            self._events.add(self._overheads.startup_seconds, self._begin, priority=-1)
+        until = min(until, math.inf if self._timeout is None else self._timeout)
         while self._events and self._events.next_time <= until:
             # One event at a time, as in a broker, which hears of one device after the other: the
             # policy decides about the device of an event first, then about those that are idle.
             touched = self._events.pop()()
-            if touched is not None:
+            if touched is not None and self._started:
                 self._decide(touched)
                 for slot in self._slots:
                     if slot is not touched:
@@ -158,6 +167,10 @@ class TrialSimulator:
             recordings=tuple(self._trials.recordings),
             decisions=self._decisions,
         )
+
+    def _begin(self) -> _Slot:
+        self._started = True
+        return self._slots[0]
 
     def _decide(self, slot: _Slot) -> None:
         """Ask the policy about one device, if it is idle and healthy and a trial could use it."""
@@ -174,6 +187,8 @@ class TrialSimulator:
                 trials=self._trials.live,
                 finished=self._trials.over,
                 unstarted=unstarted,
+                left=self._left(),
+                opening_seconds=fmean(self._openings) if self._openings else 0.0,
                 memory=self._memory,
             )
         )
@@ -196,6 +211,11 @@ class TrialSimulator:
                 stopped, slot.device.id, last_trials=last_trials, host_of=self._host_of
             )
 
+    def _left(self) -> Budget:
+        if self._timeout is None:
+            return Budget()
+        return Budget(seconds=max(0.0, self._timeout - self._events.now))
+
     def _devices(self, slot: _Slot) -> tuple[Device, ...]:
         # Only the device in question is free; the tuples are kept, for they are most of a snapshot.
         if slot.index not in self._devices_shown:
@@ -205,13 +225,21 @@ class TrialSimulator:
         return self._devices_shown[slot.index]
 
     def _start(self, slot: _Slot, view: TrialView) -> None:
-        seconds = self._trials.recordings[view.number].seconds[view.curve.units]
+        unit_seconds = self._trials.recordings[view.number].seconds[view.curve.units]
+        seconds = unit_seconds
         here = view.device == slot.device.id
         slot.switched = not here or slot.last != view.number
         if slot.switched:
             # State on another device comes by way of the host's memory.
             away = view.tier == "resident" and not here
             seconds += self._costs.seconds(seconds, "host" if away else view.tier)
+        if slot.begun:
+            seconds += self._overheads.decision_seconds
+        slot.begun = True
+        if view.state == "pending":
+            opening = self._overheads.opening(unit_seconds)
+            self._openings.append(opening)
+            seconds += opening
         slot.number = slot.last = view.number
         slot.start = self._events.now
         slot.lease += 1

@@ -11,6 +11,13 @@ from optuna_hermes.model import TierName
 from optuna_hermes.simulator._workload import Recording
 
 
+def _check_finite(costs: SwitchCosts | Overheads) -> None:
+    for field in fields(costs):
+        value = getattr(costs, field.name)
+        if not 0 <= value < math.inf:
+            raise InvalidInputError(f"{field.name} must be finite and at least 0 but got {value}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SwitchCosts:
     """The cost of a change: a fraction of the unit that is trained next, and seconds by tier.
@@ -33,12 +40,7 @@ class SwitchCosts:
     host_trials: int = 1_000_000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if not 0 <= value < math.inf:
-                raise InvalidInputError(
-                    f"{field.name} must be finite and at least 0 but got {value}."
-                )
+        _check_finite(self)
 
     @property
     def by_tier(self) -> bool:
@@ -54,6 +56,30 @@ class SwitchCosts:
             "disk": self.disk_seconds,
         }
         return self.fraction * unit_seconds + by_tier[tier]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overheads:
+    """Device time that is not trained in, beside that of switches.
+
+    Args:
+        opening_seconds: from a new trial's lease to its first batch.
+        opening_fraction: the same, as a share of the time of that trial's first unit.
+        decision_seconds: from the report of a unit to the next unit on that device.
+        startup_seconds: from the start of the command to the first lease.
+    """
+
+    opening_seconds: float = 0.0
+    opening_fraction: float = 0.0
+    decision_seconds: float = 0.0
+    startup_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_finite(self)
+
+    def opening(self, unit_seconds: float) -> float:
+        """Seconds that an opening takes before a first unit of so many seconds."""
+        return self.opening_seconds + self.opening_fraction * unit_seconds
 
 
 class Slice(NamedTuple):

@@ -268,7 +268,10 @@ class Driver:
             connection.send(described)
         counted = _counted(self._last) if self._last is not None else None
 
+        timeout = self._settings.timeout
+
         def open_(counted: Counted | None) -> OpenStudy:
+            elapsed = time.monotonic() - self._began
             return _optuna.patiently(
                 opening,
                 self._study,
@@ -277,6 +280,8 @@ class Driver:
                 connection.welcome.instance,
                 n_trials=self._settings.n_trials,
                 max_alive=max_alive,
+                seconds_left=None if timeout is None else timeout - elapsed,
+                device_seconds=self._settings.device_seconds,
                 counted=counted,
             )
 

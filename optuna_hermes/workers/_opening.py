@@ -11,7 +11,7 @@ from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import OpenStudy, StudySpec
 from optuna_hermes.broker._protocol import Counted, Describe, Ending
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.model import LIVE_STATES
+from optuna_hermes.model import LIVE_STATES, MOST_SECONDS
 
 DESCRIBED_AT_ONCE = 500
 """Trials in one message of parameters, since the size of a message is limited."""
@@ -29,6 +29,8 @@ def opening(
     *,
     n_trials: int | None,
     max_alive: int,
+    seconds_left: float | None = None,
+    device_seconds: float | None = None,
     counted: Counted | None = None,
 ) -> OpenStudy:
     """The message that opens a study: trials to come, and corrections from Optuna to its ledger.
@@ -40,6 +42,7 @@ def opening(
         instance: the broker; trials that others are about to begin are left to them.
         n_trials: number of trials that the study shall have in the end, None for no bound.
         max_alive: worker processes that will be kept alive.
+        seconds_left, device_seconds: after which all trials are suspended, None for no bound.
         counted: by earlier brokers for the same driver, None if there was none.
     """
     trials = study.get_trials(deepcopy=False)
@@ -80,7 +83,13 @@ def opening(
         waiting=waiting,
         counted=counted,
         limit=None if n_trials is None else max(0, n_trials - len(foreign)),
+        seconds_left=_bounded(seconds_left),
+        device_seconds=_bounded(device_seconds),
     )
+
+
+def _bounded(seconds: float | None) -> float | None:
+    return None if seconds is None else min(max(0.0, seconds), MOST_SECONDS)
 
 
 def descriptions(study: optuna.Study, key: str) -> Iterator[Describe]:

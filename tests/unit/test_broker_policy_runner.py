@@ -15,7 +15,7 @@ from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._records import TrialRecord
-from optuna_hermes.model import Decision, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import Budget, Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Policy
 from support.broker import FakeBroker
 
@@ -116,6 +116,42 @@ def test_the_driver_tells_a_new_broker_what_it_cannot_know(
     message = wire.OpenStudy(study=spec, unstarted=0, max_alive=2)
     broker.apply(StudyRead(connection=connection, message=message, trials=(known,)))
     assert policy.trial(3).params == {"lr": 0.1}, "when it is asked for the first time"
+
+
+def test_what_is_left_of_the_budget_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time falls with the clock, device time with what leases have had; unknown is unknown."""
+    broker, policy = FakeBroker(devices=2), Watching()
+    monkeypatch.setattr(_admission, "make_policy", lambda name: policy)
+    broker.driver(slice_seconds=1.0, seconds_left=60.0, device_seconds=9.0)
+    workers = [broker.worker(), broker.worker()]
+    begin(broker, workers[0], 0)
+    begin(broker, workers[1], 1)
+    assert policy.seen.left == Budget(seconds=60.0, device_seconds=9.0)
+    broker.advance(2.0)
+    assert policy.seen.left == Budget(seconds=58.0, device_seconds=5.0)
+    broker.advance(70.0)
+    assert policy.seen.left == Budget(seconds=0.0, device_seconds=0.0)
+
+
+def test_without_a_budget_none_is_shown(broker: FakeBroker, watching: Watching) -> None:
+    """A driver that names no bound leaves both unknown."""
+    begin(broker, broker.worker(), 0)
+    broker.advance(1.0)
+    assert watching.seen.left == Budget()
+
+
+def test_what_an_opening_takes_is_shown(broker: FakeBroker, watching: Watching) -> None:
+    """From the lease to the first batch; a trial that comes back is not opened once more."""
+    worker = broker.worker()
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
+    broker.advance(0.3)
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.advance(0.7)
+    assert watching.seen.opening_seconds == pytest.approx(0.3)
+    broker.say(worker, wire.Report(epoch=epoch, unit=1, step=1, value=0.5, units_left=9))
+    broker.advance(1.0)
+    assert watching.seen.opening_seconds == pytest.approx(0.3)
 
 
 def test_a_trial_whose_slice_ends_is_shown_with_all_its_device_time(

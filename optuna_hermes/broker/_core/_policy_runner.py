@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.model import Decision, Override, Resources, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import (
+    Budget,
+    Decision,
+    Override,
+    Resources,
+    Snapshot,
+    TrialView,
+    Unstarted,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._power import Power
@@ -116,9 +124,19 @@ class PolicyRunner:
             unstarted=_at_most(study.may_open, seats),
             wanted=None if self._power is None else self._power.wanted(study),
             held=() if self._power is None else self._power.held(study),
+            left=self._left(study, now),
+            opening_seconds=study.opening_seconds,
             room=Resources(host_bytes=self._host_room(open_ids)),
             memory=study.memory,
         )
+
+    def _left(self, study: Study, now: float) -> Budget:
+        spent = study.device_seconds
+        if spent is not None:
+            held = sum(lease.device_seconds(now) for lease in self._state.leases_of(study))
+            spent = max(0.0, spent - study.spent_seconds - held)
+        seconds = None if study.ends_at is None else max(0.0, study.ends_at - now)
+        return Budget(seconds=seconds, device_seconds=spent)
 
     def _host_room(self, open_ids: Container[str]) -> int:
         """Host memory that trials leave whose devices are not up for decision."""

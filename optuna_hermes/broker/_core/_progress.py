@@ -77,6 +77,8 @@ def training(
         kind = "resuming"
         study.measure(lease.from_tier, now - lease.started)
         study.switches += 1
+    elif not (trial.units or lease.adopted):
+        study.measure_opening(now - lease.started)
     study.add_overhead(kind, lease.device_seconds(now))
 
 

@@ -57,6 +57,10 @@ class Study:
         coming: leases of other hosts from which further trials will come.
         watched_since: since when the ledger has shown without an outage who lives, else None.
         spare: devices of other hosts that have nothing to train of it.
+        ends_at: when its driver has all trials suspended, None for no such time.
+        device_seconds: ``spent_seconds`` from which on it does so, None for no bound.
+        opening_seconds: expected device time from a new trial's lease to its first batch, 0.0
+            before the first one.
         leave_seconds: expected cost of suspending a trial to disk, 0.0 before the first time.
         mean_unit_seconds: moving average of the device time of a unit, 0.0 before the first one.
         powered_down: devices that its policy has no use for.
@@ -81,6 +85,9 @@ class Study:
     away_reason: str = ""
     memory: Any = None
     costs: dict[TierName, float] = field(default_factory=dict)
+    ends_at: float | None = None
+    device_seconds: float | None = None
+    opening_seconds: float = 0.0
     leave_seconds: float = 0.0
     mean_unit_seconds: float = 0.0
     switches: int = 0
@@ -129,6 +136,9 @@ class Study:
 
     def measure(self, tier: TierName, seconds: float) -> None:
         self.costs[tier] = _averaged(self.costs.get(tier), seconds)
+
+    def measure_opening(self, seconds: float) -> None:
+        self.opening_seconds = _averaged(self.opening_seconds, seconds)
 
     def measure_leaving(self, seconds: float) -> None:
         self.leave_seconds = _averaged(self.leave_seconds, seconds)

@@ -46,6 +46,8 @@ class OpenStudy(Message, frozen=True, kw_only=True):
         waiting: the numbers of those among them that had not begun.
         counted: None from a driver that comes anew.
         limit: how many trials the ledger may come to hold, over all hosts; None for no bound.
+        seconds_left: after which the driver has all trials suspended, None for no such time.
+        device_seconds: of its leases since it came after which it does so, None for no bound.
     """
 
     study: StudySpec
@@ -58,6 +60,8 @@ class OpenStudy(Message, frozen=True, kw_only=True):
     waiting: tuple[Count, ...] = ()
     counted: Counted | None = None
     limit: Count | None = None
+    seconds_left: Seconds | None = None
+    device_seconds: Seconds | None = None
 
 
 class Describe(Message, frozen=True, kw_only=True):
