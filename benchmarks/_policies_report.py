@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from _policies_studies import EXPLANATION as STUDIES_EXPLANATION
+
 from optuna_hermes.replay import Result, Row, tabulate
 
 OURS = "hermes"
@@ -75,6 +77,31 @@ def text(result: dict[str, Any]) -> str:
         parts += [heading, _block(block["rows"])]
     if result["targets"]:
         parts += ["## Targets", _lines(_target(each) for each in result["targets"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def studies_text(result: dict[str, Any]) -> str:
+    """All of it, for studies with a sampler and a budget."""
+    parts = [
+        "# Policies compared in studies with a sampler and a budget",
+        _lines(f"- {name}: {value}" for name, value in result["setting"].items()),
+        STUDIES_EXPLANATION,
+    ]
+    for block in result["blocks"]:
+        cost = f"{block['opening']:g} {'unit' if block['opening'] == 1 else 'units'}"
+        heads = ["policy", "any", "fin", "finished", "opened"]
+        lines = [
+            [
+                row["policy"],
+                *(f"{100 * row[name]:.2f} %" for name in ("any", "fin")),
+                *(f"{row[name]:.1f}" for name in ("finished", "opened")),
+            ]
+            for row in block["rows"]
+        ]
+        parts += [
+            f"## {count(block['devices'], 'device')}, opening a trial costs {cost}",
+            _table(heads, lines),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -2,15 +2,18 @@
 
     python benchmarks/policies.py --curves FOLDER --out benchmarks/results
     python benchmarks/policies.py --curves FOLDER --tuned --out benchmarks/results
+    python benchmarks/policies.py --curves FOLDER --studies --out benchmarks/results
     python benchmarks/policies.py --quick
 
 Every policy gets the same trials of each set, drawn with seed 0, 1, ..., on 1, 4 and 16 devices,
 with a switch that costs 0.5 %, 5 % and 25 % of a unit. The settings of ``MAIN`` get ``--seeds``
 draws, the others ``--seeds-elsewhere``: on 32 sets all of it then takes two cores less than a
 quarter of an hour. ``--tuned`` keeps of each set only the fifth of the trials that ends best:
-nearly equal runs, where there is little to win. It prints Markdown tables, or JSON; with ``--out``
+nearly equal runs, where there is little to win. ``--studies`` has TPE propose the trials of a study
+that ends when ``--budget`` full trainings are spent, on 1, 2 and 4 devices, where opening a trial
+costs 0.05, 0.3 and 1 unit: what are its best values then, and how well is it finished? It prints Markdown tables, or JSON; with ``--out``
 it writes ``policies.md`` and, where matplotlib is installed, ``policies.svg``
-(``policies-tuned.*``). With ``--check`` the exit status is 1 if a target is missed.
+(``policies-tuned.*``, ``policies-studies.md``). With ``--check`` the exit status is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -31,12 +34,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 from _policies_plot import can_plot, plot
-from _policies_report import count, figures, text
+from _policies_report import count, figures, studies_text, text
 from _policies_run import Setting, simulate_to_best, tuned
+from _policies_studies import OPENINGS, simulate_endings
+from _policies_studies import POLICIES as IN_STUDIES
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, check_policy, read_curve_set
+from optuna_hermes.replay._studies import StudyRules
 from optuna_hermes.simulator import RIVALS, CurveSet
 
 DEVICES = (1, 4, 16)
@@ -65,11 +71,11 @@ TUNED_TARGET = 0.9
 def main() -> int:
     options = _options()
     try:
-        result = _measure(options)
+        result = _measure_studies(options) if options.studies else _measure(options)
     except HermesError as error:
         print(error, file=sys.stderr)
         return 2
-    written = text(result)
+    written = studies_text(result) if options.studies else text(result)
     if options.out:
         _write(options, result, written)
     print(json.dumps(result, indent=1) if options.json else written)
@@ -102,14 +108,44 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             "sets": f"{len(sets)}" + (", the best fifth of each" if options.tuned else ""),
             "trials": options.trials,
             "seeds": ", ".join(f"0 to {n - 1}" for n in sorted({b["seeds"] for b in blocks})),
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "minutes": round((time.monotonic() - begun) / 60, 1),
+            **_run_on(begun),
         },
         "families": {each.name: each.family for each in sets},
         "blocks": blocks,
         # On fewer trials or another draw there is less to win than the targets say.
         "targets": [] if options.quick else list(_targets(blocks, is_tuned=options.tuned)),
+    }
+
+
+def _measure_studies(options: argparse.Namespace) -> dict[str, Any]:
+    begun = time.monotonic()
+    sets = _sets(options)
+    settings = [
+        StudyRules(n_devices=n, budget=options.budget, opening_cost=cost)
+        for cost, n in product(OPENINGS, options.devices)
+    ]
+    blocks = simulate_endings(
+        sets,
+        IN_STUDIES,
+        settings,
+        n_seeds=options.seeds,
+        processes=options.processes,
+        on_job=_Progress().say,
+    )
+    setting = {
+        "sets": f"{len(sets)}",
+        "budget": f"{options.budget:g} full trainings",
+        "seeds": f"0 to {options.seeds - 1}",
+        **_run_on(begun),
+    }
+    return {"setting": setting, "blocks": blocks, "targets": []}
+
+
+def _run_on(begun: float) -> dict[str, Any]:
+    return {
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "minutes": round((time.monotonic() - begun) / 60, 1),
     }
 
 
@@ -155,6 +191,9 @@ def _target(name: str, measured: float, target: float) -> dict[str, Any]:
 def _write(options: argparse.Namespace, result: dict[str, Any], written: str) -> None:
     folder = Path(options.out)
     folder.mkdir(parents=True, exist_ok=True)
+    if options.studies:
+        (folder / "policies-studies.md").write_text(written)
+        return
     name = "policies-tuned" if options.tuned else "policies"
     if can_plot():
         plot(result["blocks"][0], result["families"], folder / f"{name}.svg")
@@ -184,21 +223,25 @@ def _options() -> argparse.Namespace:
     default = os.environ.get("OPTUNA_HERMES_CURVES", str(shipped))
     parser.add_argument("--curves", default=default, help="a folder of .npz files")
     parser.add_argument("--policy", type=_names, default=(*POLICIES, *RIVALS), help="a,b,...")
-    parser.add_argument("--devices", type=_integers, default=DEVICES, help="n,m,...")
+    parser.add_argument("--devices", type=_integers, help="n,m,...")
     parser.add_argument("--cost", type=_numbers, default=COSTS, help="of a switch, in units")
     parser.add_argument("--trials", type=_positive, default=100)
-    parser.add_argument("--seeds", type=_positive, default=10, help="0 to this number - 1")
+    parser.add_argument("--seeds", type=_positive, help="0 to this number - 1")
     parser.add_argument("--seeds-elsewhere", type=_positive, default=1)
     parser.add_argument("--processes", type=_positive, help="default: one for each core")
     parser.add_argument("--tuned", action="store_true", help="only the best fifth of each set")
+    parser.add_argument("--studies", action="store_true", help="with a sampler and a budget")
+    parser.add_argument("--budget", type=float, default=20.0, help="of --studies, in trainings")
     parser.add_argument("--quick", action="store_true", help="two sets, one seed, one device")
     parser.add_argument("--out", help="a folder for policies.md and policies.svg")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true", help="status 1 if a target is missed")
     options = parser.parse_args()
+    options.devices = options.devices or ((1, 2, 4) if options.studies else DEVICES)
+    options.seeds = options.seeds or (1 if options.studies else 10)
     if options.quick:
         options.devices, options.cost, options.seeds = (1,), COSTS[:1], 1
-        options.trials = min(options.trials, 30)
+        options.trials, options.budget = min(options.trials, 30), min(options.budget, 4.0)
     return options
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from optuna_hermes.curves import CurveTable, Floats, Places, reach
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, Snapshot, TrialView
+from optuna_hermes.model import Budget, Decision, Snapshot, TrialView
+from optuna_hermes.policies._deadline import due
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
@@ -71,6 +72,17 @@ class Hermes(Policy):
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
     def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
+        if snapshot.left == Budget():
+            yield from self._by_index(snapshot)
+            return
+        first = due(snapshot)
+        yield from first
+        numbers = {trial.number for trial in first}
+        for trial in self._by_index(snapshot):
+            if trial is None or trial.number not in numbers:
+                yield trial
+
+    def _by_index(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
         waiting = opened(snapshot)
         # A trial without a report has no rank: every first unit is finished before any compare.
         reported = [trial for trial in waiting if trial.curve.values]

@@ -12,11 +12,18 @@ from optuna.samplers import BaseSampler
 
 from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.policies import Policy, make_policy
+from optuna_hermes.policies import make_policy
 from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
 from optuna_hermes.replay._simulate import Result
 from optuna_hermes.sampler import HermesSampler
-from optuna_hermes.simulator import CurveSet, Recording, SwitchCosts, Trace, TrialSimulator
+from optuna_hermes.simulator import (
+    CurveSet,
+    Overheads,
+    Recording,
+    SwitchCosts,
+    Trace,
+    TrialSimulator,
+)
 from optuna_hermes.simulator._metrics import span_of
 
 PLAIN = ("fifo", *PRUNERS)
@@ -32,12 +39,14 @@ class StudyRules:
         n_devices: number of devices.
         budget: device time of the study, in median full trainings of the set.
         switch_cost: cost of changing a device's trial, as a fraction of the unit trained next.
+        opening_cost: cost of opening a trial, as a fraction of its first unit.
     """
 
     sampler: str = "TPESampler"
     n_devices: int = 1
     budget: float = 40.0
     switch_cost: float = 0.005
+    opening_cost: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.budget > 0:
@@ -62,6 +71,16 @@ class StudyMetrics:
 def simulate_study(
     curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: int
 ) -> StudyMetrics:
+    """Simulate a study as ``study_trace`` does, and measure it.
+
+    Raises:
+        InvalidInputError: there is no such policy or sampler, or the set has no parameters.
+    """
+    trace = study_trace(curve_set, policy, setup, seed=seed)
+    return _measured(trace, curve_set.recordings, budget_seconds(curve_set, setup))
+
+
+def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: int) -> Trace:
     """Simulate a study that chooses among recorded trainings until its budget is spent.
 
     The sampler suggests a float for each parameter, and the nearest configuration not trained yet
@@ -74,11 +93,15 @@ def simulate_study(
     units = max(len(recording.values) for recording in curve_set.recordings)
     study = _new_study(policy, sampler, units, seed)
     source = Proposals(curve_set, study)
-    chosen: Policy = OptunaPruning(source.to_prune) if policy in PRUNERS else make_policy(policy)
-    until = budget_seconds(curve_set, setup)
-    costs = SwitchCosts(fraction=setup.switch_cost)
-    cluster = TrialSimulator(chosen, source, n_devices=setup.n_devices, costs=costs, seed=seed, timeout=until)
-    return _measured(cluster.run(), curve_set.recordings, until)
+    return TrialSimulator(
+        OptunaPruning(source.to_prune) if policy in PRUNERS else make_policy(policy),
+        source,
+        n_devices=setup.n_devices,
+        costs=SwitchCosts(fraction=setup.switch_cost),
+        overheads=Overheads(opening_fraction=setup.opening_cost),
+        seed=seed,
+        timeout=budget_seconds(curve_set, setup),
+    ).run()
 
 
 def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:

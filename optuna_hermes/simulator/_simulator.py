@@ -236,7 +236,7 @@ class TrialSimulator:
         if slot.begun:
             seconds += self._overheads.decision_seconds
         slot.begun = True
-        if view.state == "pending":
+        if not view.curve.units:
             opening = self._overheads.opening(unit_seconds)
             self._openings.append(opening)
             seconds += opening

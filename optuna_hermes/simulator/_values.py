@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -80,6 +81,15 @@ class Overheads:
     def opening(self, unit_seconds: float) -> float:
         """Seconds that an opening takes before a first unit of so many seconds."""
         return self.opening_seconds + self.opening_fraction * unit_seconds
+
+
+MEASURED: Mapping[str, Overheads] = {
+    "set-up": Overheads(opening_seconds=0.05, decision_seconds=0.02, startup_seconds=10.0),
+    "lightning": Overheads(opening_seconds=0.7, decision_seconds=0.02, startup_seconds=10.0),
+    "loop": Overheads(opening_seconds=0.3, decision_seconds=0.02, startup_seconds=2.0),
+}
+"""What was measured on CPU slots, by framework; ``set-up`` where a Lightning trial is set up before
+its device is free."""
 
 
 class Slice(NamedTuple):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from optuna_hermes.model import (
     Assignment,
+    Budget,
     Curve,
     Device,
     Elastic,
@@ -76,6 +77,9 @@ _stretches: st.SearchStrategy[Elastic] = st.builds(
     speeds=st.lists(_speeds, max_size=1).map(tuple),
 )
 _counts = st.none() | _small
+_bounds = st.sampled_from([None, None, 0.0, 0.5, 3.0, 9.0, 1e9, math.inf])
+_budgets = st.builds(Budget, seconds=_bounds, device_seconds=_bounds)
+_openings = st.sampled_from([0.0, 0.0, 1e-9, 0.5, 30.0])
 _units_left = st.none() | st.integers(1, 9)
 _params: st.SearchStrategy[Mapping[str, Any]] = st.sampled_from(
     [{}, {"lr": 0.1}, {"lr": 1e-5, "layers": 3, "act": "relu", "nesterov": True, "clip": None}]
@@ -124,6 +128,8 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
         trials=tuple(trials),
         finished=tuple(finished),
         unstarted=Unstarted(count=count, fixed=fixed),
+        left=draw(_budgets),
+        opening_seconds=draw(_openings),
     )
 
 

@@ -143,6 +143,20 @@ def test_policies_compares_all(curves: Path) -> None:
     assert rows["oracle"]["fifo"]["best"] == max(row["fifo"]["best"] for row in rows.values())
 
 
+def test_policies_in_studies_with_a_budget(tmp_path: Path) -> None:
+    """Each cost of an opening has a table; what is not finished is never better than what is."""
+    options = ["--studies", "--quick", f"--out={tmp_path}", "--json"]
+    result = json.loads(run("policies.py", *options, cwd=tmp_path).stdout)
+    assert [block["opening"] for block in result["blocks"]] == [0.05, 0.3, 1.0]
+    for block in result["blocks"]:
+        rows = {row["policy"]: row for row in block["rows"]}
+        assert {"hermes", "hermes, not told", "asha", "fifo", "median-stop"} <= set(rows)
+        assert all(row["any"] <= row["fin"] for row in rows.values())
+        assert all(1 <= row["finished"] <= row["opened"] for row in rows.values())
+    written = (tmp_path / "policies-studies.md").read_text()
+    assert "## 1 device, opening a trial costs 0.3 units" in written
+
+
 def test_policies_is_what_simulate_says(curves: Path) -> None:
     """Each simulation ends with the best trial, and the measures are those of a whole one."""
     options = ["--devices=2", "--cost=0.25", "--seeds=2", "--seeds-elsewhere=2", "--json"]

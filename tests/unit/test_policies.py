@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import (
+    Budget,
+    Curve,
+    Device,
+    Snapshot,
+    TrialStatus,
+    TrialView,
+    Unstarted,
+)
 from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
 
 
@@ -366,3 +375,80 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         f"A policy must be one of {', '.join(POLICIES)}, or FILE.py:CLASS or module:CLASS, "
         "or one of these after energy:, but got 'lifo'."
     )
+
+
+# -- the end of a budget -------------------------------------------------------------------------
+
+
+def ending(number: int, *values: float, left: int, state: TrialStatus = "parked") -> TrialView:
+    return replace(parked(number, *values), units_left=left, state=state)
+
+
+BEST = ending(0, 5.0, 4.0, 3.0, left=2)
+YOUNG = ending(1, 1.0, left=50)
+POOR = ending(2, 9.0, 8.9, 8.8, 8.7, left=1)
+
+
+def last(budget: Budget, *trials: TrialView, policy: Policy | None = None, **fields: Any) -> int:
+    """Who gets the one device of two that is free."""
+    devices = (Device(id="cpu:0", free=True), *fields.pop("others", ()))
+    snapshot = Snapshot(devices=devices, trials=trials, left=budget, **fields)
+    (chosen,) = (policy or Hermes()).decide(snapshot).assignments
+    assert chosen.trial is not None
+    return chosen.trial
+
+
+def test_what_can_end_goes_on_when_little_is_left() -> None:
+    """The best one that can still end is due 1.6 times its time before the end, and no earlier."""
+    assert last(Budget(), BEST, YOUNG) == 1
+    assert last(Budget(seconds=3.3), BEST, YOUNG) == 1
+    assert last(Budget(seconds=3.1), BEST, YOUNG, POOR) == 0
+    assert last(Budget(seconds=2.0), BEST, YOUNG, POOR) == 0
+    assert last(Budget(device_seconds=3.1), BEST, YOUNG, POOR) == 0
+
+
+def test_what_cannot_end_any_more_is_not_due() -> None:
+    """Where the best cannot end, the next one does; where none can, nothing changes."""
+    assert last(Budget(seconds=1.5), BEST, YOUNG, POOR) == 2
+    assert last(Budget(seconds=0.5), BEST, YOUNG, POOR) == 1
+
+
+def test_device_time_is_shared_by_all_devices() -> None:
+    """Of two devices each has half of it."""
+    two = {"others": (Device(id="cpu:1"),)}
+    assert last(Budget(device_seconds=6.2), BEST, YOUNG, **two) == 0
+    assert last(Budget(device_seconds=6.6), BEST, YOUNG, **two) == 1
+    assert last(Budget(seconds=99.0, device_seconds=6.2), BEST, YOUNG, **two) == 0
+
+
+def test_as_many_are_due_as_there_are_devices() -> None:
+    """A running one is one of them, and the others wait for theirs."""
+    running = replace(BEST, state="running", device="cpu:1")
+    other = ending(3, 9.0, 7.0, left=2)
+    budget = Budget(seconds=3.0)
+    assert last(budget, running, YOUNG, POOR, other, others=(Device(id="cpu:1"),)) == 3
+    one = last(budget, replace(running, device=None), YOUNG, POOR, other)
+    assert one == last(Budget(), replace(running, device=None), YOUNG, POOR, other)
+
+
+def test_what_ends_higher_than_a_finished_trial_is_not_due() -> None:
+    """Nothing is gained by its end, unless it is expected to fall below."""
+    done = replace(ending(9, 2.5, left=0), state="done")
+    assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(replace(done, curve=curve([0.5])),)) == 1
+    assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(done,)) == 0
+    failed = replace(done, state="failed", curve=curve([0.5]))
+    assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(failed,)) == 0
+    nan = replace(done, curve=curve([math.nan]))
+    assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(nan,)) == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_diverged_trial_is_not_due(value: float) -> None:
+    """It has no final value to expect."""
+    assert last(Budget(seconds=2.0), ending(0, 3.0, value, left=1), YOUNG) == 1
+
+
+def test_a_trial_of_unknown_length_is_not_due() -> None:
+    """No time is known that it needs."""
+    endless = replace(BEST, units_left=None)
+    assert last(Budget(seconds=2.0), endless, YOUNG) == last(Budget(), endless, YOUNG)

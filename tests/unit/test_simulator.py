@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal
 
 import pytest
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import Assignment, Budget, Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.simulator import (
     Failure,
     FixedList,
+    Overheads,
     Recording,
     SwitchCosts,
     Trace,
@@ -576,3 +577,55 @@ class TestRefused:
         policy = timetable({(0, 0): None, (1, 0): None})
         with pytest.raises(ValueError, match="only while one is left"):
             TrialSimulator(policy, FixedList([trial(2, 1)])).run()
+
+
+# -- overheads and budgets -----------------------------------------------------------------------
+
+
+def test_openings_decisions_and_the_start_take_device_time() -> None:
+    """A trial's first unit has its opening, every later slice of a device a decision."""
+    work = [Recording(values=(2.0, 1.0), seconds=(1.0, 1.0)) for _ in range(2)]
+    overheads = Overheads(
+        opening_seconds=0.25, opening_fraction=0.25, decision_seconds=0.125, startup_seconds=4.0
+    )
+    trace = TrialSimulator(make_policy("fifo"), FixedList(work), overheads=overheads).run()
+    assert [(each.start, each.end) for each in trace.slices] == [
+        (4.0, 5.5),
+        (5.5, 6.625),
+        (6.625, 8.25),
+        (8.25, 9.375),
+    ]
+
+
+def test_a_policy_is_shown_the_mean_opening_and_the_time_that_is_left() -> None:
+    """Nothing is known of an opening before the first; at the time-out the simulation ends."""
+    policy = Rule(lambda snapshot: None if snapshot.unstarted.any else "idle")
+    work = [Recording(values=(1.0,), seconds=(seconds,)) for seconds in (1.0, 3.0, 1.0)]
+    simulator = TrialSimulator(
+        policy, FixedList(work), overheads=Overheads(opening_fraction=1.0), timeout=8.5
+    )
+    trace = simulator.run()
+    assert [each.opening_seconds for each in policy.seen] == [0.0, 1.0, 2.0]
+    assert [each.left for each in policy.seen] == [Budget(seconds=s) for s in (8.5, 6.5, 0.5)]
+    assert trace.finished == {0: 2.0, 1: 8.0}
+    assert simulator.run(until=20.0) == trace
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Overheads)])
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_impossible_overheads_are_refused(name: str, value: float) -> None:
+    """An overhead is a finite time of at least 0."""
+    with pytest.raises(InvalidInputError, match=f"{name} must be finite"):
+        Overheads(**{name: value})
+
+
+def test_a_unit_lost_with_its_device_is_opened_again() -> None:
+    """Its process is gone: a trial without a report pays for its opening once more."""
+    work = [Recording(values=(1.0,), seconds=(2.0,))]
+    trace = TrialSimulator(
+        make_policy("fifo"),
+        FixedList(work),
+        overheads=Overheads(opening_seconds=1.0),
+        failures=[Failure(at=1.5, device=0, seconds=0.5)],
+    ).run()
+    assert trace.finished == {0: 5.0}

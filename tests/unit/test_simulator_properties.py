@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.policies import POLICIES, make_policy
-from optuna_hermes.simulator import FixedList, Recording, SwitchCosts, Trace, TrialSimulator
+from optuna_hermes.simulator import FixedList, Overheads, Recording, SwitchCosts, Trace, TrialSimulator
 
 # -- random workloads --------------------------------------------------------------------------
 
@@ -97,6 +97,31 @@ def test_switches_are_counted_where_a_device_changes_trial(
         stayed = on_device.get(each.device) == each.number
         assert each.switched == (not stayed or of_trial[each.number] != each.device)
         on_device[each.device], of_trial[each.number] = each.number, each.device
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    work=WORKLOADS | UNEVEN,
+    n_devices=st.integers(1, 3),
+    opening=FRACTIONS,
+    decision=FRACTIONS,
+    startup=FRACTIONS,
+)
+def test_every_second_is_a_units_or_an_overheads(
+    work: list[Recording], n_devices: int, opening: float, decision: float, startup: float
+) -> None:
+    """Nothing begins before the start; each trial is opened once; each unit is decided about."""
+    overheads = Overheads(
+        opening_seconds=opening, decision_seconds=decision, startup_seconds=startup
+    )
+    trace = TrialSimulator(
+        make_policy("hermes"), FixedList(work), n_devices=n_devices, overheads=overheads
+    ).run()
+    assert min(each.start for each in trace.slices) == startup
+    busy = math.fsum(each.end - each.start for each in trace.slices)
+    units = math.fsum(sum(each.seconds) for each in work)
+    n_decided = len(trace.slices) - len({each.device for each in trace.slices})
+    assert busy == pytest.approx(units + opening * len(work) + decision * n_decided)
 
 
 # -- another simulator -------------------------------------------------------------------------
