@@ -1,4 +1,4 @@
-"""Trials to be finished before the budget of their study is spent."""
+"""The trial to be finished before the budget of its study is spent."""
 
 from __future__ import annotations
 
@@ -6,50 +6,43 @@ import math
 
 from optuna_hermes.model import Snapshot, TrialView
 
-_SLACK = 1.6
-"""Since units may come to take longer, and a device is free only now and then."""
+_RESERVE = 0.25
+"""Of a whole training: units may come to take longer, and a device is free only now and then."""
 
 
-def due(snapshot: Snapshot) -> list[TrialView]:
-    """The waiting trials that must go on now to end within the budget, best first.
+def due(snapshot: Snapshot) -> TrialView | None:
+    """The trial that must go on now to end within the budget, None if there is none.
 
-    Of the trials that can still end, and lower than any that is finished, as many are wanted as
-    there are devices: those that are expected to end lowest. Each is due once no more time is left
-    than 1.6 times what it needs. The rule is this project's own.
-
-    Returns:
-        Nothing where no budget is known.
+    Of the trials that can still end it is the one that is expected to end lowest, and lower than
+    any that has ended. It is due once no more time is left than it needs and a quarter of its
+    training takes. The rule is this project's own.
     """
-    n_devices = max(1, sum(device.healthy for device in snapshot.devices))
-    seconds = snapshot.left.on_each(n_devices)
+    seconds = snapshot.left.on_each(sum(device.healthy for device in snapshot.devices))
     if not seconds < math.inf:
-        return []
+        return None
     ended = (trial for trial in snapshot.finished if trial.state == "done" and trial.curve.values)
     bound = min((_last(trial) for trial in ended), default=math.inf)
-    found: list[tuple[float, int, float, TrialView]] = []
-    for trial in snapshot.trials:
-        needed = _seconds_left(trial)
-        if needed is not None and needed <= seconds:
-            final = _final(trial)
-            if final < bound:
-                found.append((final, trial.number, needed, trial))
-    best = sorted(found, key=lambda each: each[:2])[:n_devices]
-    return [
-        trial
-        for _, _, needed, trial in best
-        if trial.state in ("parked", "stored") and seconds <= _SLACK * needed
-    ]
-
-
-def _seconds_left(trial: TrialView) -> float | None:
-    """Device time until its end, at the pace until now; None if that is not known."""
-    units, left = trial.curve.units, trial.units_left
-    if not units or left is None:
+    can_end = (
+        (_final(trial), trial.number, trial)
+        for trial in snapshot.trials
+        if trial.curve.units and _seconds_for(trial) <= seconds
+    )
+    final, _, best = min(can_end, key=lambda each: each[:2], default=(math.inf, 0, None))
+    if best is None or final >= bound or best.state not in ("parked", "stored"):
         return None
+    # As it trains on, both sides fall alike: once due it is due to its end.
+    return best if seconds <= _seconds_for(best, _RESERVE) else None
+
+
+def _seconds_for(trial: TrialView, reserve: float = 0.0) -> float:
+    """Device time until its end, and for a share of its whole training; infinite if not known."""
+    units, left = trial.curve.units, trial.units_left
+    if left is None:
+        return math.inf
     used = trial.curve.device_seconds
     # Its opening is in the first unit only.
     pace = (used[-1] - used[0]) / (units - 1) if units > 1 else used[0]
-    return left * pace if 0 <= pace < math.inf else None
+    return (left + reserve * (units + left)) * pace
 
 
 def _final(trial: TrialView) -> float:

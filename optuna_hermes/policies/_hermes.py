@@ -11,7 +11,7 @@ import numpy as np
 
 from optuna_hermes.curves import CurveTable, Floats, Places, reach
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Budget, Decision, Snapshot, TrialView
+from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
@@ -37,7 +37,10 @@ class Hermes(Policy):
 
     Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
-    ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits.
+    ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits; that
+    bound is larger by as many times as the first unit takes longer with its opening.
+
+    Before the end of a budget the best trial that can still end goes first, as late as it can.
 
     The name is that of Son et al., "Hermes", Electronics 2021, 10(3), 350, whose idea it is that
     the trials that converge first go first, and that the others are suspended and not killed. The
@@ -72,14 +75,11 @@ class Hermes(Policy):
         return Decision(assignments=place(snapshot, self._order(snapshot)))
 
     def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
-        if snapshot.left == Budget():
-            yield from self._by_index(snapshot)
-            return
         first = due(snapshot)
-        yield from first
-        numbers = {trial.number for trial in first}
+        if first is not None:
+            yield first
         for trial in self._by_index(snapshot):
-            if trial is None or trial.number not in numbers:
+            if trial is None or trial is not first:
                 yield trial
 
     def _by_index(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
@@ -95,8 +95,10 @@ class Hermes(Policy):
         n_opened = len(snapshot.finished)
         if new:
             n_opened += sum(trial.state != "pending" for trial in snapshot.trials)
-        for index, trial in _Ranking(self._table, snapshot, reported, self.alpha).in_order():
-            while new and index >= self.opening * (n_opened + 1) ** self.alpha:
+        ranking = _Ranking(self._table, snapshot, reported, self.alpha)
+        opening = self.opening * ranking.opening_price(snapshot.opening_seconds) if new else 0.0
+        for index, trial in ranking.in_order():
+            while new and index >= opening * (n_opened + 1) ** self.alpha:
                 yield new.popleft()
                 n_opened += 1
             yield trial
@@ -118,10 +120,11 @@ class _Ranking:
             curves += [trial.curve for trial in others if trial.curve.values]
         rows = table.rows(curves)
         self._rows, self._values, self._units = rows, table.values, table.units[rows]
+        self._seconds = table.seconds[rows]
         self._last = table.values[rows, self._units - 1]
         over = _shares(self._waiting, self._units)
         self._power = alpha / 2 * (1 + over)
-        self._price = _prices(self._units, table.seconds[rows])[: len(over)] * (1 - over) ** 0.25
+        self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** 0.25
 
     def in_order(self) -> Iterator[tuple[float, TrialView]]:
         # Comparing all with all would take too long for thousands of trials: an index is worked
@@ -145,6 +148,16 @@ class _Ranking:
         while heap:
             index, _, first = heapq.heappop(heap)
             yield index, self._waiting[first]
+
+    def opening_price(self, seconds: float) -> float:
+        """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
+        if not (seconds and len(self._rows)):
+            return 1.0
+        # Each trial's first unit has its opening.
+        trained = self._seconds.sum() - seconds * len(self._rows)
+        if not 0 < trained < math.inf:
+            return 1.0
+        return 1.0 + seconds * float(self._units.sum() / trained)
 
     def _leads(self, some: Places) -> Places:
         units, own = self._units[some], self._last[some]
