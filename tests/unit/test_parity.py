@@ -186,7 +186,9 @@ class Player:
     def deliver(self) -> None:
         """Give every worker what it was sent."""
         for command in self.broker.log[self.delivered :]:
-            if isinstance(command, Send) and command.connection in self.workers:
+            if not isinstance(command, Send) or command.connection not in self.workers:
+                continue
+            if not isinstance(command.message, wire.Decided):  # an empty inbox says the same
                 self.workers[command.connection].inbox.append(command.message)
         self.delivered = len(self.broker.log)
 
