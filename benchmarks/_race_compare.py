@@ -212,7 +212,8 @@ def resample(cells: Sequence[Cell]) -> Array:
         # A task that is drawn so often has its seeds drawn as often.
         even = np.full(len(seeds), 1 / len(seeds))
         weights[:, seeds] = rng.multinomial(times * len(seeds), even)
-    return weights / weights.sum(axis=1, keepdims=True)
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights
 
 
 def _mean(values: Sequence[float], weights: Array) -> dict[str, float]:

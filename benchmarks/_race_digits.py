@@ -15,7 +15,7 @@ from _race_watch import Watch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 KIND = "lightning"
 MONITOR = "val_loss"
@@ -123,7 +123,11 @@ def fit(
         callbacks=[Paced(watch), *callbacks], logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    trained = DataLoader(DATA, params["batch_size"], shuffle=True)
+    # With a generator of its own a loader draws nothing from the one that each unit seeds: whether
+    # it is begun before that or after differs between a first fit and a resumed one.
+    trained = DataLoader(
+        DATA, params["batch_size"], sampler=RandomSampler(DATA), generator=torch.Generator()
+    )
     held_out = DataLoader(HELD_OUT, N_HELD_OUT)
     checkpoint = None if resumed is None else str(resumed / "lightning.ckpt")
     trainer.fit(Net(params), trained, held_out, ckpt_path=checkpoint)

@@ -72,7 +72,7 @@ class Training:
             for batch in batches(self.loader):
                 with watch.batch(unit):
                     self.optimizer.zero_grad()
-                    self._loss(self.model, batch).backward()
+                    self._loss(self.model, batch).backward()  # type: ignore[no-untyped-call]
                     self.optimizer.step()
             value = self._validate()
             watch.value(unit, value)

@@ -30,7 +30,7 @@ def plot(comparison: Mapping[str, Any], path: Path) -> None:
     figure, panels = pyplot.subplots(
         len(KINDS), len(grids), sharey=True, squeeze=False, figsize=(5 * len(grids) + 2, 7)
     )
-    colors = pyplot.get_cmap("tab10").colors
+    colors = [f"C{index}" for index in range(10)]
     for axes_row, kind in zip(panels, KINDS, strict=True):
         for axes, (origin, grid) in zip(axes_row, grids.items(), strict=True):
             for index, (name, row) in enumerate(rows.items()):

@@ -91,7 +91,9 @@ class Runner:
     def _record(self, contest: Contest, folder: Path) -> Record:
         self._wait(contest)
         path = folder / ENDED
-        ended = json.loads(path.read_text()) if path.exists() else {"status": None, "seconds": 0.0}
+        ended: dict[str, Any] = {"status": None, "seconds": 0.0}
+        if path.exists():
+            ended = json.loads(path.read_text())
         if ended["status"] or ended["seconds"] < (1 - EARLY) * contest.seconds:
             output = folder / OUTPUT
             lines = output.read_text(errors="replace").splitlines() if output.exists() else []
@@ -126,8 +128,8 @@ class Runner:
         process.wait()
         with self._lock:
             self._running.discard(process)
-            if self._stopped or process.returncode == 128 + signal.SIGTERM:
-                raise StoppedError
+        if process.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM):
+            raise StoppedError
 
 
 def _path(here: Path, contest: Contest) -> str:
