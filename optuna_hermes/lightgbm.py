@@ -68,7 +68,12 @@ class HermesCallback(RoundsCallback):
     """
 
     before_iteration = True
-    order = -(1 << 20)  # before callbacks that change parameters
+
+    @property
+    def order(self) -> int:
+        """Its place among the callbacks: before all others, such as those that set parameters."""
+        # A property, for LightGBM puts the place in the list among an object's own attributes.
+        return -(1 << 20)
 
     def __call__(self, env: CallbackEnv) -> None:
         """Yield the device if asked to, before each round."""

@@ -323,6 +323,26 @@ def test_features_that_nothing_can_be_split_by() -> None:
     assert hermes.value == pytest.approx(np.var(np.arange(40.0)))
 
 
+def test_a_device_is_yielded_before_other_callbacks_of_lightgbm_begin_a_round() -> None:
+    """Else what they measure has the suspension in it, and they act between two leases."""
+    calls: list[str] = []
+
+    class Watched(LightGBMCallback):
+        def __call__(self, env: Any) -> None:
+            calls.append("hermes")
+            super().__call__(env)
+
+    def other(env: Any) -> None:
+        calls.append("other")
+
+    other.before_iteration = True  # type: ignore[attr-defined]
+    train = lightgbm.Dataset(np.zeros((40, 1)), np.arange(40.0), free_raw_data=False)
+    valid = train.create_valid(np.zeros((40, 1)), np.arange(40.0))
+    callbacks = [other, Watched(optuna.create_study().ask(), "valid_0-l2")]
+    lightgbm.train(LIGHTGBM, train, 2, valid_sets=[valid], callbacks=callbacks)
+    assert calls == ["hermes", "other"] * 2
+
+
 def test_names_with_spaces() -> None:
     """Data and metrics of XGBoost may have any names."""
     assert _values("[7]\tmy train-log loss:0.4\tvalid-auc:0.9") == {

@@ -457,7 +457,9 @@ def test_one_trial_is_due_at_a_time() -> None:
 def test_what_ends_higher_than_a_finished_trial_is_not_due() -> None:
     """Nothing is gained by its end, unless it is expected to fall below."""
     done = replace(ending(9, 2.5, left=0), state="done")
-    assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(replace(done, curve=curve([0.5])),)) == 1
+    assert (
+        last(Budget(seconds=3.0), BEST, YOUNG, finished=(replace(done, curve=curve([0.5])),)) == 1
+    )
     assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(done,)) == 0
     failed = replace(done, state="failed", curve=curve([0.5]))
     assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(failed,)) == 0

@@ -13,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.policies import POLICIES, make_policy
-from optuna_hermes.simulator import FixedList, Overheads, Recording, SwitchCosts, Trace, TrialSimulator
+from optuna_hermes.simulator import (
+    FixedList,
+    Overheads,
+    Recording,
+    SwitchCosts,
+    Trace,
+    TrialSimulator,
+)
 
 # -- random workloads --------------------------------------------------------------------------
 
