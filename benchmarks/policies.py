@@ -11,9 +11,10 @@ draws, the others ``--seeds-elsewhere``: on 32 sets all of it then takes two cor
 quarter of an hour. ``--tuned`` keeps of each set only the fifth of the trials that ends best:
 nearly equal runs, where there is little to win. ``--studies`` has TPE propose the trials of a study
 that ends when ``--budget`` full trainings are spent, on 1, 2 and 4 devices, where opening a trial
-costs 0.05, 0.3 and 1 unit: what are its best values then, and how well is it finished? It prints Markdown tables, or JSON; with ``--out``
-it writes ``policies.md`` and, where matplotlib is installed, ``policies.svg``
-(``policies-tuned.*``, ``policies-studies.md``). With ``--check`` the exit status is 1 if a target is missed.
+costs 0.05, 0.3 and 1 unit: its best value then, and its best finished trial. It prints Markdown
+tables, or JSON; with ``--out`` it writes ``policies.md`` and, where matplotlib is installed,
+``policies.svg`` (``policies-tuned.*``, ``policies-studies.md``). With ``--check`` the exit status
+is 1 if a target is missed.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import (
@@ -21,6 +22,7 @@ from optuna_hermes.model import (
     Unstarted,
 )
 from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
+from optuna_hermes.testing.policy import snapshots
 
 
 def curve(values: Sequence[float]) -> Curve:
@@ -405,17 +407,17 @@ YOUNG = ending(1, 1.0, left=50)
 POOR = ending(2, 9.0, 8.9, 8.8, 8.7, left=1)
 
 
-def last(budget: Budget, *trials: TrialView, policy: Policy | None = None, **fields: Any) -> int:
-    """Who gets the one device of two that is free."""
+def last(budget: Budget, *trials: TrialView, **fields: Any) -> int:
+    """Who gets the one device that is free."""
     devices = (Device(id="cpu:0", free=True), *fields.pop("others", ()))
     snapshot = Snapshot(devices=devices, trials=trials, left=budget, **fields)
-    (chosen,) = (policy or Hermes()).decide(snapshot).assignments
+    (chosen,) = Hermes().decide(snapshot).assignments
     assert chosen.trial is not None
     return chosen.trial
 
 
 def test_what_can_end_goes_on_when_little_is_left() -> None:
-    """The best one that can end is due a quarter of a training before it must go on, not earlier."""
+    """The best one that can end is due a quarter of a training before it must go on."""
     assert last(Budget(), BEST, YOUNG) == 1
     assert last(Budget(seconds=3.3), BEST, YOUNG) == 1
     assert last(Budget(seconds=3.2), BEST, YOUNG, POOR) == 0
@@ -477,3 +479,23 @@ def test_a_trial_of_unknown_length_is_not_due() -> None:
     """No time is known that it needs."""
     endless = replace(BEST, units_left=None)
     assert last(Budget(seconds=2.0), endless, YOUNG) == last(Budget(), endless, YOUNG)
+
+
+@settings(max_examples=200)
+@given(snapshot=snapshots())
+def test_a_budget_changes_who_goes_first_or_nothing(snapshot: Snapshot) -> None:
+    """Only a trial that can end in time is preferred, and the others keep their order."""
+    policy = Hermes()
+    told = policy.decide(snapshot).assignments
+    untold = policy.decide(replace(snapshot, left=Budget())).assignments
+    if told == untold:
+        return
+    usable = sum(device.healthy for device in snapshot.devices)
+    (chosen,) = [trial for trial in snapshot.trials if trial.number == told[0].trial]
+    assert chosen.units_left is not None
+    assert (
+        chosen.units_left * chosen.attained_seconds / chosen.curve.units
+        <= snapshot.left.on_each(usable)
+    )
+    far = replace(snapshot, left=Budget(seconds=1e9, device_seconds=1e9))
+    assert policy.decide(far).assignments == untold
