@@ -127,7 +127,7 @@ def _measure_studies(options: argparse.Namespace) -> dict[str, Any]:
     ]
     blocks = simulate_endings(
         sets,
-        IN_STUDIES,
+        tuple(dict.fromkeys(options.policy)),
         settings,
         n_seeds=options.seeds,
         processes=options.processes,
@@ -223,7 +223,7 @@ def _options() -> argparse.Namespace:
     shipped = Path(__file__).parents[1] / "examples" / "curves"
     default = os.environ.get("OPTUNA_HERMES_CURVES", str(shipped))
     parser.add_argument("--curves", default=default, help="a folder of .npz files")
-    parser.add_argument("--policy", type=_names, default=(*POLICIES, *RIVALS), help="a,b,...")
+    parser.add_argument("--policy", type=_names, help="a,b,...")
     parser.add_argument("--devices", type=_integers, help="n,m,...")
     parser.add_argument("--cost", type=_numbers, default=COSTS, help="of a switch, in units")
     parser.add_argument("--trials", type=_positive, default=100)
@@ -239,6 +239,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="status 1 if a target is missed")
     options = parser.parse_args()
     options.devices = options.devices or ((1, 2, 4) if options.studies else DEVICES)
+    every = IN_STUDIES if options.studies else (*POLICIES, *RIVALS)
+    options.policy = options.policy or every
     options.seeds = options.seeds or (1 if options.studies else 10)
     if options.quick:
         options.devices, options.cost, options.seeds = (1,), COSTS[:1], 1

@@ -36,6 +36,8 @@ from beside import EPOCHS
 
 class Expecting(RoundRobin):
     def decide(self, snapshot):
+        assert 0 < snapshot.left.seconds < 600, snapshot.left
+        assert 0 < snapshot.left.device_seconds <= 500, snapshot.left
         for trial in snapshot.trials:
             if trial.curve.units or trial.state == "stored":
                 assert set(trial.params) == {"lr", "p"}, trial
@@ -131,7 +133,8 @@ def test_ones_own_policy_is_told_all_there_is(
     running.send(signal.SIGINT)
     stopped = running.wait()
     assert "STORED" in {trial["state"] for trial in json.loads(stopped.stdout)["trials"]}
-    done = cli(*command(storage_url, "mine:Expecting", n_trials=4), cwd=folder)
+    budget = {"timeout": 600, "device_seconds": 500}
+    done = cli(*command(storage_url, "mine:Expecting", n_trials=4, **budget), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert states(storage_url) == [TrialState.COMPLETE] * 4
 

@@ -13,6 +13,7 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import open_ledger
+from optuna_hermes.model import MOST_SECONDS
 from optuna_hermes.workers._opening import opening
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
 from optuna_hermes.workers._worker import WorkerInput, _Engagement
@@ -96,6 +97,28 @@ def test_a_grid_bounds_its_study(n_trials: int | None, unstarted: int) -> None:
     spec = _optuna.study_spec(study, policy="hermes", slice_seconds=1.0)
     found = opening(study, spec, MemoryLedger(), "a", n_trials=n_trials, max_alive=2)
     assert (found.unstarted, found.limit) == (unstarted, unstarted)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"), [(None, None), (-1.0, 0.0), (60.0, 60.0), (1e12, MOST_SECONDS)]
+)
+def test_a_budget_is_sent_within_what_a_message_holds(
+    given: float | None, sent: float | None
+) -> None:
+    """A call whose time is over has none left, and 30 years are as good as more."""
+    study = make_study(samplers()["random"])
+    spec = _optuna.study_spec(study, policy="hermes", slice_seconds=1.0)
+    found = opening(
+        study,
+        spec,
+        MemoryLedger(),
+        "a",
+        n_trials=None,
+        max_alive=2,
+        seconds_left=given,
+        device_seconds=given,
+    )
+    assert (found.seconds_left, found.device_seconds) == (sent, sent)
 
 
 @pytest.mark.slow
