@@ -52,6 +52,15 @@ A device is ``idle`` while a trial that waits or may be created could use it. A 
 """
 
 
+_MEMORY = 0.7
+"""Weight of the past in a moving average."""
+
+
+def moving_average(past: float | None, seconds: float) -> float:
+    """A moving average with one more measured time; ``past`` is None or 0.0 before the first."""
+    return _MEMORY * (past or seconds) + (1 - _MEMORY) * seconds
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
     """The reports of one trial, one entry a unit.

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Budget, Device, Snapshot, TrialView
+from optuna_hermes.model import Budget, Device, Snapshot, TrialView, moving_average
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator._trials import OpenedTrials
 from optuna_hermes.simulator._values import Failure, Overheads, Slice, SwitchCosts, Trace
@@ -121,7 +120,7 @@ class TrialSimulator:
         self._source = source
         self._costs = costs or SwitchCosts()
         self._overheads = overheads or Overheads()
-        self._openings: list[float] = []
+        self._opening_seconds = 0.0
         self._trials = OpenedTrials(source, self._costs)
         self._seed = seed
         self._timeout = timeout
@@ -188,7 +187,7 @@ class TrialSimulator:
                 finished=self._trials.over,
                 unstarted=unstarted,
                 left=self._left(),
-                opening_seconds=fmean(self._openings) if self._openings else 0.0,
+                opening_seconds=self._opening_seconds,
                 memory=self._memory,
             )
         )
@@ -226,27 +225,35 @@ class TrialSimulator:
 
     def _start(self, slot: _Slot, view: TrialView) -> None:
         unit_seconds = self._trials.recordings[view.number].seconds[view.curve.units]
-        seconds = unit_seconds
+        cost = 0.0
         here = view.device == slot.device.id
         slot.switched = not here or slot.last != view.number
         if slot.switched:
             # State on another device comes by way of the host's memory.
             away = view.tier == "resident" and not here
-            seconds += self._costs.seconds(seconds, "host" if away else view.tier)
+            cost = self._costs.seconds(unit_seconds, "host" if away else view.tier)
+        is_new = not view.curve.units
+        if is_new:
+            cost += self._overheads.opening(unit_seconds)
+        seconds = unit_seconds + cost
         if slot.begun:
             seconds += self._overheads.decision_seconds
         slot.begun = True
-        if not view.curve.units:
-            opening = self._overheads.opening(unit_seconds)
-            self._openings.append(opening)
-            seconds += opening
         slot.number = slot.last = view.number
         slot.start = self._events.now
         slot.lease += 1
         self._trials.start(view, slot.device.id)
+        if is_new:
+            self._events.add(slot.start + cost, partial(self._train, slot, slot.lease))
         # The lease number makes this event void if the device fails before it.
         event = partial(self._report, slot, slot.lease)
         self._events.add(slot.start + seconds, event, priority=slot.index)
+
+    def _train(self, slot: _Slot, lease: int) -> None:
+        # As a broker measures it.
+        if slot.number is not None and lease == slot.lease:
+            seconds = self._events.now - slot.start
+            self._opening_seconds = moving_average(self._opening_seconds, seconds)
 
     def _report(self, slot: _Slot, lease: int) -> _Slot | None:
         if slot.number is None or lease != slot.lease:

@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._records import LeaseRecord
-from optuna_hermes.model import OverheadKind, Override, TierName, Unstarted
+from optuna_hermes.model import OverheadKind, Override, TierName, Unstarted, moving_average
 
 if TYPE_CHECKING:
     from optuna_hermes.policies import Policy
-
-_COST_MEMORY = 0.7
-"""Weight of the past in the moving average of switch costs."""
 
 
 @dataclass(kw_only=True)
@@ -135,16 +132,16 @@ class Study:
         self.overhead_seconds[kind] = self.overhead_seconds.get(kind, 0.0) + seconds
 
     def measure(self, tier: TierName, seconds: float) -> None:
-        self.costs[tier] = _averaged(self.costs.get(tier), seconds)
+        self.costs[tier] = moving_average(self.costs.get(tier), seconds)
 
     def measure_opening(self, seconds: float) -> None:
-        self.opening_seconds = _averaged(self.opening_seconds, seconds)
+        self.opening_seconds = moving_average(self.opening_seconds, seconds)
 
     def measure_leaving(self, seconds: float) -> None:
-        self.leave_seconds = _averaged(self.leave_seconds, seconds)
+        self.leave_seconds = moving_average(self.leave_seconds, seconds)
 
     def measure_unit(self, seconds: float) -> None:
-        self.mean_unit_seconds = _averaged(self.mean_unit_seconds, seconds)
+        self.mean_unit_seconds = moving_average(self.mean_unit_seconds, seconds)
 
     def unit_seconds(self, trial: LiveTrial) -> float:
         """Expected device time of a trial's unit, 0.0 before any trial has reported."""
@@ -212,8 +209,3 @@ class Study:
         # Unknown before its first batch: the largest need of its study is a safe guess.
         known = (each.need_bytes for each in self.trials.values())
         return max((need for need in known if need is not None), default=None)
-
-
-def _averaged(past: float | None, seconds: float) -> float:
-    """Moving average; ``past`` is None or 0.0 before the first measurement."""
-    return _COST_MEMORY * (past or seconds) + (1 - _COST_MEMORY) * seconds
