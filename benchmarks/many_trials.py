@@ -6,8 +6,8 @@ beside it is what Optuna and Hermes take. With ``--torch`` it trains a small net
 Optuna has two processes and Hermes two CPU slots, over SQLite, with the same sampler. Processor
 time is told by the kind of process; that of workers includes those that have ended.
 
-``--live 500`` opens 500 trials, each of which trains one unit and then waits for all others, and
-measures the processes and their memory in place of the time.
+``--live 500`` opens 500 trials of long training in turn, for ``--timeout`` seconds, and measures
+processes and memory in place of the time: the trials that are RUNNING at the end are live.
 """
 
 from __future__ import annotations
@@ -97,6 +97,7 @@ def main() -> int:
     parser.add_argument("--unit-seconds", type=float, default=0.05)
     parser.add_argument("--torch", action="store_true")
     parser.add_argument("--live", type=int, default=0)
+    parser.add_argument("--timeout", type=float, default=240.0)
     parser.add_argument("--sampler", default="TPESampler")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -143,7 +144,9 @@ def hermes(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Hermes with a broker that is there already."""
     file, url = script(folder, options, "hermes")
     driver = folder / "drive.py"
-    driver.write_text(HERMES.format(sampler=options.sampler, url=url, trials=options.trials))
+    terms = LIVE.format(timeout=options.timeout) if options.live else ""
+    asked = {"sampler": options.sampler, "url": url, "trials": options.trials, "terms": terms}
+    driver.write_text(HERMES.format(**asked))
     with broker(folder, f"cpu:{SLOTS}") as server:
         watch = Watch(server)
         begin = time.monotonic()
@@ -167,8 +170,12 @@ if __name__ == "__main__":
     study = optuna.load_study(
         study_name="s", storage="{url}", sampler=HermesSampler(base), pruner=HermesPruner()
     )
-    optimize(study, "train.py:objective", n_trials={trials}, devices="cpu:2", show_progress=False)
+    optimize(
+        study, "train.py:objective", {trials}, devices="cpu:2", show_progress=False, {terms}
+    )
 """
+
+LIVE = 'policy="round-robin", slice_seconds=0.1, timeout={timeout}'
 
 
 def environment() -> dict[str, str]:
@@ -245,7 +252,7 @@ def parent_of(process: psutil.Process) -> int:
 
 def live(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Hermes with a fixed list of trials that all begin before one of them ends."""
-    options.trials, options.sampler = options.live, "RandomSampler"
+    options.trials, options.sampler, options.units = options.live, "RandomSampler", 10_000
     return hermes(folder, options)
 
 
