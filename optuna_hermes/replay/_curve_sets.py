@@ -58,12 +58,21 @@ SHORTEST_SECONDS = 1e-6
 def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
     """The curve set of a study's trials as they were trained, less those without a report.
 
-    An unfinished trial ends at its last report, and one that has failed is left out.
+    An unfinished trial ends at its last report, and one that has failed is left out. The last unit
+    of a finished one has the device time after it, too.
 
     Raises:
         InvalidInputError: no trial has a finite value.
     """
-    recordings = tuple(_recording(trial, curve) for trial, curve in _trained(study, ledger))
+    from optuna_hermes import _optuna
+
+    had = {
+        each.number: each.device_seconds for each in ledger.load_trials(_optuna.study_key(study))
+    }
+    recordings = tuple(
+        _recording(trial, curve, had.get(trial.number, 0.0) if trial.state.is_finished() else 0.0)
+        for trial, curve in _trained(study, ledger)
+    )
     finals = (recording.final for recording in recordings)
     if not any(float("-inf") < final < float("inf") for final in finals):
         raise InvalidInputError(
@@ -110,14 +119,14 @@ def _trained(study: Study, ledger: Ledger) -> Iterator[tuple[FrozenTrial, Curve]
             yield trial, curve
 
 
-def _recording(trial: FrozenTrial, curve: Curve) -> Recording:
-    used = (0.0, *curve.device_seconds)
+def _recording(trial: FrozenTrial, curve: Curve, in_all: float) -> Recording:
+    ends = (*curve.device_seconds[:-1], max(in_all, curve.device_seconds[-1]))
+    used = (0.0, *ends)
     return Recording(
         # The ledger stores those of a maximised study with changed sign: lower is better.
         values=curve.values,
         seconds=tuple(
-            max(SHORTEST_SECONDS, after - before)
-            for before, after in zip(used, curve.device_seconds, strict=False)
+            max(SHORTEST_SECONDS, after - before) for before, after in zip(used, ends, strict=False)
         ),
         params=dict(trial.params),
     )

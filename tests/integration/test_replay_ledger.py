@@ -57,7 +57,6 @@ def test_the_simulator_takes_as_much_device_time(storage_url: str) -> None:
     split = TrialSimulator(
         make_policy("hermes"), FixedList(apart.recordings), n_devices=2, overheads=overheads
     ).run()
-    assert overheads.opening_seconds > SET_UP_SECONDS / 2
     for trace in (whole, split):
         assert len(trace.slices) == N_TRIALS * UNITS
         assert busy(trace) == pytest.approx(result.device_seconds, rel=0.05)
