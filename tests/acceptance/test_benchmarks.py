@@ -152,7 +152,7 @@ def test_policies_in_studies_with_a_budget(tmp_path: Path) -> None:
         rows = {row["policy"]: row for row in block["rows"]}
         assert {"hermes", "hermes, not told", "asha", "fifo", "median-stop"} <= set(rows)
         assert all(row["any"] <= row["fin"] for row in rows.values())
-        assert all(1 <= row["finished"] <= row["opened"] for row in rows.values())
+        assert all(row["finished"] <= row["opened"] for row in rows.values())
     written = (tmp_path / "policies-studies.md").read_text()
     assert "## 1 device, opening a trial costs 0.3 units" in written
 
