@@ -620,16 +620,18 @@ def test_two_processes_cannot_go_on_with_one_trial() -> None:
     assert shown(after).state == "running"
 
 
-def test_a_trial_that_has_ended_is_not_begun_again_but_its_reports_count() -> None:
+def test_a_trial_that_has_ended_is_not_begun_again_but_what_it_has_done_counts() -> None:
     """It told Optuna, its driver told the broker, and then it came back to say so itself."""
     broker, pid, epoch = holding()
     after = broker.successor()
     after.driver(policy="round-robin", ended={0: "done"})
-    worker = after.resume(pid, resume(epoch, reports=(report(epoch, 1),)))
+    last = resume(epoch, reports=(report(epoch, 1),), device_seconds=2.5, held_seconds=2.5)
+    worker = after.resume(pid, last)
     assert "has ended" in after.last(worker, "Refused").reason
     assert shown(after).state == "done"
     assert after.ledger.load_curves("s")[0].units == 1
-    assert [(trial.state, trial.units) for trial in after.ledger.load_trials("s")] == [("done", 1)]
+    (trial,) = after.ledger.load_trials("s")
+    assert (trial.state, trial.units, trial.device_seconds) == ("done", 1, 2.5)
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
 
 

@@ -46,6 +46,8 @@ def resume(
             turn.end_lease(lease)
         if trial is not None and known:
             _hear(turn, trial, message)
+            if not trial.live:  # its driver was faster to say so
+                trial.device_seconds = max(trial.device_seconds, message.device_seconds)
             turn.save(trial)  # with the units it had not told of
         return problem
     if lease is not None:
