@@ -8,7 +8,9 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import WritesFailed
-from optuna_hermes.model import Checkpoint, Device
+from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot
+from optuna_hermes.policies import Policy
+from optuna_hermes.policies.base import opened, place, unopened
 from support.broker import FakeBroker
 
 
@@ -25,7 +27,7 @@ def served(
 ) -> tuple[FakeBroker, list[int], int]:
     """A broker whose first worker trains trial 0, its workers, and the epoch of that lease."""
     broker = FakeBroker(devices=devices)
-    broker.driver(max_alive=8, **{"sets_up": True, "policy": "round-robin", **study})
+    broker.driver(**{"max_alive": 8, "sets_up": True, "policy": "round-robin", **study})
     waiting = [broker.worker() for _ in range(workers)]
     return broker, waiting, begin(broker, waiting[0], 0, stores=stores)
 
@@ -211,6 +213,37 @@ def test_a_proposal_is_one_unit_old_at_most() -> None:
         message = wire.Report(epoch=epoch, unit=unit, step=unit, value=1.0, units_left=left)
         broker.say(workers[0], message)
     assert len(told(broker, workers)) == 1
+
+
+class WhileItImproves(Policy):
+    """Goes on with trials whose last unit was no worse than the one before; then opens new ones."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        values = [(trial, trial.curve.values[-2:]) for trial in opened(snapshot)]
+        going_on = [trial for trial, last in values if not last or last[-1] <= last[0]]
+        return Decision(assignments=place(snapshot, [*going_on, *unopened(snapshot)]))
+
+
+def improving(**study: Any) -> tuple[FakeBroker, list[int]]:
+    """A broker whose first worker trains a trial that improves, and its workers."""
+    broker, workers, epoch = served(policy="fifo", **study)
+    for unit, value in ((1, 1.0), (2, 0.5)):
+        broker.say(workers[0], wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
+    assert told(broker, workers) == []
+    broker.handler.state.studies["s"].policy = WhileItImproves()
+    return broker, workers
+
+
+def test_one_is_set_up_for_when_the_trial_that_trains_falls_behind() -> None:
+    """Its next value is not known: the policy goes on with it only if that is no worse."""
+    broker, workers = improving()
+    assert len(told(broker, workers)) == 1
+
+
+def test_a_process_in_reserve_sets_one_up() -> None:
+    """Else none would be set up where there are as many processes as there may be."""
+    broker, workers = improving(workers=2, max_alive=2)
+    assert told(broker, workers) == [workers[1]]
 
 
 def freed(broker: FakeBroker, worker: int, epoch: int) -> None:

@@ -77,7 +77,8 @@ class Scheduler:
             if study.sets_up:
                 from optuna_hermes.broker._core._set_up import set_up_next  # on CPU slots only
 
-                spare = self._coming(study) - len(self._state.slots)
+                # One that is set up is as good as a process in reserve, which is then made anew.
+                spare = self._coming(study) - self._needed(study)
                 set_up_next(turn, study, self._policy_runner, spare)
 
     def reported(self, turn: Turn, lease: Lease) -> bool:
@@ -276,10 +277,14 @@ class Scheduler:
         leaving += sum(1 for each in study.workers if self._state.clients[each].leaving)
         return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
 
+    def _needed(self, study: Study) -> int:
+        """Number of processes that a study's reservations wait for."""
+        return sum(map(self._state.needs_process, self._state.reserved(study.spec.key)))
+
     def _free_processes(self, turn: Turn, study: Study) -> None:
         """Evict parked trials to disk, so that a process is ready when a device is."""
         reserved = self._state.reserved(study.spec.key)
-        needed = sum(map(self._state.needs_process, reserved))
+        needed = self._needed(study)
         if study.may_open.any or any(trial.state == "stored" for trial in study.trials.values()):
             needed += len(self._state.slots)  # one in reserve for each device
         missing = needed - self._coming(study)

@@ -6,6 +6,8 @@ batch while others train. The trial is pending, with a process: its first lease 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -17,7 +19,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.model import Curve, TrialView
+from optuna_hermes.model import Curve, Snapshot, TrialView
 
 
 def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: int) -> None:
@@ -37,7 +39,9 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     if known >= len(state.slots):
         return
     missing = min(spare, _openings(turn, study, policy_runner) - known)
-    for connection in study.idle[: max(0, missing)]:
+    # Those first that have read no checkpoint for another trial.
+    waiting = sorted(study.idle, key=lambda each: state.clients[each].prepared is not None)
+    for connection in waiting[: max(0, missing)]:
         if study.may_open.any:
             _set_up(turn, study, connection)
 
@@ -87,14 +91,54 @@ def dismiss(turn: Turn, study: Study) -> None:
 
 
 def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
-    """Number of new trials that would begin if all devices were decided about one unit from now.
+    """Most new trials that may begin if all devices are decided about one unit from now.
 
-    It is assumed that the values of the trials that train do not change until then.
+    The next values of the trials that train are not known. So the policy is asked what it would do
+    if they were as the last ones, and if those trials had to make room that would fall behind by
+    bad ones.
     """
     key = study.spec.key
     slots = [s for s in turn.state.slots.values() if not s.lease or s.lease.study == key]
     training = {slot.lease.number for slot in slots if slot.lease}
-    snapshot = policy_runner.snapshot(study, slots, turn.now)
+    now = policy_runner.snapshot(study, slots, turn.now)
+    begun = {trial.number for trial in now.trials if trial.state != "pending"}
+    as_before = _one_unit_later(study, now, training)
+    expected = ask(study, as_before)
+    most = sum(each.trial not in begun for each in expected.assignments)
+    if most < len(slots) and (worst := _worst(now.trials)) is not None:
+        behind = ask(study, _one_unit_later(study, now, training, worst))
+        leaving = training - {each.trial for each in behind.assignments}
+        left = ask(study, _without(as_before, leaving))
+        most = max(most, sum(each.trial not in begun for each in left.assignments))
+    return most
+
+
+def _worst(trials: Sequence[TrialView]) -> float | None:
+    """The highest of all values, None if there is none."""
+    values = [value for trial in trials for value in trial.curve.values if math.isfinite(value)]
+    return max(values, default=None)
+
+
+def _without(snapshot: Snapshot, numbers: Container[int | None]) -> Snapshot:
+    """The snapshot in which these trials count as before but are not to be chosen."""
+    trials = (
+        replace(trial, state="running") if trial.number in numbers else trial
+        for trial in snapshot.trials
+    )
+    return replace(snapshot, trials=tuple(trials))
+
+
+def _one_unit_later(
+    study: Study, snapshot: Snapshot, training: Container[int | None], value: float | None = None
+) -> Snapshot:
+    """The snapshot after a further unit of each trial that trains.
+
+    Args:
+        study: of the snapshot.
+        snapshot: of now, with the devices that are decided about.
+        training: the numbers of the trials that train on them.
+        value: of that unit; None for the last value of each.
+    """
     values = [trial.curve.values[0] for trial in snapshot.trials if trial.curve.units]
     usual = median(values) if values else 0.0
     live, ended = [], [*snapshot.finished]
@@ -104,18 +148,17 @@ def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
         elif trial.units_left == 1:
             ended.append(trial)
         else:
+            last = trial.curve.values[-1] if trial.curve.units else usual
             seconds = study.unit_seconds(study.trials[trial.number])
-            live.append(_a_unit_later(trial, seconds, usual))
-    snapshot = replace(snapshot, trials=tuple(live), finished=tuple(ended))
-    begun = {trial.number for trial in live if trial.state != "pending"}
-    return sum(each.trial not in begun for each in ask(study, snapshot).assignments)
+            live.append(_with_unit(trial, last if value is None else value, seconds))
+    return replace(snapshot, trials=tuple(live), finished=tuple(ended))
 
 
-def _a_unit_later(trial: TrialView, seconds: float, usual: float) -> TrialView:
-    """A trial after a further unit of ``seconds``; ``usual`` is the value of a first unit."""
-    curve, step, value, had = trial.curve, 0, usual, 0.0
+def _with_unit(trial: TrialView, value: float, seconds: float) -> TrialView:
+    """A trial after a further unit of ``seconds``, with its ``value``."""
+    curve, step, had = trial.curve, 0, 0.0
     if curve.units:
-        step, value, had = curve.steps[-1], curve.values[-1], curve.device_seconds[-1]
+        step, had = curve.steps[-1], curve.device_seconds[-1]
     curve = Curve(
         steps=(*curve.steps, step + 1),
         values=(*curve.values, value),
