@@ -20,6 +20,7 @@ from optuna_hermes._optuna import (
     report,
     reported_steps,
     session_of,
+    settle_reports,
     should_prune,
     sign,
 )
@@ -125,10 +126,11 @@ class CooperativeLoop:
 
     def _report_to_all(self, value: float) -> bool:
         """Report the unit that was counted last to all; return True if the trial is pruned."""
+        # First: the device waits for the decision, and for Optuna's database only if it is slow.
+        self._report_to_broker(value)
         # After a crash a unit may be trained again, but Optuna takes a step only once.
         if self._unit not in self._reported:
             report(self._trial, value, self._unit)
-        self._report_to_broker(value)
         return should_prune(self._trial)
 
     def _count(self, value: float) -> float:
@@ -221,7 +223,14 @@ class CooperativeLoop:
             log.info("%s can only wait in memory: %s.", self._name.capitalize(), problem)
         self.storable = problem is None
         if self.storable and self._saver is None:
-            self._saver = Saver(session, self._name)
+            self._saver = self._new_saver(session)
+
+    def _new_saver(self, session: Session) -> Saver:
+        # A checkpoint is never ahead of Optuna: its units are not trained, nor reported, again.
+        return Saver(session, self._name, self._settle_reports)
+
+    def _settle_reports(self) -> None:
+        settle_reports(getattr(self._trial, "study", None))
 
     def switch_point(self) -> None:
         """Yield the device if asked to, and save the last unit; to be called at clean points.
@@ -354,6 +363,7 @@ class _LoopState:
         self._rng = rng
 
     def dump(self) -> dict[str, Any]:
+        self._loop._settle_reports()
         if self._loop._saver is not None:
             self._loop._saver.finish(wait=True)  # files are numbered in the order of states
         return self._loop._dump(self._rng)

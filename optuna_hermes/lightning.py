@@ -515,7 +515,7 @@ class _FitLoop(CooperativeLoop):
             self._elastic_devices.settle()
         elif session is not None and self.elastic is not None:
             raise self.elastic.refused("it trains in several processes")
-        self._saver = None if session is None else Saver(session, self._name)
+        self._saver = None if session is None else self._new_saver(session)
         ranks = Ranks(
             count,
             context,

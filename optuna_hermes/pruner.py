@@ -55,9 +55,12 @@ class HermesPruner(BasePruner):
         with _optuna.turn(study, trial) as (session, is_own):
             if session is not None and not session.managed:
                 _take_turns(session, study, trial, reports=is_own)
+        if self._wrapped is None:
+            return False
+        _optuna.settle_reports(study)
         if _optuna.is_late(study):
             return False  # an outage: the other trials' values cannot be read
-        return self._wrapped.prune(study, trial) if self._wrapped is not None else False
+        return self._wrapped.prune(study, trial)
 
 
 def _take_turns(

@@ -39,7 +39,7 @@ class PatientStorage:
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        """Write a value, or queue it during an outage."""
+        """Begin to write a value, or queue it during an outage."""
         self.reports.put(trial_id, step, intermediate_value)
 
 

@@ -23,7 +23,7 @@ class Reports:
     def __init__(self, write: Write) -> None:
         self._write = write
         self._queue: deque[tuple[int, int, float]] = deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._late = False
@@ -42,12 +42,13 @@ class Reports:
             self.put(trial_id, step, value)
 
     def put(self, trial_id: int, step: int, value: float) -> None:
-        """Write a value, or keep it for later during an outage.
+        """Begin to write a value once all earlier ones are written, or are late.
 
         Raises:
             Exception: the error of writing an earlier value.
         """
         with self._changed:
+            self.settle()
             self._raise()
             self._queue.append((trial_id, step, value))
             self._changed.notify_all()
@@ -56,13 +57,17 @@ class Reports:
                     target=self._work, name="hermes-reports", daemon=True
                 )
                 self._thread.start()
-            # Waited for, so that an error is raised where the value was reported. During an outage
-            # the first late value is the last that training waits for.
-            if not self._late:
-                self._late = not self._empty(LATE_SECONDS)
             if self._late:
                 self._journal()
-            self._raise()
+
+    def settle(self) -> None:
+        """Wait until each value is written or in the journal, so that a later process has it."""
+        with self._changed:
+            # During an outage the first late value is the last that training waits for.
+            if not self._late:
+                self._late = not self._empty(LATE_SECONDS)
+                if self._late:
+                    self._journal()
 
     def flush(self, seconds: float) -> bool:
         """Wait until all is written; False if it took too long.

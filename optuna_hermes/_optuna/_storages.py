@@ -6,6 +6,7 @@ import contextlib
 import io
 import shlex
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ RACE_SECONDS = 60.0
 _RACE_PAUSE_SECONDS = 0.05
 
 T = TypeVar("T")
+
+_read: weakref.WeakSet[optuna.Study] = weakref.WeakSet()
+"""Studies whose trials are in the cache of their storage, as far as they had ended by then."""
 
 
 def racing(call: Callable[..., T], *args: object, **named: object) -> T:
@@ -166,6 +170,17 @@ def is_late(study: optuna.Study) -> bool:
     return bool(getattr(getattr(study._storage, "reports", None), "late", False))
 
 
+def settle_reports(study: Any) -> None:
+    """Wait until each value that was reported is in the study's database, or in the journal.
+
+    Args:
+        study: None for that of a ``FixedTrial``.
+    """
+    reports = getattr(getattr(study, "_storage", None), "reports", None)
+    if reports is not None:  # without ``patient`` values are written where they are reported
+        reports.settle()
+
+
 def at_once(study: optuna.Study) -> Any:
     """The study's storage without the retries of ``patient``."""
     return getattr(study._storage, "inner", study._storage)
@@ -231,12 +246,19 @@ def read_trials(study: optuna.Study) -> None:
         trials = study.get_trials(deepcopy=False)
         for trial in trials[-1:]:
             backend.get_trial(trial._trial_id)  # compiles the statements that do so
+        _read.add(study)
     except Exception as error:
         if not of_database(error):
             raise
     finally:
         backend.scoped_session.remove()
         backend.engine.dispose()  # forks must not share a connection, nor a file's locks
+
+
+def read_trials_once(study: optuna.Study) -> None:
+    """Read the trials of a study, unless ``read_trials`` has, in this process or in its parent."""
+    if study not in _read:
+        study.get_trials(deepcopy=False)
 
 
 def rest(study: optuna.Study) -> None:

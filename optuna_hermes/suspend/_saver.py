@@ -7,7 +7,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,21 @@ class Saver:
 
     While a checkpoint cannot be written (no room, no permission), the trial goes on and its last
     state waits in memory: until it can be written, or until there is a later one.
+
+    Args:
+        session: is told of each checkpoint.
+        trial: its name in messages.
+        before: called on the thread before each: what is to be safe first.
     """
 
-    def __init__(self, session: Session, trial: str) -> None:
+    def __init__(
+        self, session: Session, trial: str, before: Callable[[], None] = lambda: None
+    ) -> None:
         self.gave_up = False
         """True if the last state was given up before it could be written."""
         self._session = session
         self._name = trial
+        self._before = before
         self._saving: Future[None] | None = None
         self._give_up = threading.Event()
         self._unwritable = False
@@ -83,6 +91,7 @@ class Saver:
     def _save(self, tree: dict[str, Any], units: int, give_up: threading.Event) -> None:
         session = self._session
         assert session.checkpoint_dir is not None
+        self._before()
         while True:
             begin, known = time.monotonic(), session.checkpoints
             try:

@@ -221,11 +221,42 @@ def test_a_file_that_cannot_be_read_is_left_alone(
 
 
 def test_an_error_that_does_not_mend_reaches_whoever_reports(study: optuna.Study) -> None:
-    """A trial that somebody has finished meanwhile takes no more values."""
+    """A trial that somebody has finished meanwhile takes no more values: the next report tells."""
     trial = _optuna.open_trial(study)
     study._storage.inner.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # type: ignore[attr-defined]
+    trial.report(1.0, 1)
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        trial.report(1.0, 1)
+        trial.report(1.0, 2)
+
+
+def test_a_report_does_not_wait_until_it_is_written(
+    flaky: Flaky, study: optuna.Study, tmp_path: Path
+) -> None:
+    """The device would wait too; what must not be ahead of the database settles before."""
+    trial = _optuna.open_trial(study)
+    _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
+    flaky.open.clear()
+    trial.report(1.0, 1)
+    assert not _optuna.is_late(study)
+    flaky.open.set()
+    _optuna.settle_reports(study)
+    assert study.trials[0].intermediate_values == {1: 1.0}
+
+
+def test_what_does_not_settle_is_in_the_journal(
+    flaky: Flaky, study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A checkpoint may be written during an outage: the next process has the value all the same."""
+    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    trial = _optuna.open_trial(study)
+    _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
+    flaky.open.clear()
+    trial.report(1.0, 1)
+    _optuna.settle_reports(study)
+    assert _journal.find(tmp_path).unwritten == ((1, 1.0),)
+    flaky.open.set()
+    assert _optuna.flush_reports(study, DEADLINE)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_notes_for_dashboards_are_dropped(flaky: Flaky, study: optuna.Study) -> None:
