@@ -110,7 +110,9 @@ class StudyView(optuna.Study):
         states: Container[TrialState] | None = None,
         use_cache: bool = False,
     ) -> list[FrozenTrial]:
-        trials = self._shown._get_trials(deepcopy=False, states=None, use_cache=use_cache)
+        # As they were when the trial was opened, or made its first proposal. TPE would read all of
+        # them again for each, to avoid what others try: that is known by then.
+        trials = self._shown._get_trials(deepcopy=False, states=None, use_cache=True)
         return self._as_seen(trials, deepcopy, states)
 
     def _as_seen(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import optuna
@@ -61,14 +62,23 @@ def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> o
         if trial.state == TrialState.RUNNING and (mine or left):
             storage.set_trial_system_attr(trial._trial_id, mark, True)
             _clear(storage, trial, mark)
-            return optuna.Trial(study, trial._trial_id)
+            return _opened(study, trial._trial_id, trials)
     for trial in trials:
         if trial.state == TrialState.WAITING and _take(storage, trial, mark, missed):
-            return optuna.Trial(study, trial._trial_id)
+            return _opened(study, trial._trial_id, trials)
     # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
     # trial that can be found.
     template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs={mark: True})
-    return optuna.Trial(study, storage.create_new_trial(study_id, template))
+    return _opened(study, storage.create_new_trial(study_id, template), trials)
+
+
+def _opened(study: optuna.Study, trial_id: int, trials: Sequence[FrozenTrial]) -> optuna.Trial:
+    """A live handle of a trial that was opened when the study had these trials."""
+    # The sampler would read all of them again, which takes as long as there are such trials.
+    own = at_once(study).get_trial(trial_id)
+    others = (trial for trial in trials if trial.number != own.number)
+    study._thread_local.cached_all_trials = sorted([*others, own], key=attrgetter("number"))
+    return optuna.Trial(study, trial_id)
 
 
 def _take(storage: BaseStorage, trial: FrozenTrial, mark: str, missed: set[int]) -> bool:
@@ -130,9 +140,10 @@ def _has_several_objectives(trial: Any) -> bool:
 def reported_steps(trial: Any) -> frozenset[int]:
     """The steps for which Optuna has a value already; empty for a ``FixedTrial``."""
     study = getattr(trial, "study", None)
-    trials = [] if study is None else study.get_trials(deepcopy=False)
-    found = (frozen for frozen in trials if frozen.number == trial.number)
-    return frozenset(step for frozen in found for step in frozen.intermediate_values)
+    if study is None:
+        return frozenset()
+    # Of this trial alone: to read all takes as long as there are trials that have not ended.
+    return frozenset(study._storage.get_trial(trial._trial_id).intermediate_values)
 
 
 def params_of(trial: optuna.trial.BaseTrial) -> Params:

@@ -16,7 +16,8 @@ from optuna_hermes.model import LIVE_STATES, MOST_SECONDS
 DESCRIBED_AT_ONCE = 500
 """Trials in one message of parameters, since the size of a message is limited."""
 
-_WORKERS_PER_DEVICE = 8
+_WORKERS_PER_DEVICE = 16
+"""A trial comes back to its process at once; one that is stored is set up anew."""
 _WORKER_BYTES = {"cpu": 500_000_000, "gpu": 4_000_000_000}
 """Host memory in bytes that a worker may allocate itself, with some room for data."""
 

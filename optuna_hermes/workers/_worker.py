@@ -9,6 +9,7 @@ import os
 import queue
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ from optuna_hermes.workers._signals import sent_to_all
 from optuna_hermes.workers._words import BEGAN, GRANTED, LEFT, NOTHING_LEFT, STOP, WAITS, Say
 
 NOTES_SECONDS = 5.0
+CHANGE_SECONDS = 1.0
+"""Time in which a trial's state may change again before it is written: each write costs a commit.
+"""
 LEAVE_SECONDS = 1.0
 """Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
 
@@ -76,7 +80,7 @@ def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) 
 
 
 def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say) -> None:
-    study.get_trials(deepcopy=False)  # fills the cache before a device waits for it
+    _optuna.read_trials_once(study)  # fills the cache before a device waits for it
     # A server has room for few connections, and this wait may be long.
     _optuna.disconnect(study)
     ready = Ready(study=job.spec.key)
@@ -259,7 +263,13 @@ class _Notes:
         self._thread.join(NOTES_SECONDS)
 
     def _write(self) -> None:
-        while (state := self._queue.get()) is not None:
+        closed = False
+        while not closed and (state := self._queue.get()) is not None:
+            end = time.monotonic() + CHANGE_SECONDS
+            with contextlib.suppress(queue.Empty):
+                while not closed:
+                    later = self._queue.get(timeout=max(0.0, end - time.monotonic()))
+                    closed, state = later is None, later or state
             self._note(state)
             if state == "parked":
                 self._disconnect()

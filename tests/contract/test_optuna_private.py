@@ -189,6 +189,41 @@ def test_a_trial_is_marked_from_its_first_moment(study: optuna.Study) -> None:
     assert not _optuna.ours(study.trials[1])
 
 
+@pytest.mark.parametrize("queued", [True, False])
+def test_a_proposal_reads_no_trials_that_were_just_read(
+    study: optuna.Study, queued: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first proposal of a trial is made from those that were there when it was opened."""
+    study.sampler = HermesSampler(optuna.samplers.TPESampler(n_startup_trials=1, seed=0))
+    for value in (0.9, 0.4):
+        reported(study, value)
+    if queued:
+        study.enqueue_trial({})
+    reads: list[int] = []
+    storage: Any = study._storage
+    read = storage.get_all_trials
+
+    def counted(*args: Any, **named: Any) -> Any:
+        found = read(*args, **named)
+        reads.append(len(found))
+        return found
+
+    monkeypatch.setattr(storage, "get_all_trials", counted)
+    trial = _optuna.open_trial(study)
+    trial.suggest_float("x", 0, 1)
+    assert reads == [3 if queued else 2]
+    known: Any = study._thread_local.cached_all_trials
+    assert [each.number for each in known] == [0, 1, 2]
+    assert known[2].state == TrialState.RUNNING
+
+
+def test_steps_that_were_reported_are_those_of_one_trial(study: optuna.Study) -> None:
+    """Another trial's are not among them."""
+    reported(study, 0.9, 0.8, 0.7)
+    assert _optuna.reported_steps(reported(study, 0.4, 0.3)) == {1, 2}
+    assert _optuna.reported_steps(optuna.trial.FixedTrial({"x": 0.0})) == set()
+
+
 def test_queued_trials_are_opened_first(study: optuna.Study) -> None:
     """``enqueue_trial`` works as with ``study.ask``, and the trial is marked as well."""
     study.enqueue_trial({"x": 0.25})
@@ -367,3 +402,17 @@ def test_trials_are_not_read_ahead_from_a_server_or_in_an_outage(tmp_path: Path)
     study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
     (tmp_path / "study.db").write_bytes(b"no database")
     _optuna.read_trials(study)
+
+
+def test_a_fork_does_not_read_again_what_was_read_before(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has changed since is read where it is needed, when a trial is opened."""
+    reads: list[bool] = []
+    read = study.get_trials
+    monkeypatch.setattr(study, "get_trials", lambda **named: (reads.append(True), read(**named))[1])
+    _optuna.read_trials_once(study)
+    assert len(reads) == 1
+    _optuna.read_trials(study)
+    _optuna.read_trials_once(study)
+    assert len(reads) == 2

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 """Interval at which a waiting trial checks whether its process is to end."""
+_LONG_SECONDS = 5.0
+"""Time after which a waiting trial looks once a second."""
 _DECIDED_SECONDS = 0.05
 """Time for which a trial that has reported waits for what follows.
 
@@ -433,7 +435,9 @@ class TrialSession:
     def _next(self, state: TrialState | None, begin: float) -> wire.FromBroker | None:
         while True:
             try:
-                return self._inbox.get(timeout=_LOOK_SECONDS)
+                # A host may have many trials that wait for long: they look less often.
+                pause = _LOOK_SECONDS if time.monotonic() < begin + _LONG_SECONDS else 1.0
+                return self._inbox.get(timeout=pause)
             except queue.Empty:
                 self.waiting(time.monotonic() - begin)
                 if state is not None and state.ended():
