@@ -110,9 +110,10 @@ class StudyView(optuna.Study):
         states: Container[TrialState] | None = None,
         use_cache: bool = False,
     ) -> list[FrozenTrial]:
-        # As they were when the trial was opened, or made its first proposal. TPE would read all of
-        # them again for each, to avoid what others try: that is known by then.
-        trials = self._shown._get_trials(deepcopy=False, states=None, use_cache=True)
+        # Samplers that avoid what others try read all trials again for each proposal. Those were
+        # known a moment ago, when this one was opened.
+        use_cache = use_cache or (states is not None and TrialState.RUNNING in states)
+        trials = self._shown._get_trials(deepcopy=False, states=None, use_cache=use_cache)
         return self._as_seen(trials, deepcopy, states)
 
     def _as_seen(
