@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shlex
 import time
 import weakref
@@ -259,6 +260,32 @@ def read_trials_once(study: optuna.Study) -> None:
     """Read the trials of a study, unless ``read_trials`` has, in this process or in its parent."""
     if study not in _read:
         study.get_trials(deepcopy=False)
+
+def close_connections(study: optuna.Study) -> bool:
+    """Close this process's connections to a study's database, so that it can be forked.
+
+    Returns:
+        False if there may be others, or connections of another kind.
+    """
+    backend = backend_of(study)
+    if not isinstance(backend, RDBStorage):
+        return False
+    backend.scoped_session.remove()
+    backend.engine.dispose()
+    url = backend.engine.url
+    if url.get_backend_name() != "sqlite":
+        return True
+    if url.database is None or url.database.startswith("file:"):
+        return False
+    file = os.path.realpath(url.database)
+    return not any(path == file or path.startswith(f"{file}-") for path in _open_files())
+
+
+def _open_files() -> Iterator[str]:
+    """The paths of the files that this process has open."""
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+            yield os.readlink(f"/proc/self/fd/{number}")
 
 
 def rest(study: optuna.Study) -> None:

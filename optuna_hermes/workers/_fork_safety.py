@@ -1,4 +1,4 @@
-"""Checks that a process can be forked after it has imported a user's files.
+"""Checks that a process can be forked after it has imported, or run, a user's files.
 
 A fork has one thread. Work that other threads of the parent had begun is never finished in it, and
 waiting for that work never returns.
@@ -86,15 +86,23 @@ def _cuda_works() -> bool:
     return True
 
 
+def has_python_threads() -> bool:
+    """True if Python has threads beside the main one that a fork would lack."""
+    return any(type(each).__name__ not in _NOT_MISSED for each in _python_threads())
+
+
+def _python_threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each is not threading.main_thread()]
+
+
 def _has_other_threads() -> bool:
     """True if there are threads beside the main one that a fork would lack."""
-    python = [each for each in threading.enumerate() if each is not threading.main_thread()]
-    if any(type(each).__name__ not in _NOT_MISSED for each in python):
+    if has_python_threads():
         return True
     torch = sys.modules.get("torch")
     # Torch has a pool of its own for set_num_threads(), and drops it in forks.
     pool = 0 if torch is None else torch.get_num_threads() - 1
-    return len(os.listdir("/proc/self/task")) - len(python) > 1 + pool
+    return len(os.listdir("/proc/self/task")) - len(_python_threads()) > 1 + pool
 
 
 def _loaded(*names: str) -> Iterator[str]:

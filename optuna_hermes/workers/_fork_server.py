@@ -1,7 +1,8 @@
 """Fork server: a process that has imported what workers need, and forks a worker on request.
 
 A fork is a ready worker within milliseconds, where a fresh process would import torch for seconds.
-The server has one thread and never touches a device. It ends with its parent, and its children
+The server is itself a fork of the driver (``_forked``), or a new Python where that is not safe.
+It has one thread and never touches a device. It ends with its parent, and its children
 end with it. Where the objective's import makes forks unsafe (``_fork_safety``), workers are fresh
 processes instead. A value of ``once`` is computed by a fork of the server, its successor, which
 forks all later workers.
@@ -22,7 +23,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -33,7 +34,7 @@ from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
-from optuna_hermes.workers._objective import Objective, file_of, unpack
+from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
 from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
@@ -57,27 +58,60 @@ _SLOW = (
 
 
 def main() -> int:
-    """Load the objective, send success or the error to the driver, then fork workers on request."""
+    """Serve the driver that has started this process as a new Python, and sends its objective."""
     die_with_parent()
-    _leave_group()
+    leave_group()
     gc.freeze()  # nor does the import of the objective look at what is imported by now
     gc.enable()
     parent = socket.socket(fileno=int(sys.argv[1]))
     packed, path, arguments = _read_payload(parent)
     prepare_imports(packed, path, arguments)
+    return _serve(parent, partial(unpack, packed), lambda objective: packed)
+
+
+def serve_driver(parent: socket.socket, objective: Objective, *, collects: bool) -> int:
+    """Serve the driver that this process is a fork of.
+
+    Args:
+        parent: the end of a socket whose other end is the driver's.
+        objective: the driver's own.
+        collects: the script has not disabled the garbage collector.
+    """
+    prepare_imports(b"", sys.path, sys.argv)
+
+    def load() -> Objective:
+        return objective
+
+    return _serve(parent, load, pack, collects=collects)
+
+
+def _serve(
+    parent: socket.socket,
+    load: Callable[[], Objective],
+    packed: Callable[[Objective], bytes | str],
+    *,
+    collects: bool = True,
+) -> int:
+    """Load the objective, send success or the error to the driver, then fork workers on request."""
+    imports = list(sys.path), list(sys.argv)  # before the objective's import changes them
+    sent: bytes | str = b""
     try:
-        objective = _prepare(packed)
+        objective = _prepare(load)
+        _optuna.prepare_storages()
+        unsafe = why_not_fork()
+        if unsafe is not None:
+            sent = packed(objective)
     except HermesError as error:
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
-    _optuna.prepare_storages()
-    unsafe = why_not_fork()
     if unsafe is not None:
         print(_SLOW.format(unsafe.value), file=sys.stderr, flush=True)
     gc.freeze()  # a worker that searches its objects for tensors skips all that was imported
+    if collects:
+        gc.enable()
     _tell(parent, {"ready": True})
     job = _read_payload(parent)
-    fresh = None if unsafe is None else _order((packed, path, arguments, job, unsafe))
+    fresh = None if unsafe is None else _order((sent, *imports, job, unsafe))
     _ForkServer(parent, job, objective, fresh, study=_study(job, fresh)).run()
     return 0
 
@@ -99,7 +133,7 @@ def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) 
     sys.argv[:] = arguments
 
 
-def _leave_group() -> None:
+def leave_group() -> None:
     """Leave the driver's process group: only the driver acts on signals to that group."""
     os.setpgid(0, 0)
     # A background group that prints to its terminal would be stopped.
@@ -122,9 +156,9 @@ def die_with_parent() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _prepare(packed: bytes | str) -> Objective:
+def _prepare(load: Callable[[], Objective]) -> Objective:
     sessions.importing = True
-    objective = unpack(packed)  # here, so that its errors reach the user before any worker
+    objective = load()  # here, so that its errors reach the user before any worker
     sessions.importing = False
     _once.set_objective(function_of(objective))
     preload(objective)

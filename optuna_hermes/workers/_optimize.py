@@ -95,7 +95,7 @@ def optimize(
     progress = make_progress(show_progress, total=n_trials)
     try:
         _refuse_unshared(study)
-        with start(objective, settings) as pool:
+        with start(objective, settings, study) as pool:
             result = run_study(study, pool, settings, progress, callbacks)
         if result.outlook:
             progress.note(result.outlook)

@@ -33,7 +33,7 @@ def write_output_to(path: Path) -> bool:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-    sys.stdout, sys.stderr = _stream(1), _stream(2)
+    sys.stdout, sys.stderr = stream(1), stream(2)
     return True
 
 
@@ -55,6 +55,7 @@ class _Patient(io.FileIO):
             return memoryview(data).nbytes  # type: ignore[arg-type]
 
 
-def _stream(descriptor: int) -> TextIO:
+def stream(descriptor: int) -> TextIO:
+    """A text stream on a file descriptor; what cannot be written is dropped."""
     file = io.BufferedWriter(_Patient(descriptor, "w", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)

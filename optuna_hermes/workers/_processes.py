@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import signal
+import subprocess
 import sys
 
 from optuna_hermes.broker import sessions
@@ -38,3 +42,38 @@ def refuse_inside() -> None:
             "optimize() was called in a process that it has started, by what that imports: put the "
             'call under `if __name__ == "__main__":`.'
         )
+
+
+class ForkedProcess:
+    """A fork of this process, with the methods of ``subprocess.Popen`` that its owner needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._is_gone = False
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has been waited for."""
+        if not self._is_gone:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after ``timeout`` seconds.
+        """
+        if self._is_gone:
+            return
+        # Nothing is left to wait for where the script ignores SIGCHLD.
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            handle = os.pidfd_open(self.pid)
+            try:
+                poll = select.poll()
+                poll.register(handle, select.POLLIN)
+                if not poll.poll(None if timeout is None else timeout * 1000):
+                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            finally:
+                os.close(handle)
+            os.waitpid(self.pid, 0)
+        self._is_gone = True

@@ -23,11 +23,19 @@ from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes.broker import connect_or_start
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
+from optuna_hermes.workers._forked import fork_server, has_fileno, why_new_python
 from optuna_hermes.workers._objective import Objective, arguments, pack
-from optuna_hermes.workers._processes import INSIDE_VARIABLE, command, refuse_inside
+from optuna_hermes.workers._processes import (
+    INSIDE_VARIABLE,
+    ForkedProcess,
+    command,
+    refuse_inside,
+)
+from optuna_hermes.workers._threads import THREADS_VARIABLE
 from optuna_hermes.workers._words import NOTE, Starts, described
 
 if TYPE_CHECKING:
+    from optuna_hermes._optuna import Study
     from optuna_hermes.broker import WatchedStudy
     from optuna_hermes.workers._settings import Settings
     from optuna_hermes.workers._worker import WorkerInput
@@ -36,8 +44,15 @@ END_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def start(objective: Objective | str, settings: Settings) -> Iterator[WorkerPool]:
+def start(
+    objective: Objective | str, settings: Settings, study: Study | None = None
+) -> Iterator[WorkerPool]:
     """Start the fork server, and beside it the broker, while the caller opens its database.
+
+    Args:
+        objective: a function or a text.
+        settings: of the call.
+        study: to be optimized; None if it is not loaded yet.
 
     Raises:
         InvalidInputError: the policy or the objective does not exist, or this process was itself
@@ -52,7 +67,9 @@ def start(objective: Objective | str, settings: Settings) -> Iterator[WorkerPool
             connect_or_start("driver", settings.devices, settings.power).close()
 
     thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
-    with WorkerPool(pack(objective), settings.devices) as pool:
+    # First of all: what is started next could not be forked.
+    new_python = why_new_python(objective, study)
+    with WorkerPool(objective, settings.devices, new_python) as pool:
         thread.start()
         try:
             yield pool
@@ -66,12 +83,16 @@ class WorkerPool:
     ``began`` is the time of its start by ``time.monotonic``.
 
     Args:
-        objective: as ``pack`` gives it.
+        objective: a function or a text.
         devices: as ``--devices``; CPU slots share the cores.
+        new_python: the reason why the fork server is a new Python; None if it is a fork of this
+            process.
     """
 
-    def __init__(self, objective: bytes | str, devices: str) -> None:
+    def __init__(self, objective: Objective | str, devices: str, new_python: str | None) -> None:
         self.began = time.monotonic()
+        self.new_python = new_python
+        packed = b"" if new_python is None else pack(objective)
         self._ready = False
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
@@ -81,16 +102,20 @@ class WorkerPool:
         self.starts = Starts()
         self._asked = 0
         self._buffer = b""
+        self._process: ForkedProcess | subprocess.Popen[bytes]
         with end:
+            if new_python is None and not isinstance(objective, str):
+                self._process = fork_server(objective, end, self._socket, _environment(devices))
+                return
             self._process = subprocess.Popen(
                 command("_fork_server", end.fileno()),
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                stdout=sys.stderr.fileno() if has_fileno(sys.stderr) else None,
                 pass_fds=(end.fileno(),),
                 env=_environment(devices),
             )
         # With this process's sys.path, workers can import the same modules.
-        self._send((objective, sys.path, arguments(objective)))
+        self._send((packed, sys.path, arguments(packed)))
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -218,13 +243,5 @@ def _environment(devices: str) -> dict[str, str]:
     # and of two trials that are alive at once the second could not bind it.
     own = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
     # Torch looks for GPUs by NVML then: forks cannot use CUDA once it is initialised.
-    asked = {"OMP_NUM_THREADS": str(share), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    asked = {THREADS_VARIABLE: str(share), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     return {**asked, **own, INSIDE_VARIABLE: "1"}
-
-
-def _has_fileno(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True

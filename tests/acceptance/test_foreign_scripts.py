@@ -167,13 +167,15 @@ def test_what_is_imported_may_have_threads(
 
 
 def test_a_notebooks_objects_may_start_threads(tmp_path: Path) -> None:
-    """What comes to workers by value may compute as it is unpacked."""
+    """What comes to workers by value may compute as it is unpacked; a notebook has threads."""
     file = tmp_path / "script.py"
     unpacked = (
         "class Data:\n    def __setstate__(self, state):\n        self.sum = torch.ones(1 << 20)"
     )
     file.write_text(
-        f"{STUDY}\nimport torch\n{unpacked}.mul(2).sum()\n"
+        f"{STUDY}\nimport threading, torch\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        f"{unpacked}.mul(2).sum()\n"
         "    def __getstate__(self):\n        return 1\n"
         "data = Data()\n"
         "def objective(trial):\n    return float(torch.ones(1 << 20).mul(2).sum() * 0 + data.sum)\n"

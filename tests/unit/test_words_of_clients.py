@@ -169,9 +169,8 @@ def test_an_objective_that_wakes_cuda_at_its_import(monkeypatch: pytest.MonkeyPa
     awake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", awake)
     monkeypatch.setattr(_fork_server, "preload", lambda objective: None)
-    monkeypatch.setattr(_fork_server, "unpack", lambda packed: lambda trial: 0.0)
     with pytest.raises(ObjectiveError) as error:
-        _fork_server._prepare(b"")
+        _fork_server._prepare(lambda: lambda trial: 0.0)
     assert str(error.value) == (
         "Importing the objective must not touch CUDA, since workers are forked after it: move what "
         "does into the objective."

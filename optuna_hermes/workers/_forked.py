@@ -1,0 +1,155 @@
+"""Fork of the driver that becomes its fork server: it has imported all that the script has.
+
+A new Python would import torch, Optuna and the objective's libraries a second time, which takes as
+long as the script took for it. The fork has everything that the script has set, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+
+from optuna_hermes import _optuna
+from optuna_hermes.workers._fork_safety import has_python_threads, why_not_fork
+from optuna_hermes.workers._objective import Objective
+from optuna_hermes.workers._output import stream
+from optuna_hermes.workers._processes import ForkedProcess
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER
+from optuna_hermes.workers._threads import THREADS_VARIABLE, limit_threads
+
+if TYPE_CHECKING:
+    from optuna_hermes._optuna import Study
+
+
+def why_new_python(objective: Objective | str, study: Study | None) -> str | None:
+    """The reason why the fork server must be a new Python; None if this process can be forked.
+
+    Closes this process's connections to the study's database: SQLite's locks do not survive a fork.
+
+    Args:
+        objective: a text names a file, which the driver has not imported.
+        study: None if it is not loaded yet.
+    """
+    if isinstance(objective, str) or study is None:
+        return "the driver has not imported the objective"
+    # The kernel ends a fork with the thread that it is a fork of.
+    if threading.get_native_id() != os.getpid():
+        return "it is not the main thread"
+    if has_python_threads():  # most of all in notebooks; these do not end soon
+        return "threads were started"
+    if not _optuna.close_connections(study):
+        return "the study's database may be open"
+    unsafe = why_not_fork()
+    return None if unsafe is None else unsafe.value
+
+
+def fork_server(
+    objective: Objective, end: socket.socket, ours: socket.socket, environment: Mapping[str, str]
+) -> ForkedProcess:
+    """Fork this process; the fork serves at ``end``, and never returns to the caller.
+
+    Args:
+        objective: used as it is.
+        end: the fork's end of the socket.
+        ours: the driver's, which the fork closes.
+        environment: of the fork.
+    """
+    _flush()
+    driver = os.getpid()
+    # One that comes before the fork has its handlers would end it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be_the_server(objective, end, ours, environment, driver, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return ForkedProcess(pid)
+
+
+def _flush() -> None:
+    """Write what is buffered, lest the fork write it once more."""
+    for each in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or it is closed
+            each.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _be_the_server(
+    objective: Objective,
+    end: socket.socket,
+    ours: socket.socket,
+    environment: Mapping[str, str],
+    driver: int,
+    mask: set[signal.Signals | int],
+) -> NoReturn:
+    status = 1
+    try:
+        # What the script has left to be collected may have unwritten output, or connections.
+        gc.freeze()
+        collects = gc.isenabled()
+        gc.disable()  # until all is imported
+        sys.settrace(None)  # a debugger's: nobody is there to answer it
+        sys.setprofile(None)
+        ours.close()
+        _begin_streams()
+        _set_environment(environment)
+        from optuna_hermes.workers import _fork_server
+
+        _fork_server.end_with(driver)
+        _forget_handlers()
+        _fork_server.leave_group()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        status = _fork_server.serve_driver(end, objective, collects=collects)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Never back into the script, whose frames are above this one.
+        os._exit(status)
+
+
+def _begin_streams() -> None:
+    """Give this process the streams of a new one: no input, and output to standard error."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    if has_fileno(sys.stderr):
+        os.dup2(sys.stderr.fileno(), 1)
+    # The script may have put its own in their places.
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+    sys.stdout, sys.stderr = stream(1), stream(2)
+
+
+def has_fileno(file: object) -> bool:
+    """True if a stream is a file of the system."""
+    try:
+        file.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    told = THREADS_VARIABLE in os.environ
+    os.environ.clear()
+    os.environ.update(environment)
+    if not told:  # else the libraries that are loaded have read it
+        limit_threads(int(environment[THREADS_VARIABLE]))
+
+
+def _forget_handlers() -> None:
+    """Handle signals as a new process does: handlers of the script are for the script's process."""
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)

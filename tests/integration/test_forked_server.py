@@ -1,0 +1,347 @@
+"""``optimize()`` in a script: its fork server is a fork of the script, or a new Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+import pytest
+
+Script = Callable[..., subprocess.CompletedProcess[str]]
+
+WATCHED = """
+import sys, threading
+import optuna
+from optuna_hermes import HermesPruner, HermesSampler, optimize, suspendable
+from optuna_hermes.workers import _worker_pool
+
+class Pool(_worker_pool.WorkerPool):
+    def __init__(self, *words):
+        super().__init__(*words)
+        print("new Python:", self.new_python)
+
+_worker_pool.WorkerPool = Pool
+
+def with_a_thread():
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+def make():
+    return optuna.create_study(
+        storage="sqlite:///study.db", study_name="s", load_if_exists=True,
+        sampler=HermesSampler(), pruner=HermesPruner(),
+    )
+"""
+"""Says which way was taken."""
+
+FORKED, THREADS = "new Python: None", "new Python: threads were started"
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
+    """``start(code, *arguments, env=)`` starts a script in ``tmp_path``."""
+
+    def run(code: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        (tmp_path / "train.py").write_text(WATCHED + code)
+        return subprocess.Popen(
+            [sys.executable, "train.py", *arguments],
+            cwd=tmp_path,
+            env=dict(os.environ) if env is None else env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return run
+
+
+@pytest.fixture
+def script(start: Callable[..., subprocess.Popen[str]]) -> Script:
+    """As ``start``, to the script's end."""
+
+    def run(*words: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        running = start(*words, **options)
+        out, err = running.communicate(timeout=120)
+        return subprocess.CompletedProcess(running.args, running.returncode, out, err)
+
+    return run
+
+
+def trials(tmp_path: Path) -> list[optuna.trial.FrozenTrial]:
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    return optuna.load_study(study_name="s", storage=storage).trials
+
+
+SETTINGS = """
+import fractions, signal, threading
+with open("ran", "a") as file:
+    print("ran", file=file)
+lock = threading.Lock()  # cannot be pickled
+fractions.setting = "as imported"
+
+def never(number, frame):
+    raise SystemExit("a handler of the script's")
+
+def objective(trial):
+    with lock:
+        x = trial.suggest_float("x", 0.0, 1.0)
+    print("handler:", signal.getsignal(signal.SIGALRM) is signal.SIG_DFL)
+    print("setting:", fractions.setting)
+    print("input:", repr(sys.stdin.read()))
+    if trial.number == 0:
+        raise ValueError("no good")
+    return x
+
+if __name__ == "__main__":
+    fractions.setting = "under the guard"
+    signal.signal(signal.SIGALRM, never)
+    unwritten = open("unwritten", "w")
+    unwritten.write("once, ")
+    print("buffered, ", end="")
+    study = make()
+    try:
+        for most in (2, 4):  # the second call finds nothing open either
+            optimize(study, objective, n_trials=most, devices="cpu:1", show_progress=False)
+        print("end")
+    finally:
+        print("left once")
+"""
+
+
+def test_trials_find_what_the_script_has_set(script: Script, tmp_path: Path) -> None:
+    """The script runs once, and trials are forks of it: only its handlers and input are not theirs.
+
+    What it has printed or written and not flushed comes once.
+    """
+    done = script(SETTINGS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"buffered, {FORKED}\n{FORKED}\nend\nleft once\n"
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert (tmp_path / "unwritten").read_text() == "once, "
+    assert [trial.state.name for trial in trials(tmp_path)] == ["FAIL", *["COMPLETE"] * 3]
+    logs = sorted((tmp_path / "study.db.hermes").rglob("output.log"))
+    words = [log.read_text() for log in logs]
+    assert len(words) == 4
+    wanted = "handler: True\nsetting: under the guard\ninput: ''\n"
+    assert all(each.startswith(wanted) for each in words)
+    assert "ValueError: no good" in words[0]
+
+
+CONNECTED = """
+import sqlite3
+
+def objective(trial):
+    return trial.suggest_float("x", 0.0, 1.0)
+
+study = make()
+own = sqlite3.connect("study.db")
+own.execute("select 1 from studies").fetchall()
+optimize(study, objective, n_trials=2, devices="cpu:1", show_progress=False)
+own.execute("select 1 from studies").fetchall()
+"""
+
+
+def test_a_script_with_a_connection_of_its_own_is_not_forked(script: Script) -> None:
+    """SQLite counts locks by process: a fork would take the script's for its own."""
+    done = script(CONNECTED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "new Python: the study's database may be open\n"
+
+
+PICKLED = """
+with_a_thread()
+lock = threading.Lock()
+
+def objective(trial):
+    with lock:
+        return trial.suggest_float("x", 0.0, 1.0)
+
+optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_an_objective_for_a_new_python_must_be_picklable(script: Script) -> None:
+    """What cannot be sent to it is named as ever."""
+    done = script(PICKLED)
+    assert done.returncode == 1
+    assert "The objective must be picklable but " in done.stderr.splitlines()[-1]
+
+
+THREADED_LATE = """
+from optuna_hermes.workers import _preload
+_preload._LIBRARIES["late"] = ("late",)
+ran = "by value"
+
+def objective(trial):
+    import late
+    print(ran)
+    return trial.suggest_float("x", 0.0, 1.0)
+
+optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_a_forked_server_may_start_new_workers(script: Script, tmp_path: Path) -> None:
+    """Where what it imports for them has threads, workers are new processes, as ever."""
+    (tmp_path / "late.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    done = script(THREADED_LATE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{FORKED}\n"
+    assert "Workers are not forked" in done.stderr
+    logs = list((tmp_path / "study.db.hermes").rglob("output.log"))
+    assert [log.read_text() for log in logs] == ["by value\n"] * 2
+
+
+COMPUTING = """
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.use_deterministic_algorithms(True)
+
+def objective(trial):
+    rng = np.random.default_rng(trial.number)
+    matrix = rng.standard_normal((300, 300))
+    own = np.linalg.eigh(matrix @ matrix.T)[0]
+    x = torch.randn(2048, 64)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 1e-3, 1e-2))
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=512, shuffle=True)
+    for x, y in loader:
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(torch.get_num_threads(), loss.item().hex(), own.tobytes().hex())
+    return loss.item()
+
+if __name__ == "__main__":
+    big = np.ones((600, 600)) @ np.ones((600, 600))  # threads have begun
+    torch.ones(1 << 20).mul(2).sum()
+    way, devices = sys.argv[1:]
+    if way == "thread":
+        with_a_thread()
+    optimize(make(), objective, n_trials=1, devices=devices, seed=0, show_progress=False)
+"""
+
+
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_both_ways_compute_the_same(script: Script, tmp_path: Path, devices: str) -> None:
+    """Libraries that the script has loaded take as many threads as in a new process, to the bit."""
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    words = []
+    for way in ("fork", "thread"):
+        done = script(COMPUTING, way, devices, env=env)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{FORKED if way == 'fork' else THREADS}\n"
+        (log,) = (tmp_path / "study.db.hermes").rglob("output.log")
+        words.append(log.read_text())
+        log.unlink()
+        (tmp_path / "study.db").unlink()
+    assert words[0] == words[1]
+
+
+SUSPENDED = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def objective(trial):
+    x = torch.randn(64, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 1e-3, 1e-1))
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
+    run = suspendable(trial, model=model, optimizer=optimizer)
+    for epoch in run.epochs(6):
+        for x, y in run.batches(loader):
+            if slow and epoch == 3:
+                time.sleep(0.5)
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        run.report(loss.item())
+    return run.value
+
+slow = "slow" in sys.argv
+if __name__ == "__main__":
+    if "thread" in sys.argv:
+        with_a_thread()
+    optimize(
+        make(), objective, n_trials=2, devices="cpu:2", seed=0, slice_seconds=0.1,
+        policy="round-robin", show_progress=False,
+    )
+"""
+
+
+def test_a_trial_may_begin_in_a_fork_and_go_on_in_a_new_python(
+    start: Callable[..., subprocess.Popen[str]],
+    script: Script,
+    cli: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    wait_for: Callable[..., Any],
+) -> None:
+    """Values are those of trials that were never interrupted, to the bit, whoever trains them."""
+
+    def values() -> list[dict[int, float]]:
+        return [trial.intermediate_values for trial in trials(tmp_path)]
+
+    def interrupt(*words: str) -> str:
+        began = len([unit for each in values() for unit in each])
+        running = start(SUSPENDED, *words, "slow")
+        wait_for(lambda: len([unit for each in values() for unit in each]) > began, 60)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+        assert "KeyboardInterrupt" in err
+        return out
+
+    assert script(SUSPENDED, "thread").stdout == f"{THREADS}\n"
+    wanted = values()
+    assert [len(each) for each in wanted] == [6, 6]
+    (tmp_path / "study.db").unlink()
+    optuna.create_study(study_name="s", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert interrupt() == f"{FORKED}\n"
+    assert interrupt("thread") == f"{THREADS}\n"
+    options = ("--storage", "sqlite:///study.db", "--study-name", "s", "--devices", "cpu:2")
+    done = cli("optimize", "train.py:objective", "--n-trials", 2, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert values() == wanted
+
+
+SLEEPING = """
+import time
+
+def objective(trial):
+    trial.report(trial.suggest_float("x", 0.0, 1.0), 0)
+    time.sleep(600)
+
+optimize(make(), objective, n_trials=2, devices="cpu:2", show_progress=False)
+"""
+
+
+def test_a_script_that_is_killed_leaves_no_process(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """The kernel ends the fork server with it, and workers with the fork server."""
+    optuna.create_study(study_name="s", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    running = start(SLEEPING)
+    wait_for(lambda: [len(t.intermediate_values) for t in trials(tmp_path)] == [1, 1], 60)
+    family = [
+        each
+        for each in psutil.Process(running.pid).children(recursive=True)
+        if "optuna_hermes.broker" not in each.cmdline()
+    ]
+    assert len(family) >= 3  # the fork server and two workers
+    assert len({os.getpgid(each.pid) for each in family}) == 1
+    running.kill()
+    running.communicate(timeout=30)  # nobody holds its output either
+    for each in family:
+        each.wait(30)
