@@ -213,8 +213,8 @@ class _Successor:
     def lines(self) -> list[bytes]:
         """Its next messages, of those to the driver; empty if it is gone."""
         try:
-            data = self.socket.recv(65536)
-        except ConnectionError:
+            data = self.socket.recv(65536, socket.MSG_DONTWAIT)
+        except (ConnectionError, BlockingIOError):
             data = b""
         *lines, self._unread = (self._unread + data).split(b"\n")
         return lines
@@ -396,7 +396,8 @@ class _ForkServer:
             self._refuse(packed, _once.compute(packed))
             return
         if self._successor is not None:
-            os.write(self._successor.words_end, line + b"\n")  # it may have another value only
+            with contextlib.suppress(BrokenPipeError):  # its exit will be noticed
+                os.write(self._successor.words_end, line + b"\n")  # it may have another value only
             return
         self._computing = packed
         words, (ours, theirs) = _words_pipe(), socket.socketpair()
@@ -445,8 +446,9 @@ class _ForkServer:
 
     def _hear(self, successor: _Successor) -> None:
         lines = successor.lines()
-        if not lines:  # its exit will be noticed
-            self._selector.unregister(successor.socket)
+        if not lines:  # its exit will be noticed, or was
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(successor.socket)
         for each in lines:
             line = json.loads(each)
             if "ready" in line:
@@ -467,6 +469,7 @@ class _ForkServer:
 
     def _take_over(self, successor: _Successor, code: int) -> None:
         """Fork workers again in place of a successor that has ended, whose workers ended too."""
+        self._hear(successor)  # it may have said why, and nobody has read it yet
         self._successor = None
         self._refused.add(self._computing)
         with contextlib.suppress(KeyError, ValueError):

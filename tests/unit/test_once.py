@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import pickle
 import random
+import socket
 import subprocess
 import sys
 from typing import Any
@@ -13,7 +18,8 @@ import pytest
 
 import optuna_hermes
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.workers import _once
+from optuna_hermes.workers import _fork_server, _once
+from optuna_hermes.workers._words import NOTE
 
 calls: list[Any] = []
 
@@ -100,7 +106,8 @@ def test_the_value_s_random_numbers_do_not_depend_on_the_trial(process: Any) -> 
 
 IMPORTS_TORCH = """
 import sys
-from optuna_hermes.workers import _once
+from optuna_hermes.workers import _fork_server, _once
+from optuna_hermes.workers._words import NOTE
 
 def load():
     import torch
@@ -211,3 +218,28 @@ def fail_late(made: tuple[()]) -> None:
     calls.append(made)
     if len(calls) > 1:
         raise OSError("gone")
+
+
+def test_a_successor_that_ends_is_heard_first(process: Any) -> None:
+    """Its reason is in the socket when its exit is noticed, and others may still ask it."""
+    call, other = ((__name__, name, (), {}) for name in ("load", "fail"))
+    computing, asked = (base64.b64encode(pickle.dumps(each)).decode() for each in (call, other))
+    driver, parent = socket.socketpair()
+    ours, theirs = socket.socketpair()
+    words, words_end = os.pipe()
+    job: Any = None
+    server = _fork_server._ForkServer(parent, job, lambda trial: 0.0, fresh=None)
+    server._serves, server._computing = True, computing
+    successor = server._successor = _fork_server._Successor(0, ours, words_end)
+    theirs.sendall(b'{"refused": "it is a test"}\n')
+    theirs.close()
+    os.close(words)
+    server._share(asked, b"another value is asked for")
+    server._take_over(successor, 0)
+    line = json.loads(driver.recv(4096))
+    assert line["said"] == NOTE
+    assert line["reason"] == "once() calls load in each trial, since it is a test."
+    for each in (driver, parent, server._wake, server._wake_end, server._selector):
+        each.close()
+    os.close(server._words)
+    os.close(server._words_end)
