@@ -4,7 +4,7 @@ Run it with ``python benchmarks/start.py [--objective torch] [--rounds 10] [--js
 imports nothing, torch, or torch and Lightning, as scripts do: at the top of its file. Three
 contestants take turns on fresh SQLite databases, with no broker there: a script that calls
 ``study.optimize``, the same script with ``optimize``, and the command ``optuna-hermes optimize``.
-Exit status 1 if the script with ``optimize`` takes more than 1.5 times as long as plain Optuna's.
+Exit status 1 if the script with ``optimize`` takes more than 1.3 times as long as plain Optuna's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-LIMIT = 1.5
+LIMIT = 1.3
 
 STAMP = """
 import time

@@ -225,7 +225,7 @@ def objective(trial):
 
 if __name__ == "__main__":
     big = np.ones((600, 600)) @ np.ones((600, 600))  # threads have begun
-    torch.ones(1 << 20).mul(2).sum()
+    torch.ones(1 << 20, requires_grad=True).mul(2).sum().backward()
     way, devices = sys.argv[1:]
     if way == "thread":
         with_a_thread()
