@@ -261,6 +261,7 @@ def read_trials_once(study: optuna.Study) -> None:
     if study not in _read:
         study.get_trials(deepcopy=False)
 
+
 def close_connections(study: optuna.Study) -> bool:
     """Close this process's connections to a study's database, so that it can be forked.
 
