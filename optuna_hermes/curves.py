@@ -121,6 +121,35 @@ class CurveTable:
 _SPARE = 64
 
 
+def places(last: Floats) -> Places:
+    """Rank trials by their last values [n]: 1 and the number of those that are lower.
+
+    Infinite values are last of all.
+    """
+    place = np.sort(last).searchsorted(last) + 1
+    return np.asarray(np.where(np.isinf(last), len(last), place))
+
+
+def leads(values: Floats, rows: Places, units: Places, last: Floats, some: Places) -> Places:
+    """Count who was lower at a trial's age, and stays lower if it falls on for half as long.
+
+    Args:
+        values: a table [row, unit - 1], infinite after a trial's last unit.
+        rows: of all trials in it [n].
+        units: how many each of them has [n].
+        last: their last values [n].
+        some: the trials to count for [m].
+
+    Returns:
+        1 and their number [m]; for an infinite last value the number of all trials.
+    """
+    ages, own = units[some], last[some]
+    goal = reach(own, values[rows[some], ages - 1 - ages // 2], ages)
+    lower = values[rows, ages[:, None] - 1] < own[:, None]
+    lower &= last < goal[:, None]
+    return np.asarray(np.where(np.isinf(own), len(last), lower.sum(axis=1) + 1))
+
+
 def reach(last: Floats, before: Floats, units: Places) -> Floats:
     """Extrapolate curves by half as many units as they have, at the pace of their last half.
 

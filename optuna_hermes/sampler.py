@@ -32,7 +32,9 @@ class HermesSampler(BaseSampler):
     when its training begins. With another pruner it only samples.
 
     Args:
-        base: the sampler that proposes; TPE if None.
+        base: the sampler that proposes; TPE if None. ``"surrogate"`` proposes by a Gaussian process
+            on the ranks of trials of any age, with TPE where it has nothing to say: conditional
+            parameters, several objectives, constraints.
         devices: as ``--devices``: the devices of a broker that is started for this study. ``auto``
             takes a running broker as it is. The default is ``$OPTUNA_HERMES_DEVICES``, or
             ``auto``.
@@ -40,7 +42,8 @@ class HermesSampler(BaseSampler):
         slice_seconds: least length of a slice, likewise.
 
     Raises:
-        InvalidInputError: ``slice_seconds`` is negative or not finite, or ``devices`` no text.
+        InvalidInputError: ``slice_seconds`` is negative or not finite, ``devices`` no text, or
+            there is no such base.
 
     Example:
         >>> import optuna
@@ -53,7 +56,7 @@ class HermesSampler(BaseSampler):
 
     def __init__(
         self,
-        base: BaseSampler | None = None,
+        base: BaseSampler | str | None = None,
         *,
         devices: str | None = None,
         policy: str = "hermes",
@@ -64,8 +67,7 @@ class HermesSampler(BaseSampler):
                 "slice_seconds must be a finite number of seconds, 0 or more, but got "
                 f"{slice_seconds}."
             )
-        # Optuna's own default, so that nothing but the view of the study differs.
-        self._base = base if base is not None else optuna.samplers.TPESampler()
+        self._base = _base(base)
         devices_text(devices)
         self._devices = devices
         self._policy = policy
@@ -137,6 +139,19 @@ class HermesSampler(BaseSampler):
         finally:
             # Also if the base sampler raises: the device must not stay with a trial that is over.
             _optuna.end_trial(study, trial, state)
+
+
+def _base(given: BaseSampler | str | None) -> BaseSampler:
+    if given is None:
+        # Optuna's own default, so that nothing but the view of the study differs.
+        return optuna.samplers.TPESampler()
+    if given == "surrogate":
+        return _optuna.SurrogateSampler()
+    if isinstance(given, BaseSampler):
+        return given
+    raise InvalidInputError(
+        f'base must be a sampler of Optuna, "surrogate" or None but got {given!r}.'
+    )
 
 
 def devices_text(given: object) -> str:

@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from optuna_hermes._optuna._patient import keep_reports as keep_reports
     from optuna_hermes._optuna._patient import patient as patient
     from optuna_hermes._optuna._patient import tell as tell
+    from optuna_hermes._optuna._surrogate_sampler import SurrogateSampler as SurrogateSampler
 
 hidden = shown
 
@@ -90,6 +91,7 @@ _HOMES = {
     **dict.fromkeys(("log_warnings_only", "optuna_verbs", "run_optuna_cli"), "_commands"),
     **dict.fromkeys(("flush_reports", "keep_reports", "patient", "tell"), "_patient"),
     "claim_ledger": "_local_ledgers",
+    "SurrogateSampler": "_surrogate_sampler",
 }
 
 

@@ -9,14 +9,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from optuna_hermes.curves import CurveTable, Floats, Places, reach
+from optuna_hermes.curves import CurveTable, Floats, Places, leads, places
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
+from optuna_hermes.policies._predictivity import predictivity
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
 MAX_ALPHA = 16
+# Weight of what early ranks say on how readily trials are opened.
+_CAUTION = 3.0
 # Number of pairs of trials compared at once, which bounds the memory of a decision.
 _CELLS = 100_000
 
@@ -37,8 +40,10 @@ class Hermes(Policy):
 
     Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
-    ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits; that
-    bound is larger by as many times as the first unit takes longer with its opening.
+    ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits. That
+    bound is larger by as many times as the first unit takes longer with its opening; and the less
+    first ranks say about last ones in this study, compared with what is usual, the larger it is:
+    then more of what was begun is trained on before more is begun.
 
     Before the end of a budget the best trial that can still end goes first, as late as it can.
 
@@ -96,7 +101,10 @@ class Hermes(Policy):
         if new:
             n_opened += sum(trial.state != "pending" for trial in snapshot.trials)
         ranking = _Ranking(self._table, snapshot, reported, self.alpha)
-        opening = self.opening * ranking.opening_price(snapshot.opening_seconds) if new else 0.0
+        opening = 0.0
+        if new:
+            opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
+            opening *= math.exp(-_CAUTION * ranking.predictivity())
         for index, trial in ranking.in_order():
             while new and index >= opening * (n_opened + 1) ** self.alpha:
                 yield new.popleft()
@@ -112,13 +120,14 @@ class _Ranking:
         self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[TrialView], alpha: float
     ) -> None:
         self._waiting = waiting
-        curves = [trial.curve for trial in self._waiting]
+        self._trials = list(waiting)
         others = [*snapshot.trials, *snapshot.finished]
-        if len(others) > len(self._waiting):
-            numbers = {trial.number for trial in self._waiting}
-            others = [trial for trial in others if trial.number not in numbers]
-            curves += [trial.curve for trial in others if trial.curve.values]
-        rows = table.rows(curves)
+        if len(others) > len(waiting):
+            numbers = {trial.number for trial in waiting}
+            self._trials += [
+                trial for trial in others if trial.number not in numbers and trial.curve.values
+            ]
+        rows = table.rows([trial.curve for trial in self._trials])
         self._rows, self._values, self._units = rows, table.values, table.units[rows]
         self._seconds = table.seconds[rows]
         self._last = table.values[rows, self._units - 1]
@@ -129,10 +138,8 @@ class _Ranking:
     def in_order(self) -> Iterator[tuple[float, TrialView]]:
         # Comparing all with all would take too long for thousands of trials: an index is worked
         # out only when its lower bound, by the place alone, is the smallest one left.
-        own = self._last[: len(self._waiting)]
-        place_ = np.where(np.isinf(own), len(self._last), np.sort(self._last).searchsorted(own) + 1)
         # A lower bound of each index, since a lead is at least 1.
-        bounds = self._price * place_**self._power
+        bounds = self._price * places(self._last)[: len(self._waiting)] ** self._power
         order = np.argsort(bounds, kind="stable")
         at_once = max(1, _CELLS // max(1, len(self._rows)))
         heap: list[tuple[float, int, int]] = []
@@ -141,13 +148,24 @@ class _Ranking:
             while heap and heap[0][0] < bounds[some[0]]:
                 index, _, first = heapq.heappop(heap)
                 yield index, self._waiting[first]
-            indices = bounds[some] * self._leads(some) ** self._power[some]
+            lead = leads(self._values, self._rows, self._units, self._last, some)
+            indices = bounds[some] * lead ** self._power[some]
             numbers = [self._waiting[each].number for each in some.tolist()]
             heap += zip(indices.tolist(), numbers, some.tolist(), strict=True)
             heapq.heapify(heap)
         while heap:
             index, _, first = heapq.heappop(heap)
             yield index, self._waiting[first]
+
+    def predictivity(self) -> float:
+        """How much more than usual first ranks say about last ones; see ``predictivity``."""
+        if not self._trials:
+            return 0.0
+        order = np.argsort([trial.number for trial in self._trials])
+        length = int(self._units.max())
+        for trial in self._waiting:
+            length = max(length, trial.curve.units + (trial.units_left or 0))
+        return predictivity(self._values, self._rows[order], self._units[order], length)
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
@@ -158,13 +176,6 @@ class _Ranking:
         if not 0 < trained < math.inf:
             return 1.0
         return 1.0 + seconds * float(self._units.sum() / trained)
-
-    def _leads(self, some: Places) -> Places:
-        units, own = self._units[some], self._last[some]
-        goal = reach(own, self._values[self._rows[some], units - 1 - units // 2], units)
-        lower = self._values[self._rows, units[:, None] - 1] < own[:, None]
-        lower &= self._last < goal[:, None]
-        return np.where(np.isinf(own), len(self._last), lower.sum(axis=1) + 1)
 
 
 def _shares(trials: Sequence[TrialView], units: Places) -> Floats:

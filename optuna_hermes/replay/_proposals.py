@@ -14,6 +14,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, Successive
 from optuna.samplers import BaseSampler
 from scipy.stats import rankdata
 
+from optuna_hermes import _optuna
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Snapshot, TrialView, Unstarted
 from optuna_hermes.simulator import CurveSet, Recording, Source
@@ -73,8 +74,9 @@ SAMPLERS = (
     "GPSampler",
     "CmaEsSampler",
     "NSGAIISampler",
+    "surrogate",
 )
-"""Optuna's samplers that need no more than a seed to propose points of a cube."""
+"""Samplers that need no more than a seed to propose points of a cube; all but one are Optuna's."""
 
 # Packages that a sampler of Optuna imports only at its first proposal.
 _NEEDS = {"GPSampler": "torch", "CmaEsSampler": "cmaes"}
@@ -132,6 +134,8 @@ def make_sampler(name: str, seed: int) -> BaseSampler:
     """
     if name not in SAMPLERS:
         raise InvalidInputError(f"A sampler must be one of {', '.join(SAMPLERS)} but got {name!r}.")
+    if name == "surrogate":
+        return _optuna.SurrogateSampler(seed)
     package = _NEEDS.get(name)
     if package is not None and importlib.util.find_spec(package) is None:
         raise InvalidInputError(f"{name} needs a package of its own: pip install {package}.")

@@ -1,0 +1,188 @@
+"""Sampler that proposes by a surrogate: a Gaussian process on ranks of trials of any age."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna._transform import _SearchSpaceTransform
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.samplers._lazy_random_state import LazyRandomState
+from optuna.search_space import IntersectionSearchSpace
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from optuna_hermes._optuna._samplers import constraint_names, is_shown
+from optuna_hermes.surrogate import Cube, Process, Scores, propose, score
+
+N_STARTUP = 10
+"""Trials with a value before the surrogate proposes; as many as TPE draws at random."""
+MOST_SCORED = 1000
+"""Trials that are ranked: the newest."""
+MOST_MODELLED = 160
+"""Trials that the process is made of: the best half of so many, and others evenly."""
+
+
+class SurrogateSampler(BaseSampler):
+    """Sampler that proposes the point of largest expected improvement of a trial's rank.
+
+    A Gaussian process is fitted to the ranks of all trials that have a value, by place and lead as
+    the policy ``hermes`` ranks them, those of younger trials counting as noisier. It proposes the
+    parameters that all trials have; others, such as conditional ones, are TPE's, and so are all
+    parameters of studies with several objectives or with constraints. The first trials are drawn
+    at random.
+
+    Args:
+        seed: of its random numbers.
+
+    Example:
+        >>> import optuna
+        >>> from optuna_hermes import HermesSampler
+        >>> study = optuna.create_study(sampler=HermesSampler("surrogate"))
+        >>> study.optimize(lambda trial: trial.suggest_float("x", -1, 1) ** 2, n_trials=15)
+        >>> abs(study.best_params["x"]) < 0.5
+        True
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._rng = LazyRandomState(seed)
+        self._others = TPESampler(seed=seed)
+        self._space = IntersectionSearchSpace()
+
+    def reseed_rng(self) -> None:
+        """Draw other random numbers than a copy of this sampler."""
+        self._rng.rng.seed()
+        self._others.reseed_rng()
+
+    def infer_relative_search_space(
+        self, study: optuna.Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """Return the parameters that all trials with a value have in common."""
+        if len(study.directions) > 1:
+            return {}
+        space = self._space.calculate(study)
+        return {name: each for name, each in space.items() if not each.single()}
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Propose the parameters of this space; none of them while few trials have a value."""
+        placed = [
+            each
+            for each in study.get_trials(deepcopy=False)
+            if each.number != trial.number and search_space.keys() <= each.params.keys()
+        ]
+        known = [each for each in placed if _has_value(each)]
+        if not search_space or len(known) < N_STARTUP or any(map(constraint_names, known)):
+            return {}
+        begun = [each for each in placed if each.state == TrialState.RUNNING]
+        space = _Space(search_space)
+        rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
+        process, best = _model(space, known[-MOST_SCORED:], begun, _sign(study))
+        taken = [_own(each, search_space) for each in [*known, *begun]]
+        for point in propose(process, best, space.cube, rng):
+            params = space.params(point)
+            if params not in taken:
+                return params
+        return {}  # a space of few points, all of which are taken
+
+    def sample_independent(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """Delegate to TPE."""
+        return self._others.sample_independent(study, trial, param_name, param_distribution)
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """Delegate to TPE."""
+        self._others.before_trial(study, trial)
+
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Delegate to TPE."""
+        self._others.after_trial(study, trial, state, values)
+
+
+class _Space:
+    """Search space as a cube."""
+
+    def __init__(self, space: dict[str, BaseDistribution]) -> None:
+        self._space = space
+        self._transform = _SearchSpaceTransform(space, transform_0_1=True)
+        columns = self._transform.column_to_encoded_columns
+        choices = [
+            columns[index]
+            for index, each in enumerate(space.values())
+            if isinstance(each, CategoricalDistribution)
+        ]
+        self.cube = Cube(choices, len(self._transform.bounds))
+
+    def point(self, trial: FrozenTrial) -> Any:
+        """Return the point of a trial [d]."""
+        return self._transform.transform(_own(trial, self._space))
+
+    def params(self, point: Any) -> dict[str, Any]:
+        """Return the parameters of a point."""
+        return self._transform.untransform(point)
+
+
+def _model(
+    space: _Space, known: Sequence[FrozenTrial], begun: Sequence[FrozenTrial], sign: float
+) -> tuple[Process, Any]:
+    """Fit a process to trials with a value, and take from it what those that have none may have."""
+    scores = _scores(known, sign)
+    order = np.argsort(scores.values, kind="stable")
+    if len(order) > MOST_MODELLED:
+        half = MOST_MODELLED // 2
+        rest = np.linspace(half, len(order) - 1, MOST_MODELLED - half).astype(int)
+        order = np.append(order[:half], order[rest])
+    points = np.array([space.point(known[index]) for index in order])
+    values, noise = scores.values[order], scores.noise[order]
+    process = Process(points, values, noise)
+    if begun:
+        # As if they had what is expected of them: so the next one is proposed elsewhere.
+        more = np.array([space.point(each) for each in begun])
+        expected = process.predict(more)[0]
+        process = Process(
+            np.vstack([points, more]),
+            np.append(values, expected),
+            np.append(noise, np.zeros(len(more))),
+            process.settings,
+        )
+    return process, points
+
+
+def _scores(trials: Sequence[FrozenTrial], sign: float) -> Scores:
+    curves, finals = [], []
+    for each in trials:
+        reports = each.intermediate_values
+        curves.append([sign * reports[step] for step in sorted(reports)])
+        # Trials that have not ended are shown as COMPLETE, too.
+        ended = each.state == TrialState.COMPLETE and not is_shown(each)
+        finals.append(sign * each.values[0] if ended else None)
+    return score(curves, finals)
+
+
+def _sign(study: optuna.Study) -> float:
+    return -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
+
+
+def _own(trial: FrozenTrial, space: dict[str, BaseDistribution]) -> dict[str, Any]:
+    return {name: trial.params[name] for name in space}
+
+
+def _has_value(trial: FrozenTrial) -> bool:
+    if trial.state == TrialState.PRUNED:
+        return bool(trial.intermediate_values)
+    return trial.state == TrialState.COMPLETE

@@ -1,0 +1,76 @@
+"""Predictivity: how much early ranks say about late ones, measured inside a study."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.special import ndtri
+
+from optuna_hermes.curves import Floats, Places
+
+USUAL = 0.91
+"""Correlation of ranks at an age with those at twice that age, before anything is measured.
+
+Over 32 recorded sets that makes 0.60 from the first of 50 units to the last one.
+"""
+_WEIGHT = 5.0
+"""Trials that the usual correlation counts for."""
+_LEAST_TRIALS = 4
+_MOST_TRIALS = 256
+_LEAST, _MOST = 0.02, 0.995
+
+
+def predictivity(values: Floats, rows: Places, units: Places, length: int) -> float:
+    """How much more than usual ranks after one unit say about ranks at the end.
+
+    From each age to twice that age, ranks of the trials that got there are correlated, and the
+    correlations multiplied. Who got there was chosen by early ranks, which makes a correlation
+    look smaller than it is among all: Thorndike's correction for a restricted range undoes that
+    (Personnel Selection, 1949, case 2).
+
+    Args:
+        values: a table [row, unit - 1], infinite after a trial's last unit.
+        rows: of the trials in it, in the order of their numbers [n].
+        units: how many each has [n].
+        length: units of a whole trial.
+
+    Returns:
+        Difference of Fisher's z (the inverse hyperbolic tangent of a correlation), 0 as usual.
+    """
+    # The youngest tell of the present proposals, and bound the time that this takes.
+    values, units = values[rows[-_MOST_TRIALS:]], units[-_MOST_TRIALS:]
+    measured = usual = 1.0
+    age = 1
+    while age < length:
+        later = min(2 * age, length)
+        prior = USUAL ** math.log2(later / age)
+        measured *= _correlation(values, units, age, later, prior)
+        usual *= prior
+        age = later
+    return math.atanh(min(measured, _MOST)) - math.atanh(min(usual, _MOST))
+
+
+def _correlation(values: Floats, units: Places, age: int, later: int, prior: float) -> float:
+    """Correlation of ranks at two ages, drawn to the prior where few trials tell of it."""
+    there = units >= later
+    n = int(there.sum())
+    if n < _LEAST_TRIALS:
+        return prior
+    one = _normal_scores(values[units >= age, age - 1], values[there, age - 1])
+    other = _normal_scores(values[there, later - 1], values[there, later - 1])
+    spread = float(one.std())
+    if not spread * other.std() > 0:
+        return prior
+    found = float(np.corrcoef(one, other)[0, 1])
+    wider = max(1.0, 1.0 / spread)  # normal scores of all have a deviation of 1
+    found = found * wider / math.sqrt(1 + found**2 * (wider**2 - 1))
+    weight = n - 3
+    z = weight * math.atanh(min(max(found, -0.5), _MOST)) + _WEIGHT * math.atanh(prior)
+    return max(math.tanh(z / (weight + _WEIGHT)), _LEAST)
+
+
+def _normal_scores(among: Floats, own: Floats) -> Floats:
+    """Quantiles of the normal distribution at the ranks of values among others."""
+    ranks = np.sort(among).searchsorted(own) + 0.5
+    return np.asarray(ndtri(ranks / len(among)))

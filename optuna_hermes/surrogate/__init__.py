@@ -1,0 +1,9 @@
+"""Surrogate: a model of how trials will end, from parameters and partial curves. Pure."""
+
+from __future__ import annotations
+
+from optuna_hermes.surrogate._process import Process as Process
+from optuna_hermes.surrogate._proposal import Cube as Cube
+from optuna_hermes.surrogate._proposal import propose as propose
+from optuna_hermes.surrogate._scores import Scores as Scores
+from optuna_hermes.surrogate._scores import score as score

@@ -1,0 +1,133 @@
+"""The sampler that proposes by a surrogate, in studies of all kinds."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import optuna
+import pytest
+
+from optuna_hermes import HermesSampler
+from optuna_hermes.errors import InvalidInputError
+
+
+def sampler(seed: int = 0) -> HermesSampler:
+    made = HermesSampler("surrogate")
+    from optuna_hermes._optuna import reseed
+
+    reseed(made, seed, 0)
+    return made
+
+
+def run(
+    objective: Callable[[optuna.Trial], object], n: int, seed: int = 0, **study: object
+) -> optuna.Study:
+    made = optuna.create_study(sampler=sampler(seed), **study)  # type: ignore[arg-type]
+    made.optimize(objective, n_trials=n)  # type: ignore[arg-type]
+    return made
+
+
+def mixed(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", 1e-4, 1.0, log=True)
+    n = trial.suggest_int("n", 1, 8)
+    kind = trial.suggest_categorical("kind", ["a", None, 3])
+    step = trial.suggest_float("step", 0.0, 1.0, step=0.25)
+    return abs(x - 0.01) + abs(n - 3) + (kind is not None) + abs(step - 0.5)
+
+
+def test_mixed_spaces_are_searched() -> None:
+    """Numbers of all kinds and choices are proposed within their bounds, and found."""
+    study = run(mixed, 60)
+    assert study.best_value < 0.3
+    assert {trial.params["step"] for trial in study.trials} <= {0.0, 0.25, 0.5, 0.75, 1.0}
+
+
+def test_it_finds_more_than_random_numbers() -> None:
+    """On a bowl of six dimensions its best is better than that of random search, on each seed."""
+
+    def bowl(trial: optuna.Trial) -> float:
+        return sum((trial.suggest_float(f"x{i}", 0, 1) - 0.3) ** 2 for i in range(6))
+
+    for seed in range(3):
+        random = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+        random.optimize(bowl, n_trials=50)
+        assert run(bowl, 50, seed).best_value < random.best_value / 2
+
+
+def test_maximised_values_are_turned_round() -> None:
+    """A study that maximises approaches the maximum."""
+    study = run(lambda t: -((t.suggest_float("x", 0, 1) - 0.8) ** 2), 25, direction="maximize")
+    assert study.best_params["x"] == pytest.approx(0.8, abs=0.05)
+
+
+def test_the_same_seed_proposes_the_same() -> None:
+    """All random numbers come from its seed, also after it was pickled for another process."""
+    first, second = (run(mixed, 20, seed=3) for _ in range(2))
+    assert [t.params for t in first.trials] == [t.params for t in second.trials]
+    for study in (first, second):
+        study.sampler = pickle.loads(pickle.dumps(study.sampler))
+        study.optimize(mixed, n_trials=2)  # type: ignore[arg-type]
+    assert [t.params for t in first.trials] == [t.params for t in second.trials]
+
+
+def test_conditional_parameters_are_proposed_too() -> None:
+    """Parameters that only some trials have are left to TPE, the others to the surrogate."""
+
+    def conditional(trial: optuna.Trial) -> float:
+        if trial.suggest_categorical("deep", [True, False]):
+            return abs(trial.suggest_float("a", 0, 1) - 0.5)
+        return 0.3 + trial.suggest_float("b", 0, 1)
+
+    study = run(conditional, 40)
+    assert study.best_value < 0.1
+
+
+def test_several_objectives_and_constraints_are_left_to_the_other_sampler() -> None:
+    """Studies that the surrogate has no model of go on as without it."""
+
+    def two(trial: optuna.Trial) -> tuple[float, float]:
+        x = trial.suggest_float("x", 0, 1)
+        return x, 1 - x
+
+    assert len(run(two, 15, directions=["minimize", "maximize"]).trials) == 15
+
+    def constrained(trial: optuna.Trial) -> float:
+        trial.set_constraint("c", -1.0)
+        return trial.suggest_float("x", 0, 1)
+
+    if hasattr(optuna.Trial, "set_constraint"):  # since Optuna 5
+        assert len(run(constrained, 15).trials) == 15
+
+
+def test_a_small_space_may_be_used_up() -> None:
+    """Points that were tried are not proposed while there are others, and then again."""
+    study = run(lambda t: t.suggest_int("n", 0, 14) % 7, 40)
+    assert len({trial.params["n"] for trial in study.trials}) == 15
+
+
+def test_failed_and_pruned_trials_are_no_problem() -> None:
+    """What failed is passed over; what was pruned counts at its last value."""
+
+    def some_fail(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        trial.report(x, 1)
+        if trial.number % 3 == 0:
+            raise optuna.TrialPruned
+        return float("nan") if trial.number % 3 == 1 else x
+
+    assert run(some_fail, 45).best_value < 0.2
+
+
+def test_trials_that_train_are_not_proposed_again() -> None:
+    """Of several trials that are asked for at once, no two are alike."""
+    study = run(lambda t: (t.suggest_float("x", 0, 1) - 0.5) ** 2, 12)
+    space = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    asked = [study.ask(space).params["x"] for _ in range(4)]
+    assert min(abs(a - b) for i, a in enumerate(asked) for b in asked[:i]) > 1e-3
+
+
+def test_another_text_is_refused() -> None:
+    """A base that there is not is refused with what to give."""
+    with pytest.raises(InvalidInputError, match="base must be a sampler of Optuna"):
+        HermesSampler("gp")
