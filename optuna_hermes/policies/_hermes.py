@@ -6,6 +6,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from optuna_hermes.policies.base import Policy, opened, place, unopened
 MAX_ALPHA = 16
 # Weight of what early ranks say on how readily trials are opened.
 _CAUTION = 3.0
+# Number of trials that it is measured on.
+_MEASURED = 256
+_NUMBER = attrgetter("number")
 # Number of pairs of trials compared at once, which bounds the memory of a decision.
 _CELLS = 100_000
 
@@ -131,7 +135,9 @@ class _Ranking:
         self._rows, self._values, self._units = rows, table.values, table.units[rows]
         self._seconds = table.seconds[rows]
         self._last = table.values[rows, self._units - 1]
-        over = _shares(self._waiting, self._units)
+        self._lengths = _lengths(waiting, self._units)
+        had = self._units[: len(waiting)]
+        over = np.where(self._lengths > 0, had / np.maximum(self._lengths, 1), 0.0)
         self._power = alpha / 2 * (1 + over)
         self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** 0.25
 
@@ -161,11 +167,11 @@ class _Ranking:
         """How much more than usual first ranks say about last ones; see ``predictivity``."""
         if not self._trials:
             return 0.0
-        order = np.argsort([trial.number for trial in self._trials])
-        length = int(self._units.max())
-        for trial in self._waiting:
-            length = max(length, trial.curve.units + (trial.units_left or 0))
-        return predictivity(self._values, self._rows[order], self._units[order], length)
+        numbers = np.fromiter(map(_NUMBER, self._trials), np.int64, len(self._trials))
+        # The newest tell of the present proposals, and few are enough.
+        newest = np.argpartition(-numbers, min(_MEASURED, len(numbers)) - 1)[:_MEASURED]
+        length = max(int(self._units.max()), int(self._lengths.max(initial=0)))
+        return predictivity(self._values[self._rows[newest]], self._units[newest], length)
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
@@ -178,11 +184,10 @@ class _Ranking:
         return 1.0 + seconds * float(self._units.sum() / trained)
 
 
-def _shares(trials: Sequence[TrialView], units: Places) -> Floats:
-    """The share of its units that each trial has had, 0 where its length is not known."""
+def _lengths(trials: Sequence[TrialView], units: Places) -> Floats:
+    """The units of each trial in all, 0 where that is not known."""
     left = np.array([trial.units_left for trial in trials], dtype=np.float64)  # None becomes NaN
-    had = units[: len(trials)]
-    return np.nan_to_num(had / (had + left))
+    return np.asarray(np.nan_to_num(units[: len(trials)] + left))
 
 
 def _prices(units: Places, seconds: Floats) -> Floats:

@@ -17,11 +17,10 @@ Over 32 recorded sets that makes 0.60 from the first of 50 units to the last one
 _WEIGHT = 5.0
 """Trials that the usual correlation counts for."""
 _LEAST_TRIALS = 4
-_MOST_TRIALS = 256
 _LEAST, _MOST = 0.02, 0.995
 
 
-def predictivity(values: Floats, rows: Places, units: Places, length: int) -> float:
+def predictivity(values: Floats, units: Places, length: int) -> float:
     """How much more than usual ranks after one unit say about ranks at the end.
 
     From each age to twice that age, ranks of the trials that got there are correlated, and the
@@ -30,16 +29,13 @@ def predictivity(values: Floats, rows: Places, units: Places, length: int) -> fl
     (Personnel Selection, 1949, case 2).
 
     Args:
-        values: a table [row, unit - 1], infinite after a trial's last unit.
-        rows: of the trials in it, in the order of their numbers [n].
+        values: of trials [n, units], infinite after a trial's last unit.
         units: how many each has [n].
         length: units of a whole trial.
 
     Returns:
         Difference of Fisher's z (the inverse hyperbolic tangent of a correlation), 0 as usual.
     """
-    # The youngest tell of the present proposals, and bound the time that this takes.
-    values, units = values[rows[-_MOST_TRIALS:]], units[-_MOST_TRIALS:]
     measured = usual = 1.0
     age = 1
     while age < length:
@@ -59,10 +55,12 @@ def _correlation(values: Floats, units: Places, age: int, later: int, prior: flo
         return prior
     one = _normal_scores(values[units >= age, age - 1], values[there, age - 1])
     other = _normal_scores(values[there, later - 1], values[there, later - 1])
-    spread = float(one.std())
-    if not spread * other.std() > 0:
+    one, other = one - one.mean(), other - other.mean()
+    spread = math.sqrt(one @ one / n)
+    product = spread * math.sqrt(other @ other / n)
+    if not product > 0:
         return prior
-    found = float(np.corrcoef(one, other)[0, 1])
+    found = min(float(one @ other) / n / product, 1.0)
     wider = max(1.0, 1.0 / spread)  # normal scores of all have a deviation of 1
     found = found * wider / math.sqrt(1 + found**2 * (wider**2 - 1))
     weight = n - 3

@@ -28,7 +28,7 @@ def curves(correlation: float, seed: int = 0) -> np.ndarray:
 def measured(values: np.ndarray, units: np.ndarray | None = None) -> float:
     units = np.full(len(values), LENGTH) if units is None else units
     table = np.where(np.arange(LENGTH) < units[:, None], values, np.inf)
-    return predictivity(table, np.arange(len(values)), units, LENGTH)
+    return predictivity(table, units, LENGTH)
 
 
 def test_ranks_that_stay_say_more_than_usual() -> None:
