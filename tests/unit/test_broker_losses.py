@@ -53,6 +53,19 @@ def test_a_trial_that_only_loses_processes_gets_no_further_one() -> None:
     assert [event.detail for event in failed] == [{"error": "SIGSEGV"}]
 
 
+def test_processes_that_end_before_they_begin_are_not_the_trials_fault() -> None:
+    """Workers that end together are each given the trial of the one before, and count for nothing."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    workers = [broker.worker() for _ in range(2 * MOST_LOSSES)]
+    begin(broker, workers[0], 0)
+    for worker in workers:
+        assert broker.last(worker, "Grant") is not None
+        broker.hang_up(worker)
+    assert lost(broker) == [(1, False)]
+    assert broker.last(broker.worker(), "Grant").number == 0
+
+
 def test_a_new_unit_counts_anew_and_an_old_one_does_not() -> None:
     """Units that were reported before the process was lost are trained again."""
     broker = FakeBroker(devices=1)

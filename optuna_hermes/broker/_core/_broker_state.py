@@ -32,6 +32,7 @@ class Lease:
         yielding: the tier by which it was asked to leave.
         looked: the prefetch for the end of this slice is done.
         extended: this slice lasts until its trial's unit is over.
+        begun: its holder, which had no trial before, has said which one it has.
         training: its first batch has begun.
         reported: it has reported since.
         uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
@@ -60,6 +61,7 @@ class Lease:
     last_progress: float = 0.0
     looked: bool = False
     extended: bool = False
+    begun: bool = False
     training: bool = False
     reported: bool = False
     uncommitted: bool = False

@@ -125,12 +125,17 @@ class LeaseEnds:
                 study.lost.append((str(lease.epoch), *lease.lost))
             return
         trial.suspensions += 1
-        self.process_gone(turn, trial, lease.connection)
+        # Processes that end together, with their fork server, may each be given the same trial
+        # until the last of them is gone: that is not the trial's fault.
+        had_it = lease.begun or lease.adopted or not lease.idle
+        self.process_gone(turn, trial, lease.connection, had_it=had_it)
 
-    def process_gone(self, turn: Turn, trial: LiveTrial, connection: int) -> None:
-        """Handle the end of a trial's process that gave no notice."""
+    def process_gone(
+        self, turn: Turn, trial: LiveTrial, connection: int, *, had_it: bool = True
+    ) -> None:
+        """Handle the end of a trial's process that gave no notice, maybe before it had the trial."""
         client = self._state.clients.get(connection)
-        if client is not None:
+        if client is not None and (had_it or client.hung):
             failures.count_loss(self._state, trial, client, turn.now)
         _event_log.lost(turn, trial)
         self.take_back(turn, trial)

@@ -31,6 +31,7 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
         return
     turn.claim(trial)
     trial.start(lease, turn.state.host)
+    lease.begun = True
     if is_new:
         _event_log.admitted(turn, trial)
     if lease.number is None:
