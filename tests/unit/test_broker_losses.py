@@ -54,7 +54,7 @@ def test_a_trial_that_only_loses_processes_gets_no_further_one() -> None:
 
 
 def test_processes_that_end_before_they_begin_are_not_the_trials_fault() -> None:
-    """Workers that end together are each given the trial of the one before, and count for nothing."""
+    """Workers that end together are each given the trial of the one before: one loss counts."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     workers = [broker.worker() for _ in range(2 * MOST_LOSSES)]

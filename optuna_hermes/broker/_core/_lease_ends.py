@@ -133,7 +133,7 @@ class LeaseEnds:
     def process_gone(
         self, turn: Turn, trial: LiveTrial, connection: int, *, had_it: bool = True
     ) -> None:
-        """Handle the end of a trial's process that gave no notice, maybe before it had the trial."""
+        """Handle the end of a trial's process that gave no notice; ``had_it`` if it had begun."""
         client = self._state.clients.get(connection)
         if client is not None and (had_it or client.hung):
             failures.count_loss(self._state, trial, client, turn.now)
