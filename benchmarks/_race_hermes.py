@@ -19,7 +19,7 @@ elif TASK.KIND == "lightning":
 else:
     from optuna_hermes import suspendable
 
-POLICIES = {"hermes": "hermes", "hermes-asha": "asha", "hermes-fifo": "fifo"}
+POLICIES = {"hermes-asha": "asha", "hermes-fifo": "fifo"}
 
 
 def objective(trial: optuna.Trial) -> float | None:
@@ -50,10 +50,13 @@ _KINDS = {"loop": _train_loop, "lightning": _train_lightning, "lightgbm": _train
 
 
 def main() -> None:
+    own = CONTEST.contestant == "hermes-surrogate"
     study = optuna.create_study(
         study_name="race",
         storage=CONTEST.storage,
-        sampler=HermesSampler(optuna.samplers.TPESampler(seed=CONTEST.seed)),
+        sampler=HermesSampler(
+            "surrogate" if own else optuna.samplers.TPESampler(seed=CONTEST.seed)
+        ),
         pruner=HermesPruner(),
     )
     for params in first_configurations(TASK.SPACE, CONTEST):
@@ -63,7 +66,7 @@ def main() -> None:
         objective,
         timeout=CONTEST.ends - time.time(),
         devices=f"cpu:{CONTEST.devices}",
-        policy=POLICIES[CONTEST.contestant],
+        policy=POLICIES.get(CONTEST.contestant, "hermes"),
         seed=CONTEST.seed,
         show_progress=False,
     )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ CONTESTANTS = {
     "ray-asha": "_race_ray.py",
     "ray-bohb": "_race_ray.py",
     "hermes": "_race_hermes.py",
+    "hermes-surrogate": "_race_hermes.py",
     "hermes-asha": "_race_hermes.py",
     "hermes-fifo": "_race_hermes.py",
 }
@@ -36,6 +38,8 @@ CONTESTANTS = {
 RAY = tuple(name for name in CONTESTANTS if name.startswith("ray-"))
 EARLY = 0.1
 """Share of the budget that a contestant may leave: more is a failure."""
+APART = 0.1
+"""Share of the budget between the starts of any two contests: imports take all cores."""
 TAIL = 15
 """Lines of a failed contestant's output that are shown."""
 
@@ -59,7 +63,8 @@ class Runner:
         self._ray_python = ray_python
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self._stopped = threading.Event()
+        self._next_start = 0.0
 
     def run(self, contest: Contest) -> Record:
         """Its record.
@@ -84,7 +89,7 @@ class Runner:
     def stop(self) -> None:
         """End all contests with all their processes."""
         with self._lock:
-            self._stopped = True
+            self._stopped.set()
             for process in self._running:
                 process.terminate()
 
@@ -112,14 +117,21 @@ class Runner:
             leases=_leases(folder) if contest.contestant.startswith("hermes") else None,
         )
 
+    def _wait_for_start(self, contest: Contest) -> None:
+        with self._lock:
+            at = max(time.monotonic(), self._next_start)
+            self._next_start = at + APART * contest.seconds
+        self._stopped.wait(at - time.monotonic())
+
     def _wait(self, contest: Contest) -> None:
+        self._wait_for_start(contest)
         here = Path(__file__).parent
         python = self._ray_python if contest.contestant in RAY else sys.executable
         assert python is not None
         wrapper = [sys.executable, str(here / "_race_contest.py"), json.dumps(asdict(contest))]
         command = [*wrapper, python, str(here / CONTESTANTS[contest.contestant])]
         with self._lock:
-            if self._stopped:
+            if self._stopped.is_set():
                 raise StoppedError
             # In a session of its own: Ctrl-C reaches this process alone, which ends the others.
             environment = {**os.environ, "PYTHONPATH": _path(here, contest)}
