@@ -30,6 +30,8 @@ class PatientStorage:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
+        if name.startswith("get_"):
+            self.reports.settle()  # whoever reads finds what it has reported
         return found if name in _ONCE or not callable(found) else partial(patiently, found)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -39,8 +41,10 @@ class PatientStorage:
     def set_trial_intermediate_value(
         self, trial_id: int, step: int, intermediate_value: float
     ) -> None:
-        """Begin to write a value, or queue it during an outage."""
+        """Write a value, or queue it during an outage; only begin to inside ``beside``."""
         self.reports.put(trial_id, step, intermediate_value)
+        if not self.reports.beside:
+            self.reports.check()
 
 
 def _same(storage: Any) -> Any:

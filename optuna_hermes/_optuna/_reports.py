@@ -21,6 +21,8 @@ class Reports:
     """Writes the values of trials (trial's id, step, value) on a thread, in order."""
 
     def __init__(self, write: Write) -> None:
+        self.beside = False
+        """True while values are written beside the training, and their errors raised later."""
         self._write = write
         self._queue: deque[tuple[int, int, float]] = deque()
         self._changed = threading.Condition(threading.RLock())
@@ -48,8 +50,7 @@ class Reports:
             Exception: the error of writing an earlier value.
         """
         with self._changed:
-            self.settle()
-            self._raise()
+            self.check()
             self._queue.append((trial_id, step, value))
             self._changed.notify_all()
             if self._thread is None:
@@ -68,6 +69,16 @@ class Reports:
                 self._late = not self._empty(LATE_SECONDS)
                 if self._late:
                     self._journal()
+
+    def check(self) -> None:
+        """As ``settle``.
+
+        Raises:
+            Exception: the error of writing a value.
+        """
+        with self._changed:
+            self.settle()
+            self._raise()
 
     def flush(self, seconds: float) -> bool:
         """Wait until all is written; False if it took too long.
@@ -96,7 +107,7 @@ class Reports:
             error: Exception | None = None
             try:
                 patiently(self._write, *each, seconds=math.inf)
-            except Exception as raised:  # the next call of put() or flush() raises it
+            except Exception as raised:  # the next call of put(), check() or flush() raises it
                 error = raised
             with self._changed:
                 self._queue.popleft()

@@ -9,7 +9,7 @@ import shlex
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import optuna
@@ -21,6 +21,9 @@ from optuna.storages._rdb.models import BaseModel
 from optuna_hermes import ledger
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger._secrets import redacted, shown
+
+if TYPE_CHECKING:
+    from optuna_hermes._optuna._reports import Reports
 
 RACE_SECONDS = 60.0
 """Seconds to retry while processes that start at once race to create a new database's tables."""
@@ -177,9 +180,31 @@ def settle_reports(study: Any) -> None:
     Args:
         study: None for that of a ``FixedTrial``.
     """
-    reports = getattr(getattr(study, "_storage", None), "reports", None)
+    reports = _reports_of(study)
     if reports is not None:  # without ``patient`` values are written where they are reported
         reports.settle()
+
+
+@contextlib.contextmanager
+def beside(study: Any) -> Iterator[None]:
+    """Have values that are reported inside the block written while training goes on.
+
+    Args:
+        study: None for that of a ``FixedTrial``.
+    """
+    reports = _reports_of(study)
+    if reports is None:
+        yield
+        return
+    reports.beside = True
+    try:
+        yield
+    finally:
+        reports.beside = False
+
+
+def _reports_of(study: Any) -> Reports | None:
+    return getattr(getattr(study, "_storage", None), "reports", None)
 
 
 def at_once(study: optuna.Study) -> Any:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna._patience import patiently
-from optuna_hermes._optuna._storages import at_once, backend_of, is_late, line
+from optuna_hermes._optuna._storages import at_once, backend_of, beside, is_late, line
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
 from optuna_hermes.model import TrialStatus
@@ -110,10 +110,11 @@ def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:
 
 
 def report(trial: Any, value: float, step: int) -> None:
-    """As ``trial.report``, for any trial."""
+    """As ``trial.report``, for any trial; in a worker, written while training goes on."""
     # A trial of several objectives has no intermediate values in Optuna.
     if not _has_several_objectives(trial):
-        type(trial).report(trial, value, step=step)  # not the wrapper that ``hear`` has set
+        with beside(getattr(trial, "study", None)):
+            type(trial).report(trial, value, step=step)  # not the wrapper that ``hear`` has set
 
 
 def hear(trial: Any, told: Callable[[float], None]) -> None:

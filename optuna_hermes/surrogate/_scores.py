@@ -24,8 +24,9 @@ class Scores:
 def score(curves: Sequence[Sequence[float]], finals: Sequence[float | None]) -> Scores:
     """Score trials by their rank, by place and lead as ``hermes`` ranks them.
 
-    A trial's score is the value that has its rank among all last values: so what is nearly equal
-    stays so. What is worse than the median by more than the best is better counts as by so much.
+    A trial's score is the value, in some unit, that has its rank among all last values: so what is
+    nearly equal stays so. What is worse than the median by more than the best is better counts as
+    by so much.
 
     Args:
         curves: the reported values of each trial, lower is better; at least one value, or a final.
@@ -53,12 +54,13 @@ def score(curves: Sequence[Sequence[float]], finals: Sequence[float | None]) -> 
 
 
 def _bounded(values: Floats) -> Floats:
-    """The values, those that are far above the median, or infinite, put nearer."""
+    """The values, in some unit; those far above the median, or infinite, are put nearer."""
     known = values[np.isfinite(values)]
     if not len(known):
         return np.zeros_like(values)
-    middle, lowest = float(np.median(known)), float(known.min())
-    return np.asarray(np.minimum(values, middle + (middle - lowest)))
+    unit = float(np.abs(known).max()) or 1.0  # sums of what a float can hold must not overflow
+    middle, lowest = float(np.median(known / unit)), float(known.min() / unit)
+    return np.asarray(np.minimum(values / unit, middle + (middle - lowest)))
 
 
 def _shares(units: Places, length: int, finals: Sequence[float | None]) -> Floats:

@@ -17,7 +17,7 @@ import pytest
 Script = Callable[..., subprocess.CompletedProcess[str]]
 
 WATCHED = """
-import sys, threading
+import os, sys, threading
 import optuna
 from optuna_hermes import HermesPruner, HermesSampler, optimize, suspendable
 from optuna_hermes.workers import _worker_pool
@@ -34,7 +34,8 @@ def with_a_thread():
 
 def make():
     return optuna.create_study(
-        storage="sqlite:///study.db", study_name="s", load_if_exists=True,
+        storage=f"sqlite:///{os.environ.get('STUDY', 'study')}.db",
+        study_name="s", load_if_exists=True,
         sampler=HermesSampler(), pruner=HermesPruner(),
     )
 """
@@ -73,8 +74,8 @@ def script(start: Callable[..., subprocess.Popen[str]]) -> Script:
     return run
 
 
-def trials(tmp_path: Path) -> list[optuna.trial.FrozenTrial]:
-    storage = f"sqlite:///{tmp_path / 'study.db'}"
+def trials(tmp_path: Path, name: str = "study") -> list[optuna.trial.FrozenTrial]:
+    storage = f"sqlite:///{tmp_path / name}.db"
     return optuna.load_study(study_name="s", storage=storage).trials
 
 
@@ -239,13 +240,12 @@ def test_both_ways_compute_the_same(script: Script, tmp_path: Path, devices: str
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     words = []
     for way in ("fork", "thread"):
-        done = script(COMPUTING, way, devices, env=env)
+        # Another file for each: the broker has the first one open for a while.
+        done = script(COMPUTING, way, devices, env={**env, "STUDY": way})
         assert done.returncode == 0, done.stderr
         assert done.stdout == f"{FORKED if way == 'fork' else THREADS}\n"
-        (log,) = (tmp_path / "study.db.hermes").rglob("output.log")
+        (log,) = (tmp_path / f"{way}.db.hermes").rglob("output.log")
         words.append(log.read_text())
-        log.unlink()
-        (tmp_path / "study.db").unlink()
     assert words[0] == words[1]
 
 
@@ -291,8 +291,8 @@ def test_a_trial_may_begin_in_a_fork_and_go_on_in_a_new_python(
 ) -> None:
     """Values are those of trials that were never interrupted, to the bit, whoever trains them."""
 
-    def values() -> list[dict[int, float]]:
-        return [trial.intermediate_values for trial in trials(tmp_path)]
+    def values(name: str = "study") -> list[dict[int, float]]:
+        return [trial.intermediate_values for trial in trials(tmp_path, name)]
 
     def interrupt(*words: str) -> str:
         began = len([unit for each in values() for unit in each])
@@ -303,10 +303,10 @@ def test_a_trial_may_begin_in_a_fork_and_go_on_in_a_new_python(
         assert "KeyboardInterrupt" in err
         return out
 
-    assert script(SUSPENDED, "thread").stdout == f"{THREADS}\n"
-    wanted = values()
+    whole = script(SUSPENDED, "thread", env={**os.environ, "STUDY": "whole"})
+    assert whole.stdout == f"{THREADS}\n"
+    wanted = values("whole")
     assert [len(each) for each in wanted] == [6, 6]
-    (tmp_path / "study.db").unlink()
     optuna.create_study(study_name="s", storage=f"sqlite:///{tmp_path / 'study.db'}")
     assert interrupt() == f"{FORKED}\n"
     assert interrupt("thread") == f"{THREADS}\n"

@@ -74,6 +74,7 @@ def test_a_file_that_cannot_be_removed_stops_no_values(
     reports = Reports(database.write)
     reports.keep_in(tmp_path, 7)
     reports.put(7, 1, 0.5)
+    reports.settle()
     assert _journal.find(tmp_path).unwritten == ((1, 0.5),)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", refuse)

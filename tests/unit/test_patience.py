@@ -221,12 +221,14 @@ def test_a_file_that_cannot_be_read_is_left_alone(
 
 
 def test_an_error_that_does_not_mend_reaches_whoever_reports(study: optuna.Study) -> None:
-    """A trial that somebody has finished meanwhile takes no more values: the next report tells."""
+    """A trial that somebody has finished takes no more values; of a loop the next report tells."""
     trial = _optuna.open_trial(study)
     study._storage.inner.set_trial_state_values(trial._trial_id, TrialState.FAIL)  # type: ignore[attr-defined]
-    trial.report(1.0, 1)
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
-        trial.report(1.0, 2)
+        trial.report(1.0, 1)
+    _optuna.report(trial, 1.0, 1)
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        _optuna.report(trial, 1.0, 2)
 
 
 def test_a_report_does_not_wait_until_it_is_written(
@@ -236,7 +238,7 @@ def test_a_report_does_not_wait_until_it_is_written(
     trial = _optuna.open_trial(study)
     _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
     flaky.open.clear()
-    trial.report(1.0, 1)
+    _optuna.report(trial, 1.0, 1)
     assert not _optuna.is_late(study)
     flaky.open.set()
     _optuna.settle_reports(study)
@@ -251,7 +253,7 @@ def test_what_does_not_settle_is_in_the_journal(
     trial = _optuna.open_trial(study)
     _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
     flaky.open.clear()
-    trial.report(1.0, 1)
+    _optuna.report(trial, 1.0, 1)
     _optuna.settle_reports(study)
     assert _journal.find(tmp_path).unwritten == ((1, 1.0),)
     flaky.open.set()
