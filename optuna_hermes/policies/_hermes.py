@@ -164,7 +164,7 @@ class _Ranking:
             yield index, self._waiting[first]
 
     def predictivity(self) -> float:
-        """How much more than usual first ranks say about last ones; see ``predictivity``."""
+        """Measure what first ranks say about last ones; see ``predictivity``."""
         if not self._trials:
             return 0.0
         numbers = np.fromiter(map(_NUMBER, self._trials), np.int64, len(self._trials))

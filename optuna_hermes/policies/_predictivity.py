@@ -21,7 +21,7 @@ _LEAST, _MOST = 0.02, 0.995
 
 
 def predictivity(values: Floats, units: Places, length: int) -> float:
-    """How much more than usual ranks after one unit say about ranks at the end.
+    """Measure by how much more than usual ranks after one unit tell of ranks at the end.
 
     From each age to twice that age, ranks of the trials that got there are correlated, and the
     correlations multiplied. Who got there was chosen by early ranks, which makes a correlation
