@@ -171,7 +171,8 @@ def database_url(study: optuna.Study) -> Any:
 
 def is_late(study: optuna.Study) -> bool:
     """True if reports wait for the study's database; always False without ``patient``."""
-    return bool(getattr(getattr(study._storage, "reports", None), "late", False))
+    reports = _reports_of(study)
+    return reports is not None and reports.late
 
 
 def settle_reports(study: Any) -> None:

@@ -158,17 +158,25 @@ def test_a_mistake_in_telling_is_raised(study: optuna.Study) -> None:
         _optuna.tell(study, trial, 0.5, None)
 
 
-def test_training_goes_on_while_values_wait(
+@pytest.fixture
+def late_trial(
     flaky: Flaky, study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A report returns although the database hangs, nobody is pruned, and all comes in order."""
+) -> optuna.Trial:
+    """A trial whose database hangs, which is noticed at once, and whose journal is in a folder."""
     monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
     trial = _optuna.open_trial(study)
     _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
     flaky.open.clear()
+    return trial
+
+
+def test_training_goes_on_while_values_wait(
+    flaky: Flaky, study: optuna.Study, late_trial: optuna.Trial, tmp_path: Path
+) -> None:
+    """A report returns although the database hangs, nobody is pruned, and all comes in order."""
     for unit in (1, 2, 3):
-        trial.report(1 / unit, unit)
-        assert not trial.should_prune()
+        late_trial.report(1 / unit, unit)
+        assert not late_trial.should_prune()
     assert _optuna.is_late(study)
     assert _journal.find(tmp_path).unwritten == ((1, 1.0), (2, 0.5), (3, 1 / 3))
     assert not _optuna.flush_reports(study, 0.01)
@@ -246,14 +254,10 @@ def test_a_report_does_not_wait_until_it_is_written(
 
 
 def test_what_does_not_settle_is_in_the_journal(
-    flaky: Flaky, study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    flaky: Flaky, study: optuna.Study, late_trial: optuna.Trial, tmp_path: Path
 ) -> None:
     """A checkpoint may be written during an outage: the next process has the value all the same."""
-    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
-    trial = _optuna.open_trial(study)
-    _optuna.keep_reports(study, _optuna.trial_id(trial), tmp_path)
-    flaky.open.clear()
-    _optuna.report(trial, 1.0, 1)
+    _optuna.report(late_trial, 1.0, 1)
     _optuna.settle_reports(study)
     assert _journal.find(tmp_path).unwritten == ((1, 1.0),)
     flaky.open.set()
