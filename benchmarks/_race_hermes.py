@@ -49,14 +49,17 @@ def _train_lightgbm(trial: optuna.Trial, params: Params) -> float | None:
 _KINDS = {"loop": _train_loop, "lightning": _train_lightning, "lightgbm": _train_lightgbm}
 
 
+def _sampler() -> HermesSampler:
+    if CONTEST.contestant == "hermes":
+        return HermesSampler(seed=CONTEST.seed)
+    return HermesSampler(optuna.samplers.TPESampler(seed=CONTEST.seed))
+
+
 def main() -> None:
-    own = CONTEST.contestant == "hermes-surrogate"
     study = optuna.create_study(
         study_name="race",
         storage=CONTEST.storage,
-        sampler=HermesSampler(
-            "surrogate" if own else optuna.samplers.TPESampler(seed=CONTEST.seed)
-        ),
+        sampler=_sampler(),
         pruner=HermesPruner(),
     )
     for params in first_configurations(TASK.SPACE, CONTEST):

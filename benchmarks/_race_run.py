@@ -30,7 +30,7 @@ CONTESTANTS = {
     "ray-asha": "_race_ray.py",
     "ray-bohb": "_race_ray.py",
     "hermes": "_race_hermes.py",
-    "hermes-surrogate": "_race_hermes.py",
+    "hermes-tpe": "_race_hermes.py",
     "hermes-asha": "_race_hermes.py",
     "hermes-fifo": "_race_hermes.py",
 }

@@ -8,9 +8,9 @@ A contest is one contestant on one task with one seed: a command that has ``--se
 start, on ``--devices`` CPU slots. A batch computes, then waits as if the device were slower: a unit
 takes ``--unit-seconds``, most of which the processor is free, so that several contests can run
 beside each other (``--beside``), their starts apart. All contestants begin with the same ten
-configurations, sample with Optuna's TPE of equal settings (BOHB and ``hermes-surrogate`` with
-models of their own), and get the same curve for the same configuration. Times and values are
-written down by the trainings, never by a scheduler.
+configurations, sample with Optuna's TPE of equal settings (BOHB and ``hermes`` with models of their
+own), and get the same curve for the same configuration. Times and values are written down by the
+trainings, never by a scheduler.
 
 Each contest leaves a file in ``OUT/race``; what is there is not run again, so the same command goes
 on after Ctrl-C. The report is ``OUT/race.md`` and, where matplotlib is installed, ``OUT/race.svg``.

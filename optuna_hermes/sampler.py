@@ -21,20 +21,23 @@ DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
 
 class HermesSampler(BaseSampler):
-    """Sampler that wraps another one and shows it suspended trials at their last value.
+    """Sampler for studies whose trials are suspended and resumed; it may wrap another one.
 
-    A trial that is suspended is RUNNING in Optuna's database, and samplers take a RUNNING trial
-    for a bad one or ignore it. Through this one they see it as COMPLETE at the last value that it
-    reported.
+    By itself it proposes by a Gaussian process on trials of any age, the young ones counting as
+    less certain; Optuna's TPE proposes what that cannot: parameters that only some trials have,
+    and studies with several objectives or constraints.
+
+    It shows the sampler that proposes, or the one that it wraps, suspended trials at their last
+    value. Such a trial is RUNNING in Optuna's database, and samplers take a RUNNING trial for a bad
+    one or ignore it. Through this one they see it as COMPLETE at the last value that it reported.
 
     Together with ``HermesPruner`` it also makes each trial of a plain ``study.optimize`` wait for
     its first lease of a device, before anything is suggested: so a proposal uses all that is known
     when its training begins. With another pruner it only samples.
 
     Args:
-        base: the sampler that proposes; TPE if None. ``"surrogate"`` proposes by a Gaussian process
-            on the ranks of trials of any age, with TPE where it has nothing to say: conditional
-            parameters, several objectives, constraints.
+        base: the sampler that proposes, any of Optuna's; the Gaussian process if None.
+        seed: of the random numbers of the Gaussian process; ``base`` has its own.
         devices: as ``--devices``: the devices of a broker that is started for this study. ``auto``
             takes a running broker as it is. The default is ``$OPTUNA_HERMES_DEVICES``, or
             ``auto``.
@@ -42,8 +45,8 @@ class HermesSampler(BaseSampler):
         slice_seconds: least length of a slice, likewise.
 
     Raises:
-        InvalidInputError: ``slice_seconds`` is negative or not finite, ``devices`` no text, or
-            there is no such base.
+        InvalidInputError: ``slice_seconds`` is negative or not finite, ``devices`` no text, ``base``
+            no sampler, or ``seed`` given beside it.
 
     Example:
         >>> import optuna
@@ -56,8 +59,9 @@ class HermesSampler(BaseSampler):
 
     def __init__(
         self,
-        base: BaseSampler | str | None = None,
+        base: BaseSampler | None = None,
         *,
+        seed: int | None = None,
         devices: str | None = None,
         policy: str = "hermes",
         slice_seconds: float = 1.0,
@@ -67,7 +71,7 @@ class HermesSampler(BaseSampler):
                 "slice_seconds must be a finite number of seconds, 0 or more, but got "
                 f"{slice_seconds}."
             )
-        self._base = _base(base)
+        self._base = _base(base, seed)
         devices_text(devices)
         self._devices = devices
         self._policy = policy
@@ -141,17 +145,14 @@ class HermesSampler(BaseSampler):
             _optuna.end_trial(study, trial, state)
 
 
-def _base(given: BaseSampler | str | None) -> BaseSampler:
+def _base(given: BaseSampler | None, seed: int | None) -> BaseSampler:
     if given is None:
-        # Optuna's own default, so that nothing but the view of the study differs.
-        return optuna.samplers.TPESampler()
-    if given == "surrogate":
-        return _optuna.SurrogateSampler()
-    if isinstance(given, BaseSampler):
-        return given
-    raise InvalidInputError(
-        f'base must be a sampler of Optuna, "surrogate" or None but got {given!r}.'
-    )
+        return _optuna.SurrogateSampler(seed)
+    if not isinstance(given, BaseSampler):
+        raise InvalidInputError(f"base must be a sampler of Optuna or None but got {given!r}.")
+    if seed is not None:
+        raise InvalidInputError(f"seed must be given to {type(given).__name__} where base is.")
+    return given
 
 
 def devices_text(given: object) -> str:

@@ -41,7 +41,7 @@ class SurrogateSampler(BaseSampler):
     Example:
         >>> import optuna
         >>> from optuna_hermes import HermesSampler
-        >>> study = optuna.create_study(sampler=HermesSampler("surrogate"))
+        >>> study = optuna.create_study(sampler=HermesSampler(seed=0))
         >>> study.optimize(lambda trial: trial.suggest_float("x", -1, 1) ** 2, n_trials=15)
         >>> abs(study.best_params["x"]) < 0.5
         True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,19 @@ def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> o
     # trial that can be found.
     template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs={mark: True})
     return _opened(study, storage.create_new_trial(study_id, template), trials)
+
+
+def replace_params(trial: optuna.Trial, params: Mapping[str, float]) -> None:
+    """Replace suggested numbers by others, as if these had been suggested; for a study in memory.
+
+    Args:
+        trial: that was opened, with a suggestion for each of the parameters.
+        params: the numbers, within the bounds of what was suggested.
+    """
+    for name, value in params.items():
+        distribution = trial.distributions[name]
+        own = distribution.to_internal_repr(value)
+        trial.study._storage.set_trial_param(trial._trial_id, name, own, distribution)
 
 
 def _opened(study: optuna.Study, trial_id: int, trials: Sequence[FrozenTrial]) -> optuna.Trial:

@@ -20,7 +20,7 @@ from optuna_hermes.policies.base import Policy, opened, place, unopened
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
 MAX_ALPHA = 16
 # Weight of what early ranks say on how readily trials are opened.
-_CAUTION = 3.0
+_CAUTION = 5.0
 # Number of trials that it is measured on.
 _MEASURED = 256
 _NUMBER = attrgetter("number")
@@ -71,7 +71,7 @@ class Hermes(Policy):
         opening: delay of opening trials of a sampler that learns; 0 opens all at once.
     """
 
-    def __init__(self, alpha: float = 1.5, opening: float = 0.1) -> None:
+    def __init__(self, alpha: float = 1.5, opening: float = 0.2) -> None:
         if not 0 <= alpha <= MAX_ALPHA:
             raise InvalidInputError(f"alpha must be between 0 and {MAX_ALPHA} but got {alpha}.")
         if not 0 <= opening < math.inf:

@@ -104,7 +104,11 @@ class Proposals(Source):
         trial = self._study.ask()
         self._trials[number] = trial
         suggestion = {name: trial.suggest_float(name, 0.0, 1.0) for name in self._pool.names}
-        return self._recordings[self._pool.take(suggestion)]
+        index = self._pool.take(suggestion)
+        # An objective trains what was suggested; here the sampler is told what is trained.
+        point = self._pool.points[index].tolist()
+        _optuna.replace_params(trial, dict(zip(self._pool.names, point, strict=True)))
+        return self._recordings[index]
 
     def reported(self, number: int, unit: int, value: float) -> None:
         trial = self._trials[number]

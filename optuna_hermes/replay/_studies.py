@@ -84,7 +84,7 @@ def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: in
     """Simulate a study that chooses among recorded trainings until its budget is spent.
 
     The sampler suggests a float for each parameter, and the nearest configuration not trained yet
-    is trained; the study keeps the floats.
+    is trained, which the sampler is told.
 
     Raises:
         InvalidInputError: there is no such policy or sampler, or the set has no parameters.

@@ -416,3 +416,14 @@ def test_a_fork_does_not_read_again_what_was_read_before(
     _optuna.read_trials(study)
     _optuna.read_trials_once(study)
     assert len(reads) == 2
+
+
+def test_suggested_numbers_are_replaced() -> None:
+    """The study has the new ones, as a sampler sees them, with the bounds of the suggestion."""
+    study = optuna.create_study()
+    trial = study.ask()
+    trial.suggest_float("x", 0, 1)
+    _optuna.replace_params(trial, {"x": 0.25})
+    study.tell(trial, 1.0)
+    assert study.trials[0].params == {"x": 0.25}
+    assert study.trials[0].distributions == {"x": optuna.distributions.FloatDistribution(0, 1)}

@@ -113,13 +113,14 @@ def test_reports_and_ends_reach_the_study() -> None:
     assert not source.unstarted.fixed
 
 
-def test_the_study_keeps_the_floats_that_were_suggested() -> None:
-    """Of one configuration that is left, whatever was asked for is trained."""
+def test_the_study_is_told_what_is_trained() -> None:
+    """It has the configuration nearest to what was suggested, scaled, before anything is known."""
     study = new_study()
-    source = Proposals(pool_of([recording(0.5, x=1.0)]), study)
-    assert source.open(0).params == {"x": 1.0}
-    wanted = new_study().ask().suggest_float("x", 0.0, 1.0)
-    assert study.trials[0].params == {"x": wanted}
+    source = Proposals(pool_of([recording(0.5, x=each) for each in (1.0, 5.0, 9.0)]), study)
+    trained = [source.open(number).params["x"] for number in range(3)]
+    places = {1.0: 0.0, 5.0: 0.5, 9.0: 1.0}
+    assert sorted(trained) == [1.0, 5.0, 9.0]
+    assert [trial.params for trial in study.trials] == [{"x": places[each]} for each in trained]
 
 
 def test_the_pruner_of_the_study_is_asked_at_each_report() -> None:

@@ -13,11 +13,7 @@ from optuna_hermes.errors import InvalidInputError
 
 
 def sampler(seed: int = 0) -> HermesSampler:
-    made = HermesSampler("surrogate")
-    from optuna_hermes._optuna import reseed
-
-    reseed(made, seed, 0)
-    return made
+    return HermesSampler(seed=seed)
 
 
 def run(
@@ -127,7 +123,9 @@ def test_trials_that_train_are_not_proposed_again() -> None:
     assert min(abs(a - b) for i, a in enumerate(asked) for b in asked[:i]) > 1e-3
 
 
-def test_another_text_is_refused() -> None:
-    """A base that there is not is refused with what to give."""
-    with pytest.raises(InvalidInputError, match="base must be a sampler of Optuna"):
-        HermesSampler("gp")
+def test_what_is_no_sampler_is_refused() -> None:
+    """A base must be a sampler, and has its own seed."""
+    with pytest.raises(InvalidInputError, match="base must be a sampler of Optuna or None"):
+        HermesSampler("gp")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="seed must be given to TPESampler"):
+        HermesSampler(optuna.samplers.TPESampler(), seed=1)
