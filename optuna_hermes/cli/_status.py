@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -142,6 +144,7 @@ def _trial_document(
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     alive = {host.instance for host in live_hosts(ledger)}
     states = trial_states(ledger, _optuna.facts(study), [record], broker, alive)
+    curves = ledger.load_curves(key)
     return {
         "study": study.study_name,
         "trial": number,
@@ -149,7 +152,8 @@ def _trial_document(
         "override": live_overrides(ledger, key, states).get(number),
         "where": _where(record, states[number], broker),
         "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
-        "curve": _curve(ledger.load_curves(key).get(number), _optuna.sign(study)),
+        "curve": _curve(curves.get(number), _optuna.sign(study)),
+        "standing": _standing(curves, number, states[number]),
         "units_trained": record.units,
         **_figures(record),
         "submitted": record.submitted,
@@ -193,6 +197,15 @@ def _where(record: TrialRecord, state: str, broker: BrokerStatus | None) -> Docu
             if row.number == record.number:
                 tier, device = row.tier, row.device
     return {"host": record.host, "tier": tier, "device": device}
+
+
+def _standing(curves: Mapping[int, Curve], number: int, state: str) -> Document | None:
+    """Why it waits, or trains: its rank at equal age. None where there is no such reason."""
+    from optuna_hermes.model import LIVE_STATES
+    from optuna_hermes.policies import standing
+
+    found = standing(curves, number) if state in LIVE_STATES else None
+    return found and asdict(found)
 
 
 def _curve(curve: Curve | None, sign: float) -> Document:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from optuna_hermes.policies._las import LeastAttainedService as LeastAttainedService
     from optuna_hermes.policies._round_robin import RoundRobin as RoundRobin
     from optuna_hermes.policies._slaq import Slaq as Slaq
+    from optuna_hermes.policies._standing import standing as standing
     from optuna_hermes.policies.base import Policy as Policy
     from optuna_hermes.policies.base import Ranked as Ranked
     from optuna_hermes.policies.base import opened as opened
@@ -46,7 +47,7 @@ _NAMED = {
 _BASE = ("Policy", "Ranked", "opened", "place", "unopened", "with_openings")
 _PLACES = (*_NAMED.values(), "cluster.energy:Energy", "cluster.qssf:QssfNonPreemptive")
 _MODULES = {name: module for module, _, name in (each.partition(":") for each in _PLACES)}
-_MODULES.update(dict.fromkeys(_BASE, "policies.base"))
+_MODULES.update(dict.fromkeys(_BASE, "policies.base"), standing="policies._standing")
 
 ENERGY = "energy:"
 """Prefix of a policy's name: the same policy, with idle devices powered down."""

@@ -23,11 +23,6 @@ _LEAST, _MOST = 0.02, 0.995
 def predictivity(values: Floats, units: Places, length: int) -> float:
     """Measure by how much more than usual ranks after one unit tell of ranks at the end.
 
-    From each age to twice that age, ranks of the trials that got there are correlated, and the
-    correlations multiplied. Who got there was chosen by early ranks, which makes a correlation
-    look smaller than it is among all: Thorndike's correction for a restricted range undoes that
-    (Personnel Selection, 1949, case 2).
-
     Args:
         values: of trials [n, units], infinite after a trial's last unit.
         units: how many each has [n].
@@ -36,15 +31,32 @@ def predictivity(values: Floats, units: Places, length: int) -> float:
     Returns:
         Difference of Fisher's z (the inverse hyperbolic tangent of a correlation), 0 as usual.
     """
-    measured = usual = 1.0
-    age = 1
+    usual = USUAL ** math.log2(max(1, length))
+    measured = correlation_with_end(values, units, 1, length)
+    return math.atanh(min(measured, _MOST)) - math.atanh(min(usual, _MOST))
+
+
+def correlation_with_end(values: Floats, units: Places, age: int, length: int) -> float:
+    """Measure the correlation of ranks at an age with those at the end.
+
+    From each age to twice that age, ranks of the trials that got there are correlated, and the
+    correlations multiplied. Who got there was chosen by early ranks, which makes a correlation
+    look smaller than it is among all: Thorndike's correction for a restricted range undoes that
+    (Personnel Selection, 1949, case 2).
+
+    Args:
+        values: of trials [n, units], infinite after a trial's last unit.
+        units: how many each has [n].
+        age: in units, at least 1.
+        length: units of a whole trial.
+    """
+    measured = 1.0
     while age < length:
         later = min(2 * age, length)
         prior = USUAL ** math.log2(later / age)
         measured *= _correlation(values, units, age, later, prior)
-        usual *= prior
         age = later
-    return math.atanh(min(measured, _MOST)) - math.atanh(min(usual, _MOST))
+    return measured
 
 
 def _correlation(values: Floats, units: Places, age: int, later: int, prior: float) -> float:
