@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.study import Study
@@ -45,8 +44,8 @@ class HermesSampler(BaseSampler):
         slice_seconds: least length of a slice, likewise.
 
     Raises:
-        InvalidInputError: ``slice_seconds`` is negative or not finite, ``devices`` no text, ``base``
-            no sampler, or ``seed`` given beside it.
+        InvalidInputError: ``slice_seconds`` is negative or not finite, ``devices`` no text,
+            ``base`` no sampler, or ``seed`` given beside it.
 
     Example:
         >>> import optuna

@@ -66,8 +66,8 @@ from optuna_hermes._optuna._trials import params_of as params_of
 from optuna_hermes._optuna._trials import params_of_id as params_of_id
 from optuna_hermes._optuna._trials import pruned as pruned
 from optuna_hermes._optuna._trials import reattach as reattach
-from optuna_hermes._optuna._trials import report as report
 from optuna_hermes._optuna._trials import replace_params as replace_params
+from optuna_hermes._optuna._trials import report as report
 from optuna_hermes._optuna._trials import reported_steps as reported_steps
 from optuna_hermes._optuna._trials import set_attributes as set_attributes
 from optuna_hermes._optuna._trials import should_prune as should_prune

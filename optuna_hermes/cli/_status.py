@@ -205,7 +205,7 @@ def _standing(curves: Mapping[int, Curve], number: int, state: str) -> Document 
     from optuna_hermes.policies import standing
 
     found = standing(curves, number) if state in LIVE_STATES else None
-    return found and asdict(found)
+    return None if found is None else asdict(found)
 
 
 def _curve(curve: Curve | None, sign: float) -> Document:
