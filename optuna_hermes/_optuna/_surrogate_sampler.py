@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,8 @@ class SurrogateSampler(BaseSampler):
     """Sampler that proposes the point of largest expected improvement of a trial's rank.
 
     A Gaussian process is fitted to the ranks of all trials that have a value, by place and lead as
-    the policy ``hermes`` ranks them, those of younger trials counting as noisier. It proposes the
+    the policy ``hermes`` ranks them, those of younger trials counting as noisier, and of failed
+    ones as the worst. It proposes the
     parameters that all trials have; others, such as conditional ones, are TPE's, and so are all
     parameters of studies with several objectives or with constraints. The first trials are drawn
     at random.
@@ -81,11 +84,14 @@ class SurrogateSampler(BaseSampler):
         begun = [each for each in placed if each.state == TrialState.RUNNING]
         space = _Space(search_space)
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
-        process, best = _model(space, known[-MOST_SCORED:], begun, _sign(study))
-        taken = [_own(each, search_space) for each in [*known, *begun]]
+        # Else what fails for its parameters, as for want of memory, would be proposed for ever.
+        failed = [each for each in placed if each.state == TrialState.FAIL]
+        scored = sorted([*known, *failed], key=attrgetter("number"))[-MOST_SCORED:]
+        process, best = _model(space, scored, begun, _sign(study))
+        taken = [each.params for each in [*scored, *begun]]
         for point in propose(process, best, space.cube, rng):
             params = space.params(point)
-            if params not in taken:
+            if not any(params.items() <= each.items() for each in taken):
                 return params
         return {}  # a space of few points, all of which are taken
 
@@ -140,7 +146,7 @@ class _Space:
 def _model(
     space: _Space, known: Sequence[FrozenTrial], begun: Sequence[FrozenTrial], sign: float
 ) -> tuple[Process, Any]:
-    """Fit a process to trials with a value, and take from it what those that have none may have."""
+    """Fit a process to trials with a score, and take from it what those that have none may have."""
     scores = _scores(known, sign)
     order = np.argsort(scores.values, kind="stable")
     if len(order) > MOST_MODELLED:
@@ -166,6 +172,10 @@ def _model(
 def _scores(trials: Sequence[FrozenTrial], sign: float) -> Scores:
     curves, finals = [], []
     for each in trials:
+        if each.state == TrialState.FAIL:
+            curves.append([math.inf])
+            finals.append(None)
+            continue
         reports = each.intermediate_values
         curves.append([sign * reports[step] for step in sorted(reports)])
         # Trials that have not ended are shown as COMPLETE, too.

@@ -115,6 +115,19 @@ def test_failed_and_pruned_trials_are_no_problem() -> None:
     assert run(some_fail, 45).best_value < 0.2
 
 
+def test_what_fails_for_its_parameters_is_left_alone() -> None:
+    """A promising corner in which every trial fails is not proposed for ever."""
+
+    def objective(trial: optuna.Trial) -> float:
+        x, y = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)
+        return float("nan") if x > 0.6 else 1 - x + (y - 0.5) ** 2
+
+    study = run(objective, 60)
+    late = [trial.state.name for trial in study.trials[30:]]
+    assert late.count("COMPLETE") > 10
+    assert study.best_value < 0.45
+
+
 def test_trials_that_train_are_not_proposed_again() -> None:
     """Of several trials that are asked for at once, no two are alike."""
     study = run(lambda t: (t.suggest_float("x", 0, 1) - 0.5) ** 2, 12)
