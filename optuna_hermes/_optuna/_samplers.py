@@ -162,8 +162,3 @@ def as_seen(trial: FrozenTrial, directions: list[StudyDirection]) -> FrozenTrial
     seen.values = [value]
     seen.datetime_complete = trial.datetime_start
     return seen
-
-
-def is_shown(trial: FrozenTrial) -> bool:
-    """True for an unfinished trial as ``as_seen`` shows it."""
-    return trial.datetime_complete is not None and trial.datetime_complete == trial.datetime_start

@@ -1,4 +1,4 @@
-"""Sampler that proposes by a surrogate: a Gaussian process on ranks of trials of any age."""
+"""Sampler that proposes by a surrogate: a Gaussian process on trials of any age."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from optuna_hermes._optuna._samplers import constraint_names, is_shown
-from optuna_hermes.surrogate import Cube, Process, Scores, propose, score
+from optuna_hermes._optuna._samplers import constraint_names
+from optuna_hermes.surrogate import Cube, Observations, Process, observe, propose
 
 N_STARTUP = 10
 """Trials with a value before the surrogate proposes; as many as TPE draws at random."""
-MOST_SCORED = 1000
-"""Trials that are ranked: the newest."""
-MOST_MODELLED = 160
-"""Trials that the process is made of: the best half of so many, and others evenly."""
+MOST_KNOWN = 1000
+"""Trials that are looked at: the newest."""
+MOST_MODELLED = 130
+"""Trials that the process is made of."""
 
 
 class SurrogateSampler(BaseSampler):
-    """Sampler that proposes the point of largest expected improvement of a trial's rank.
+    """Sampler that proposes the point where a trial is expected to end best.
 
-    A Gaussian process is fitted to the ranks of all trials that have a value, by place and lead as
-    the policy ``hermes`` ranks them, those of younger trials counting as noisier, and of failed
-    ones as the worst. It proposes the
-    parameters that all trials have; others, such as conditional ones, are TPE's, and so are all
-    parameters of studies with several objectives or with constraints. The first trials are drawn
-    at random.
+    A Gaussian process over parameters and age is fitted to the values of trials at several ages,
+    and the point is proposed whose expected improvement at the largest age is the largest. So
+    parameters that look good only in young trials are not taken for good ones once some trials
+    have grown old. Failed trials count as bad ones. It proposes the parameters that all trials
+    have; others, such as conditional ones, are TPE's, and so are all parameters of studies with
+    several objectives or with constraints. The first trials are drawn at random.
 
     Args:
         seed: of its random numbers.
@@ -86,10 +86,10 @@ class SurrogateSampler(BaseSampler):
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
         # Else what fails for its parameters, as for want of memory, would be proposed for ever.
         failed = [each for each in placed if each.state == TrialState.FAIL]
-        scored = sorted([*known, *failed], key=attrgetter("number"))[-MOST_SCORED:]
-        process, best = _model(space, scored, begun, _sign(study))
-        taken = [each.params for each in [*scored, *begun]]
-        for point in propose(process, best, space.cube, rng):
+        tried = sorted([*known, *failed], key=attrgetter("number"))[-MOST_KNOWN:]
+        process, points, end = _model(space, tried, begun, _sign(study))
+        taken = [each.params for each in [*tried, *begun]]
+        for point in propose(process, points, end, space.cube, rng):
             params = space.params(point)
             if not any(params.items() <= each.items() for each in taken):
                 return params
@@ -145,32 +145,41 @@ class _Space:
 
 def _model(
     space: _Space, known: Sequence[FrozenTrial], begun: Sequence[FrozenTrial], sign: float
-) -> tuple[Process, Any]:
-    """Fit a process to trials with a score, and take from it what those that have none may have."""
-    scores = _scores(known, sign)
-    order = np.argsort(scores.values, kind="stable")
-    if len(order) > MOST_MODELLED:
-        half = MOST_MODELLED // 2
-        rest = np.linspace(half, len(order) - 1, MOST_MODELLED - half).astype(int)
-        order = np.append(order[:half], order[rest])
-    points = np.array([space.point(known[index]) for index in order])
-    values, noise = scores.values[order], scores.noise[order]
-    process = Process(points, values, noise)
+) -> tuple[Process, Any, float]:
+    """Fit a process to trials, and take from it what those that have no value may have.
+
+    Returns:
+        The process, the points of the trials that it was fitted to, and the age that counts.
+    """
+    observed = _observations(known, sign)
+    chosen = _modelled(observed)
+    observed = observed.of(chosen)
+    points = np.array([space.point(known[index]) for index in chosen])
+    process = Process(points[observed.trials], observed)
     if begun:
         # As if they had what is expected of them: so the next one is proposed elsewhere.
         more = np.array([space.point(each) for each in begun])
-        expected = process.predict(more)[0]
-        process = Process(
-            np.vstack([points, more]),
-            np.append(values, expected),
-            np.append(noise, np.zeros(len(more))),
-            process.settings,
-        )
-    return process, points
+        expected = process.predict(more, observed.end)[0]
+        both = np.vstack([points, more])
+        all_ = observed.and_at_end(expected)
+        process = Process(both[all_.trials], all_, process.settings)
+    return process, points, observed.end
 
 
-def _scores(trials: Sequence[FrozenTrial], sign: float) -> Scores:
-    curves, finals = [], []
+def _modelled(observed: Observations) -> list[int]:
+    """The trials that a process is made of: the best half of so many, old ones, and the newest."""
+    ages, values = observed.last()
+    if len(ages) <= MOST_MODELLED:
+        return list(range(len(ages)))
+    best = np.argsort(values, kind="stable")[: MOST_MODELLED // 2]
+    oldest = np.lexsort((values, -ages))[: MOST_MODELLED // 4]
+    newest = np.arange(len(ages))[::-1]
+    return sorted(list(dict.fromkeys([*best, *oldest, *newest]))[:MOST_MODELLED])
+
+
+def _observations(trials: Sequence[FrozenTrial], sign: float) -> Observations:
+    curves: list[list[float]] = []
+    finals: list[float | None] = []
     for each in trials:
         if each.state == TrialState.FAIL:
             curves.append([math.inf])
@@ -178,10 +187,9 @@ def _scores(trials: Sequence[FrozenTrial], sign: float) -> Scores:
             continue
         reports = each.intermediate_values
         curves.append([sign * reports[step] for step in sorted(reports)])
-        # Trials that have not ended are shown as COMPLETE, too.
-        ended = each.state == TrialState.COMPLETE and not is_shown(each)
-        finals.append(sign * each.values[0] if ended else None)
-    return score(curves, finals)
+        # Trials that have not ended are shown as COMPLETE at their last value.
+        finals.append(sign * each.values[0] if each.values else None)
+    return observe(curves, finals)
 
 
 def _sign(study: optuna.Study) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from optuna_hermes.surrogate._observations import Observations as Observations
+from optuna_hermes.surrogate._observations import observe as observe
 from optuna_hermes.surrogate._process import Process as Process
 from optuna_hermes.surrogate._proposal import Cube as Cube
 from optuna_hermes.surrogate._proposal import propose as propose
-from optuna_hermes.surrogate._scores import Scores as Scores
-from optuna_hermes.surrogate._scores import score as score

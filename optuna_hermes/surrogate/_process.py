@@ -1,4 +1,4 @@
-"""Gaussian process over the unit cube, for observations whose noise differs."""
+"""Gaussian process over parameters and age: how trials go on, from partial curves of others."""
 
 from __future__ import annotations
 
@@ -6,131 +6,212 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, solve_triangular
+from scipy.linalg import cho_solve, solve_triangular
 from scipy.optimize import minimize
 
-from optuna_hermes.curves import Floats
+from optuna_hermes.curves import Floats, Places
+from optuna_hermes.surrogate._observations import Observations
 
-MOST_FITTED = 80
-"""Observations that length scales are fitted to: more would not change them much."""
+MOST_FITTED = 120
+"""Observations that settings are fitted to: more would not change them much."""
 _JITTER = 1e-6
-_BOUNDS = math.log(0.05), math.log(20.0)
-_NOISE_BOUNDS = math.log(0.02), math.log(5.0)
-# Logarithms are drawn to these means, with these deviations: a dimension matters little until the
-# observations say otherwise.
-_SCALE_PRIOR = math.log(0.8), 1.0
-_NOISE_PRIOR = math.log(0.4), 1.0
-_STEPS = 25
+_STEPS = 20
+# Amplitudes are variances of observations whose variance is 1. A dimension matters little until
+# the observations say otherwise, and so does what a trial has of its own.
+_SCALE = math.log(0.8)
+_OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02)))
+_DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5)
+_SCALE_BOUNDS = math.log(0.05), math.log(20.0)
+_BOUNDS = tuple(
+    (math.log(low), math.log(high))
+    for low, high in ((1e-3, 10.0), (1e-3, 10.0), (1e-3, 10.0), (0.3, 60.0), (1e-4, 1.0))
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Logarithms of the inverse length scales [d], and of the factor of all noise."""
+    """Logarithms of what the kernel is made of.
+
+    Args:
+        scales: inverse length scales of the parameters [d].
+        others: variances of what stays the same at all ages, of what changes with age, and of what
+            a trial has of its own; doublings of age in which the latter two change; variance of
+            the noise [5].
+    """
 
     scales: Floats
-    noise: float
+    others: Floats
 
     @staticmethod
     def prior(n_dimensions: int) -> Settings:
         """The settings without any observation."""
-        return Settings(scales=np.full(n_dimensions, _SCALE_PRIOR[0]), noise=_NOISE_PRIOR[0])
+        return Settings(scales=np.full(n_dimensions, _SCALE), others=np.array(_OTHERS))
 
 
 class Process:
-    """Gaussian process regression with a Matern 5/2 kernel and a length scale per dimension.
+    """Gaussian process on values of trials at several ages, over their parameters and age.
 
-    The amplitude has its most likely value; see Rasmussen and Williams, "Gaussian Processes for
-    Machine Learning", 2006, chapters 2, 4 and 5. The mean is that of the observations.
+    The covariance of two observations is ``(a + b * c) * m``, where ``m`` is the Matern 5/2 kernel
+    of the parameters with a length scale for each and ``c`` falls exponentially with the distance
+    of the logarithms of their ages; two of one trial have ``e * c`` more. So what parameters do
+    may change with age, and how is learned from all trials, those that are young among them. The
+    idea is that of Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", 2014; the kernel
+    is this project's own. The mean is linear in the logarithm of age.
 
     Args:
-        points: observed points of the unit cube [n, d], at least one.
-        values: their values [n].
-        noise: variances of their noise, up to a common factor [n].
-        settings: length scales and noise; the most probable ones if None.
+        points: of the unit cube, one for each observation [n, d].
+        observed: the observations, at least one.
+        settings: the most probable ones if None.
 
     Example:
         >>> import numpy as np
+        >>> from optuna_hermes.surrogate import observe
         >>> points = np.linspace(0, 1, 9)[:, None]
-        >>> process = Process(points, np.sin(3 * points[:, 0]), np.full(9, 0.01))
-        >>> mean, deviation = process.predict(np.array([[0.55]]))
-        >>> abs(mean[0] - np.sin(3 * 0.55)) < 0.05
+        >>> observed = observe([[value] for value in np.sin(3 * points[:, 0])], [None] * 9)
+        >>> process = Process(points[observed.trials], observed)
+        >>> mean, deviation = process.predict(np.array([[0.1], [0.5]]), age=0.0)
+        >>> bool(mean[0] < mean[1])
         True
     """
 
     def __init__(
-        self, points: Floats, values: Floats, noise: Floats, settings: Settings | None = None
+        self, points: Floats, observed: Observations, settings: Settings | None = None
     ) -> None:
-        self._points = points
-        self._noise = noise
-        self._mean = float(values.mean())
-        spread = float(values.std())
-        self._unit = spread or 1.0
-        observed = (values - self._mean) / self._unit
+        self._ages = observed.ages
+        self._trend = _trend(observed)
+        left = observed.values - _line(self._trend, observed.ages)
+        spread = float(left.std())
+        self._unit = spread if spread > 1e-9 else 1.0
+        values = left / self._unit
         if settings is None:
-            # Equal values tell nothing of length scales.
-            settings = _fit(points, observed, noise) if spread else Settings.prior(points.shape[1])
+            if spread > 1e-9:
+                some = _fitted(observed)
+                settings = _fit(points[some], observed.ages[some], observed.trials[some],
+                                values[some])  # fmt: skip
+            else:  # equal values tell nothing
+                settings = Settings.prior(points.shape[1])
         self.settings = settings
-        self._scaled = points * np.exp(self.settings.scales)
-        covariance = _kernel(_distances(self._scaled, self._scaled))
-        covariance[np.diag_indices(len(points))] += noise * math.exp(self.settings.noise) + _JITTER
-        self._factor = cho_factor(covariance, lower=True)
-        self._weights = cho_solve(self._factor, observed)
-        self._variance = max(float(observed @ self._weights) / len(points), 0.05)
+        self._scaled = points * np.exp(settings.scales)
+        same, changing, own, _, noise = np.exp(settings.others)
+        self._variance = same + changing
+        covariance = self._shared(self._scaled, self._ages)
+        together = observed.trials[:, None] == observed.trials
+        covariance += own * together * self._closeness(self._ages)
+        covariance[np.diag_indices(len(values))] += noise + _JITTER
+        self._factor = np.linalg.cholesky(covariance)
+        self._weights = cho_solve((self._factor, True), values)
 
-    def predict(self, points: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of the function at points [m, d], without noise."""
-        between = _kernel(_distances(points * np.exp(self.settings.scales), self._scaled))
-        known = solve_triangular(self._factor[0], between.T, lower=True)
-        left = np.maximum(1.0 - (known**2).sum(axis=0), 1e-9)
-        mean = self._mean + self._unit * (between @ self._weights)
-        return mean, self._unit * np.sqrt(self._variance * left)
+    def predict(self, points: Floats, age: float) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of new trials at points [m, d] and a logarithmic age."""
+        ages = np.full(len(points), age)
+        between = self._shared(points * np.exp(self.settings.scales), ages)
+        known = solve_triangular(self._factor, between.T, lower=True)
+        variance = np.maximum(self._variance - (known**2).sum(axis=0), 1e-9)
+        mean = self._unit * (between @ self._weights) + _line(self._trend, ages)
+        return mean, self._unit * np.sqrt(variance)
+
+    def _shared(self, scaled: Floats, ages: Floats) -> Floats:
+        same, changing = np.exp(self.settings.others[:2])
+        kernel = _matern(_distances(scaled, self._scaled))
+        return np.asarray((same + changing * self._closeness(ages)) * kernel)
+
+    def _closeness(self, ages: Floats) -> Floats:
+        return _decay(ages[:, None] - self._ages, math.exp(self.settings.others[3]))
 
 
-def _fit(points: Floats, observed: Floats, noise: Floats) -> Settings:
-    """The most probable settings, on evenly chosen observations in the order of their values."""
-    if len(points) > MOST_FITTED:
-        order = np.argsort(observed, kind="stable")
-        chosen = order[np.linspace(0, len(order) - 1, MOST_FITTED).astype(int)]
-        points, observed, noise = points[chosen], observed[chosen], noise[chosen]
+def _trend(observed: Observations) -> Floats:
+    """Level and slope of values along the logarithm of age, by least squares."""
+    if np.ptp(observed.ages) == 0:
+        return np.array([observed.values.mean(), 0.0])
+    slope, level = np.polyfit(observed.ages, observed.values, 1)
+    return np.array([level, slope])
+
+
+def _line(trend: Floats, ages: Floats) -> Floats:
+    return np.asarray(trend[0] + trend[1] * ages)
+
+
+def _fitted(observed: Observations) -> Places:
+    """The observations that settings are fitted to: of the oldest trials, and of others evenly."""
+    n_each = np.bincount(observed.trials)
+    trials = np.flatnonzero(n_each)
+    if len(observed.values) <= MOST_FITTED:
+        return np.arange(len(observed.values))
+    # Those of a trial follow one another, the youngest first: more of them, an older trial.
+    old = trials[np.argsort(-n_each[trials], kind="stable")]
+    order = np.concatenate([old[: len(old) // 4], _spread_out(np.sort(old[len(old) // 4 :]))])
+    room = int(np.searchsorted(np.cumsum(n_each[order]), MOST_FITTED, side="right"))
+    return np.flatnonzero(np.isin(observed.trials, order[: max(1, room)]))
+
+
+def _spread_out(numbers: Places) -> Places:
+    """The numbers in an order of which every beginning is spread over all of them."""
+    fractions = np.arange(len(numbers)) * 0.6180339887498949 % 1.0  # the golden ratio's
+    return np.asarray(numbers[np.argsort(fractions, kind="stable")])
+
+
+def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> Settings:
     n_dimensions = points.shape[1]
-    squares = (points[:, None, :] - points[None, :, :]) ** 2
     start = Settings.prior(n_dimensions)
     found = minimize(
-        _loss, np.append(start.scales, start.noise), args=(squares, observed, noise), jac=True,
-        method="L-BFGS-B", options={"maxiter": _STEPS},
-        bounds=[_BOUNDS] * n_dimensions + [_NOISE_BOUNDS],
+        _loss, np.concatenate([start.scales, start.others]), jac=True, method="L-BFGS-B",
+        args=(
+            (points[:, None, :] - points) ** 2,
+            np.abs(ages[:, None] - ages),
+            (trials[:, None] == trials).astype(np.float64),
+            values,
+        ),
+        options={"maxiter": _STEPS}, bounds=[_SCALE_BOUNDS] * n_dimensions + list(_BOUNDS),
     )  # fmt: skip
-    return Settings(scales=found.x[:-1], noise=float(found.x[-1]))
+    return Settings(scales=found.x[:n_dimensions], others=found.x[n_dimensions:])
 
 
 def _loss(
-    settings: Floats, squares: Floats, observed: Floats, noise: Floats
+    settings: Floats, squares: Floats, apart: Floats, together: Floats, values: Floats
 ) -> tuple[float, Floats]:
-    """Negative logarithm of the posterior density of the settings, up to a constant; gradient."""
-    n = len(observed)
-    weights = 5.0 * np.exp(2 * settings[:-1])
+    """Negative logarithm of the posterior density of the settings, up to a constant; gradient.
+
+    See Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 5.
+
+    Args:
+        settings: scales and others in one array [d + 5].
+        squares: squared differences of the observations' coordinates [n, n, d].
+        apart: differences of their ages [n, n].
+        together: 1 where both are of one trial, else 0 [n, n].
+        values: of the observations [n].
+    """
+    n, n_dimensions = len(values), squares.shape[2]
+    weights = 5.0 * np.exp(2 * settings[:n_dimensions])
+    same, changing, own, doublings, noise = np.exp(settings[n_dimensions:])
     distances = np.sqrt(squares @ weights)
     decay = np.exp(-distances)
-    own_noise = noise * math.exp(settings[-1])
-    covariance = (1 + distances + distances**2 / 3) * decay
-    covariance[np.diag_indices(n)] += own_noise + _JITTER
+    kernel = (1 + distances + distances**2 / 3) * decay
+    close = _decay(apart, doublings)
+    amplitude = same + changing * close
+    covariance = amplitude * kernel + own * together * close
+    covariance[np.diag_indices(n)] += noise + _JITTER
     lower = np.linalg.cholesky(covariance)
     inverse = cho_solve((lower, True), np.eye(n))
-    dual = inverse @ observed
-    fit = float(observed @ dual)
-    outer = inverse - (n / fit) * np.outer(dual, dual)
+    dual = inverse @ values
+    outer = inverse - np.outer(dual, dual)
+    gradient = np.empty_like(settings)
     # Of the kernel by the logarithm of each inverse length scale.
     slope = -(1 + distances) * decay / 3
-    gradient = np.empty_like(settings)
-    gradient[:-1] = 0.5 * weights * np.einsum("ij,ijd->d", outer * slope, squares)
-    gradient[-1] = 0.5 * float(np.diag(outer) @ own_noise)
-    away = settings[:-1] - _SCALE_PRIOR[0], settings[-1] - _NOISE_PRIOR[0]
-    loss = 0.5 * n * math.log(fit / n) + float(np.log(np.diag(lower)).sum())
-    loss += 0.5 * float((away[0] ** 2).sum()) / _SCALE_PRIOR[1] ** 2
-    loss += 0.5 * float(away[1] ** 2) / _NOISE_PRIOR[1] ** 2
-    gradient[:-1] += away[0] / _SCALE_PRIOR[1] ** 2
-    gradient[-1] += away[1] / _NOISE_PRIOR[1] ** 2
-    return loss, gradient
+    gradient[:n_dimensions] = 0.5 * weights * np.tensordot(outer * amplitude * slope, squares, 2)
+    shared, alone = outer * kernel, outer * together
+    gradient[n_dimensions:] = 0.5 * np.array([
+        same * shared.sum(),
+        changing * (shared * close).sum(),
+        own * (alone * close).sum(),
+        ((changing * shared + own * alone) * close * apart).sum() / doublings,
+        noise * np.trace(outer),
+    ])  # fmt: skip
+    prior = Settings.prior(n_dimensions)
+    away = settings - np.concatenate([prior.scales, prior.others])
+    away /= np.concatenate([np.ones(n_dimensions), _DEVIATIONS])
+    loss = 0.5 * float(values @ dual) + float(np.log(np.diag(lower)).sum())
+    gradient += away / np.concatenate([np.ones(n_dimensions), _DEVIATIONS])
+    return loss + 0.5 * float(away @ away), gradient
 
 
 def _distances(one: Floats, other: Floats) -> Floats:
@@ -139,6 +220,10 @@ def _distances(one: Floats, other: Floats) -> Floats:
     return np.asarray(np.sqrt(5.0 * np.maximum(squares, 0.0)))
 
 
-def _kernel(distances: Floats) -> Floats:
+def _matern(distances: Floats) -> Floats:
     """Matern 5/2, of distances with its factor."""
     return np.asarray((1 + distances + distances**2 / 3) * np.exp(-distances))
+
+
+def _decay(apart: Floats, doublings: float) -> Floats:
+    return np.asarray(np.exp(-np.abs(apart) / doublings))

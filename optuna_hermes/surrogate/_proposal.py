@@ -13,7 +13,7 @@ from optuna_hermes.surrogate._process import Process
 N_UNIFORM = 256
 N_NEAR = 256
 N_CENTRES = 8
-"""Best observed points that candidates lie near."""
+"""Points of the most promising trials, which candidates lie near."""
 ROUNDS = 3
 """Rounds of candidates: those after the first lie near its best ones, ever nearer."""
 _MUTATED = 0.6
@@ -59,33 +59,37 @@ class Cube:
         return points
 
 
-def propose(process: Process, best: Floats, cube: Cube, rng: np.random.Generator) -> Floats:
-    """Candidates in the order of their expected improvement, the most first [m, d].
+def propose(
+    process: Process, known: Floats, end: float, cube: Cube, rng: np.random.Generator
+) -> Floats:
+    """Candidates in the order of their expected improvement at the end, the most first [m, d].
 
     Args:
-        process: of the scores, lower is better.
-        best: the observed points with the lowest scores, the lowest first [k, d].
+        process: of values, lower is better.
+        known: the points of the trials that have begun [k, d].
+        end: the logarithmic age that counts.
         cube: that candidates are points of.
         rng: source of all random numbers.
     """
-    goal = float(process.predict(best)[0].min())
-    best = best[:N_CENTRES]
+    foreseen = process.predict(known, end)[0]
+    goal = float(foreseen.min())
+    best = known[np.argsort(foreseen, kind="stable")[:N_CENTRES]]
     points = cube.draw(N_UNIFORM, rng)
     centres = best[rng.integers(len(best), size=N_NEAR)]
     points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
-    gains = _gains(process, points, goal)
+    gains = _gains(process, points, end, goal)
     for each in range(1, ROUNDS):
         top = points[np.argsort(-gains, kind="stable")[:N_CENTRES]]
         centres = top[rng.integers(len(top), size=N_NEAR // 2)]
         more = cube.near(centres, np.full(len(centres), _REFINED / each), rng)
         points = np.vstack([points, more])
-        gains = np.append(gains, _gains(process, more, goal))
+        gains = np.append(gains, _gains(process, more, end, goal))
     return np.asarray(points[np.argsort(-gains, kind="stable")])
 
 
-def _gains(process: Process, points: Floats, goal: float) -> Floats:
+def _gains(process: Process, points: Floats, end: float, goal: float) -> Floats:
     """Expected improvement on a goal; see Jones, Schonlau and Welch, J. Global Optim. 13, 1998."""
-    mean, deviation = process.predict(points)
+    mean, deviation = process.predict(points, end)
     z = (goal - mean) / deviation
     density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
     return np.asarray(deviation * (z * ndtr(z) + density))

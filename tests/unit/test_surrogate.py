@@ -1,7 +1,8 @@
-"""The surrogate: a process, the scores that it is fitted to, and proposals by it."""
+"""The surrogate: observations of trials, a process that is fitted to them, and proposals by it."""
 
 from __future__ import annotations
 
+import doctest
 import math
 
 import numpy as np
@@ -10,89 +11,131 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import approx_fprime
 
-from optuna_hermes.surrogate import Cube, Process, propose, score
-from optuna_hermes.surrogate._process import _loss
+from optuna_hermes.curves import Floats
+from optuna_hermes.surrogate import Cube, Process, _process, observe, propose
+from optuna_hermes.surrogate._process import MOST_FITTED, _fitted, _loss
+
+
+def process_of(points: Floats, values: Floats) -> Process:
+    """One value for each of some points, all of one age."""
+    return Process(points, observe([[value] for value in values.tolist()], [None] * len(values)))
+
+
+def test_examples_hold() -> None:
+    """What the docstrings show is so."""
+    assert doctest.testmod(_process).failed == 0
+
+
+def test_trials_are_observed_at_doubled_ages_and_at_their_last_one() -> None:
+    """Units 1, 2, 4, ... and the last one, whose value the end replaces if there is one."""
+    seen = observe([[6.0, 5.0, 4.5, 4.0, 3.5, 3.0], [5.5], [6.0, 5.0, 4.0]], [2.5, None, None])
+    assert seen.trials.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
+    assert seen.ages == pytest.approx([0, 1, 2, math.log2(6), 0, 0, 1, math.log2(3)])
+    assert seen.values * 6.0 == pytest.approx([6, 5, 4, 2.5, 5.5, 6, 5, 4])
+    assert seen.end == math.log2(6)
+    ages, values = seen.last()
+    assert ages == pytest.approx([math.log2(6), 0, math.log2(3)])
+    assert values * 6.0 == pytest.approx([2.5, 5.5, 4])
+
+
+def test_a_trial_without_reports_is_observed_at_the_end() -> None:
+    """Objectives that report nothing have values of full age."""
+    seen = observe([[], [3.0, 2.0]], [1.0, None])
+    assert seen.trials.tolist() == [0, 1, 1]
+    assert seen.ages.tolist() == [1.0, 0.0, 1.0]
+    assert seen.values[0] < seen.values[2]
+
+
+def test_some_trials_and_more_at_the_end() -> None:
+    """A choice of trials is counted anew; those added have one value each, of full age."""
+    seen = observe([[3.0, 2.0], [2.5], [2.8, 1.0]], [None] * 3).of([2, 1])
+    assert seen.trials.tolist() == [0, 0, 1]
+    more = seen.and_at_end(np.array([0.1, 0.2]))
+    assert more.trials.tolist() == [0, 0, 1, 2, 3]
+    assert more.ages[-2:].tolist() == [1.0, 1.0]
+
+
+@given(st.lists(st.lists(st.floats(), min_size=1, max_size=9), min_size=1, max_size=12))
+def test_any_values_can_be_modelled(curves: list[list[float]]) -> None:
+    """NaN, infinite and huge values are put near the others, and a process can be made of them."""
+    seen = observe(curves, [None] * len(curves))
+    assert np.isfinite(seen.values).all()
+    assert len(seen.trials) == len(seen.ages) == len(seen.values)
+    points = np.linspace(0, 1, len(curves))[:, None]
+    mean, deviation = Process(points[seen.trials], seen).predict(points, seen.end)
+    assert np.isfinite(mean).all()
+    assert (deviation > 0).all()
 
 
 def test_a_process_finds_the_dimension_that_matters() -> None:
     """Of two dimensions the one that values depend on gets the shorter length scale."""
     rng = np.random.default_rng(0)
     points = rng.random((60, 2))
-    process = Process(points, np.sin(6 * points[:, 0]), np.full(60, 0.01))
+    process = process_of(points, 2 + np.sin(6 * points[:, 0]))
     assert process.settings.scales[0] > process.settings.scales[1] + 1
     new = rng.random((50, 2))
-    mean, deviation = process.predict(new)
-    assert np.abs(mean - np.sin(6 * new[:, 0])).max() < 0.1
+    mean, deviation = process.predict(new, 0.0)
+    unit, true = (2 + np.sin(6 * points[:, 0])).max(), 2 + np.sin(6 * new[:, 0])
+    low = true < 2  # what is far above the median counts as nearer to it
+    assert np.abs(mean * unit - true)[low].max() < 0.1
     assert (deviation > 0).all()
 
 
 def test_the_gradient_is_that_of_the_loss() -> None:
-    """Length scales and noise are searched along the true gradient."""
+    """All settings are searched along the true gradient."""
     rng = np.random.default_rng(1)
-    points, observed = rng.random((12, 3)), rng.normal(size=12)
-    squares = (points[:, None, :] - points[None, :, :]) ** 2
-    noise = rng.uniform(0.3, 1.3, 12)
-    at = np.array([0.3, -0.5, 0.9, -1.0])
-    found = _loss(at, squares, observed, noise)[1]
-    expected = approx_fprime(at, lambda x: _loss(x, squares, observed, noise)[0], 1e-6)
-    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    points, values = rng.random((12, 3)), rng.normal(size=12)
+    ages = rng.uniform(0, 5, 12)
+    known = (
+        (points[:, None, :] - points) ** 2,
+        np.abs(ages[:, None] - ages),
+        (np.arange(12)[:, None] // 3 == np.arange(12) // 3).astype(float),
+        values,
+    )
+    at = np.array([0.3, -0.5, 0.9, -0.5, -1.0, -2.0, 1.2, -3.0])
+    expected = approx_fprime(at, lambda x: _loss(x, *known)[0], 1e-6)
+    assert _loss(at, *known)[1] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_noisy_observations_count_for_less() -> None:
-    """Of two values at one place the mean is nearer to the one with less noise."""
-    points = np.array([[0.5], [0.5], [0.0], [1.0]])
-    values = np.array([0.0, 1.0, 0.5, 0.5])
-    mean, _ = Process(points, values, np.array([0.1, 5.0, 1.0, 1.0])).predict(points[:1])
-    assert mean[0] < 0.5
+def test_what_parameters_do_may_change_with_age() -> None:
+    """From a few trials that have grown old a process learns that ranks turn."""
+    x = np.linspace(0, 1, 30)
+    curves = []
+    for number, each in enumerate(x.tolist()):
+        units = 16 if number % 5 == 0 else 1
+        late = np.log2(np.arange(1, units + 1)) / 4
+        curves.append((1 + late * (1 - each) + (1 - late) * each).tolist())
+    seen = observe(curves, [None] * len(curves))
+    process = Process(x[seen.trials, None], seen)
+    ends = np.array([[0.1], [0.9]])
+    young, old = process.predict(ends, 0.0)[0], process.predict(ends, seen.end)[0]
+    assert young[0] < young[1]
+    assert old[0] > old[1]
 
 
 def test_equal_values_are_no_problem() -> None:
     """Values without any spread give a process that expects them everywhere."""
-    process = Process(np.random.default_rng(0).random((12, 2)), np.ones(12), np.ones(12))
-    assert process.predict(np.array([[0.1, 0.9]]))[0] == pytest.approx(1.0)
+    process = process_of(np.random.default_rng(0).random((12, 2)), np.ones(12))
+    assert process.predict(np.array([[0.1, 0.9]]), 0.0)[0] == pytest.approx(1.0)
 
 
-def test_scores_are_ranks_at_any_age() -> None:
-    """A trial that ended lower has a lower score; the younger a trial is, the noisier its score."""
-    scores = score([[3.0, 2.0, 1.0], [2.5], [9.0, 8.0, 7.0]], [1.0, None, 7.0])
-    assert scores.values[0] < scores.values[1] < scores.values[2]
-    assert scores.noise[0] == scores.noise[2] < scores.noise[1]
-
-
-def test_a_young_trial_is_compared_at_its_age() -> None:
-    """One that is lower than all were at its age is before those that are lower now but will not
-    be."""
-    old = [[9.0, 8.0, 7.9, 7.8], [9.5, 8.5, 7.95, 7.85], [9.9, 9.0, 8.9, 8.8]]
-    scores = score([*old, [8.0], [9.8]], [None] * 5)
-    assert scores.values[3] < scores.values[2]
-    assert scores.values[3] < scores.values[4]
-
-
-def test_a_trial_without_reports_is_scored_by_its_end() -> None:
-    """Objectives that report nothing are ranked by what they return."""
-    scores = score([[], [], []], [3.0, 1.0, 2.0])
-    assert np.argsort(scores.values).tolist() == [1, 2, 0]
-
-
-@given(st.lists(st.lists(st.floats(), min_size=1, max_size=5), min_size=1, max_size=12))
-def test_any_values_can_be_scored(curves: list[list[float]]) -> None:
-    """NaN and infinite values rank last, and give finite scores."""
-    scores = score(curves, [None] * len(curves))
-    assert np.isfinite(scores.values).all()
-    assert (scores.noise > 0).all()
-    ranked = [c[-1] if math.isfinite(c[-1]) else math.inf for c in curves]
-    if len(set(map(len, curves))) == 1 and len(set(ranked)) == len(ranked):
-        assert np.argmin(scores.values) == np.argmin(ranked)
+def test_settings_are_fitted_to_so_many_observations() -> None:
+    """Of many trials the oldest quarter comes first; whole trials are taken."""
+    curves = [[1.0] * (16 if number % 10 == 0 else 1) for number in range(200)]
+    seen = observe(curves, [None] * 200)
+    some = _fitted(seen)
+    assert len(some) <= MOST_FITTED
+    taken = np.unique(seen.trials[some])
+    assert set(range(0, 200, 10)) <= set(taken.tolist())
+    assert len(some) == np.isin(seen.trials, taken).sum()
 
 
 def test_proposals_approach_the_minimum() -> None:
     """The candidate expected to improve most is near the minimum of a bowl."""
     rng = np.random.default_rng(0)
     points = rng.random((40, 3))
-    values = ((points - [0.2, 0.7, 0.5]) ** 2).sum(axis=1)
-    process = Process(points, values, np.full(40, 0.05))
-    best = points[np.argsort(values)]
-    found = propose(process, best, Cube([], 3), rng)[0]
+    process = process_of(points, ((points - [0.2, 0.7, 0.5]) ** 2).sum(axis=1))
+    found = propose(process, points, 0.0, Cube([], 3), rng)[0]
     assert np.abs(found - [0.2, 0.7, 0.5]).max() < 0.15
 
 
