@@ -22,9 +22,9 @@ DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 class HermesSampler(BaseSampler):
     """Sampler for studies whose trials are suspended and resumed; it may wrap another one.
 
-    By itself it proposes by a Gaussian process on trials of any age, the young ones counting as
-    less certain; Optuna's TPE proposes what that cannot: parameters that only some trials have,
-    and studies with several objectives or constraints.
+    By itself it proposes by a Gaussian process over parameters and age, which foresees from partial
+    curves how trials end. Optuna's TPE proposes what that cannot: parameters that only some trials
+    have, and those of studies with several objectives or constraints.
 
     It shows the sampler that proposes, or the one that it wraps, suspended trials at their last
     value. Such a trial is RUNNING in Optuna's database, and samplers take a RUNNING trial for a bad

@@ -135,10 +135,8 @@ def test_trials_that_were_added_count() -> None:
     study = optuna.create_study(sampler=sampler())
     space = {"x": optuna.distributions.FloatDistribution(0, 1)}
     study.add_trials(
-        optuna.trial.create_trial(
-            params={"x": i / 20}, distributions=space, value=abs(i / 20 - 0.3)
-        )
-        for i in range(21)
+        optuna.trial.create_trial(params={"x": x}, distributions=space, value=abs(x - 0.3))
+        for x in np.linspace(0, 1, 21).tolist()
     )
     asked = [study.ask(space).params["x"] for _ in range(3)]
     assert all(abs(x - 0.3) < 0.1 for x in asked)
