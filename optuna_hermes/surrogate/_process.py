@@ -56,7 +56,7 @@ class Process:
     of the logarithms of their ages; two of one trial have ``e * c`` more. So what parameters do
     may change with age, and how is learned from all trials, those that are young among them. The
     idea is that of Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", 2014; the kernel
-    is this project's own. The mean is linear in the logarithm of age.
+    is this project's own.
 
     Args:
         points: of the unit cube, one for each observation [n, d].
@@ -78,11 +78,12 @@ class Process:
         self, points: Floats, observed: Observations, settings: Settings | None = None
     ) -> None:
         self._ages = observed.ages
-        self._trend = _trend(observed)
-        left = observed.values - _line(self._trend, observed.ages)
-        spread = float(left.std())
+        # The same at all ages: a line through survivors, which are the best ones, would promise
+        # all trials that they will be as good once they are as old.
+        self._mean = float(observed.values.mean())
+        spread = float(observed.values.std())
         self._unit = spread if spread > 1e-9 else 1.0
-        values = left / self._unit
+        values = (observed.values - self._mean) / self._unit
         if settings is None:
             if spread > 1e-9:
                 some = _fitted(observed)
@@ -107,7 +108,7 @@ class Process:
         between = self._shared(points * np.exp(self.settings.scales), ages)
         known = solve_triangular(self._factor, between.T, lower=True)
         variance = np.maximum(self._variance - (known**2).sum(axis=0), 1e-9)
-        mean = self._unit * (between @ self._weights) + _line(self._trend, ages)
+        mean = self._mean + self._unit * (between @ self._weights)
         return mean, self._unit * np.sqrt(variance)
 
     def _shared(self, scaled: Floats, ages: Floats) -> Floats:
@@ -117,18 +118,6 @@ class Process:
 
     def _closeness(self, ages: Floats) -> Floats:
         return _decay(ages[:, None] - self._ages, math.exp(self.settings.others[3]))
-
-
-def _trend(observed: Observations) -> Floats:
-    """Level and slope of values along the logarithm of age, by least squares."""
-    if np.ptp(observed.ages) == 0:
-        return np.array([observed.values.mean(), 0.0])
-    slope, level = np.polyfit(observed.ages, observed.values, 1)
-    return np.array([level, slope])
-
-
-def _line(trend: Floats, ages: Floats) -> Floats:
-    return np.asarray(trend[0] + trend[1] * ages)
 
 
 def _fitted(observed: Observations) -> Places:
