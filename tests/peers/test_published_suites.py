@@ -21,6 +21,7 @@ from optuna.testing.pytest_samplers import (
 from optuna.testing.pytest_storages import StorageTestCase
 
 from optuna_hermes import HermesPruner, HermesSampler
+from optuna_hermes._optuna import SurrogateSampler, _surrogate_sampler
 from optuna_hermes._optuna._patient import PatientStorage
 
 pytestmark = [
@@ -33,6 +34,7 @@ RELATIVE: dict[str, MakeSampler] = {
     "TPE": partial(found.TPESampler, n_startup_trials=0, multivariate=True),
     "CMA-ES": partial(found.CmaEsSampler, n_startup_trials=0),
     "GP": partial(found.GPSampler, n_startup_trials=0),
+    "own": SurrogateSampler,
 }
 BASIC: dict[str, MakeSampler] = {
     **RELATIVE,
@@ -42,7 +44,7 @@ BASIC: dict[str, MakeSampler] = {
     "NSGA-III": found.NSGAIIISampler,
     "QMC": found.QMCSampler,
 }
-MULTIPLE = ("TPE", "NSGA-II", "NSGA-III", "GP")
+MULTIPLE = ("TPE", "NSGA-II", "NSGA-III", "GP", "own")
 SINGLE = ("CMA-ES",)
 
 
@@ -53,8 +55,14 @@ def cases(names: Any) -> list[Any]:
 
 
 def over(base: MakeSampler) -> MakeSampler:
-    """A sampler of ours over one of Optuna's."""
+    """A sampler of ours over one of Optuna's, or over the one that it has by itself."""
     return lambda: HermesSampler(base())
+
+
+@pytest.fixture(autouse=True)
+def no_startup(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suites expect proposals from the first trials on, not random numbers."""
+    monkeypatch.setattr(_surrogate_sampler, "N_STARTUP", 1)
 
 
 @pytest.fixture(autouse=True)
