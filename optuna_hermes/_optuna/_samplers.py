@@ -71,6 +71,13 @@ def left_to_propose(study: optuna.Study) -> int | None:
     return len(sampler._all_grids) - len(proposed)
 
 
+def load_sampler(study: optuna.Study) -> None:
+    """Import what the study's sampler, if it is ours, imports with its first proposal."""
+    load = getattr(_proposer(study.sampler), "load", None)
+    if load is not None:
+        load()
+
+
 def _proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
     """The sampler at the bottom of those that wrap others."""
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)

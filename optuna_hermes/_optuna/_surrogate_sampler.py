@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
+import importlib
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna._transform import _SearchSpaceTransform
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.search_space import IntersectionSearchSpace
@@ -18,14 +17,11 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._samplers import constraint_names
-from optuna_hermes.surrogate import Cube, Observations, Process, observe, propose
 
 N_STARTUP = 10
 """Trials with a value before the surrogate proposes; as many as TPE draws at random."""
 MOST_KNOWN = 1000
 """Trials that are looked at: the newest."""
-MOST_MODELLED = 130
-"""Trials that the process is made of."""
 
 
 class SurrogateSampler(BaseSampler):
@@ -55,6 +51,11 @@ class SurrogateSampler(BaseSampler):
         self._others = TPESampler(seed=seed)
         self._space = IntersectionSearchSpace()
 
+    @staticmethod
+    def load() -> None:
+        """Import what is imported with the first proposal, for processes that fork others."""
+        importlib.import_module("optuna_hermes._optuna._surrogate_model")
+
     def reseed_rng(self) -> None:
         """Draw other random numbers than a copy of this sampler."""
         self._rng.rng.seed()
@@ -82,15 +83,14 @@ class SurrogateSampler(BaseSampler):
         if not search_space or len(known) < N_STARTUP or any(map(constraint_names, known)):
             return {}
         begun = [each for each in placed if each.state == TrialState.RUNNING]
-        space = _Space(search_space)
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
         # Else what fails for its parameters, as for want of memory, would be proposed for ever.
         failed = [each for each in placed if each.state == TrialState.FAIL]
         tried = sorted([*known, *failed], key=attrgetter("number"))[-MOST_KNOWN:]
-        process, points, end = _model(space, tried, begun, _sign(study))
         taken = [each.params for each in [*tried, *begun]]
-        for point in propose(process, points, end, space.cube, rng):
-            params = space.params(point)
+        from optuna_hermes._optuna._surrogate_model import proposals  # SciPy is long to import
+
+        for params in proposals(search_space, tried, begun, _sign(study), rng):
             if not any(params.items() <= each.items() for each in taken):
                 return params
         return {}  # a space of few points, all of which are taken
@@ -120,84 +120,8 @@ class SurrogateSampler(BaseSampler):
         self._others.after_trial(study, trial, state, values)
 
 
-class _Space:
-    """Search space as a cube."""
-
-    def __init__(self, space: dict[str, BaseDistribution]) -> None:
-        self._space = space
-        self._transform = _SearchSpaceTransform(space, transform_0_1=True)
-        columns = self._transform.column_to_encoded_columns
-        choices = [
-            columns[index]
-            for index, each in enumerate(space.values())
-            if isinstance(each, CategoricalDistribution)
-        ]
-        self.cube = Cube(choices, len(self._transform.bounds))
-
-    def point(self, trial: FrozenTrial) -> Any:
-        """Return the point of a trial [d]."""
-        return self._transform.transform(_own(trial, self._space))
-
-    def params(self, point: Any) -> dict[str, Any]:
-        """Return the parameters of a point."""
-        return self._transform.untransform(point)
-
-
-def _model(
-    space: _Space, known: Sequence[FrozenTrial], begun: Sequence[FrozenTrial], sign: float
-) -> tuple[Process, Any, float]:
-    """Fit a process to trials, and take from it what those that have no value may have.
-
-    Returns:
-        The process, the points of the trials that it was fitted to, and the age that counts.
-    """
-    observed = _observations(known, sign)
-    chosen = _modelled(observed)
-    observed = observed.of(chosen)
-    points = np.array([space.point(known[index]) for index in chosen])
-    process = Process(points[observed.trials], observed)
-    if begun:
-        # As if they had what is expected of them: so the next one is proposed elsewhere.
-        more = np.array([space.point(each) for each in begun])
-        expected = process.predict(more, observed.end)[0]
-        both = np.vstack([points, more])
-        all_ = observed.and_at_end(expected)
-        process = Process(both[all_.trials], all_, process.settings)
-    return process, points, observed.end
-
-
-def _modelled(observed: Observations) -> list[int]:
-    """The trials that a process is made of: the best half of so many, old ones, and the newest."""
-    ages, values = observed.last()
-    if len(ages) <= MOST_MODELLED:
-        return list(range(len(ages)))
-    best = np.argsort(values, kind="stable")[: MOST_MODELLED // 2]
-    oldest = np.lexsort((values, -ages))[: MOST_MODELLED // 4]
-    newest = np.arange(len(ages))[::-1]
-    return sorted(list(dict.fromkeys([*best, *oldest, *newest]))[:MOST_MODELLED])
-
-
-def _observations(trials: Sequence[FrozenTrial], sign: float) -> Observations:
-    curves: list[list[float]] = []
-    finals: list[float | None] = []
-    for each in trials:
-        if each.state == TrialState.FAIL:
-            curves.append([math.inf])
-            finals.append(None)
-            continue
-        reports = each.intermediate_values
-        curves.append([sign * reports[step] for step in sorted(reports)])
-        # Trials that have not ended are shown as COMPLETE at their last value.
-        finals.append(sign * each.values[0] if each.values else None)
-    return observe(curves, finals)
-
-
 def _sign(study: optuna.Study) -> float:
     return -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
-
-
-def _own(trial: FrozenTrial, space: dict[str, BaseDistribution]) -> dict[str, Any]:
-    return {name: trial.params[name] for name in space}
 
 
 def _has_value(trial: FrozenTrial) -> bool:

@@ -315,6 +315,8 @@ class _ForkServer:
             return
         if self._study is not None and time.monotonic() - self._read_at > _READ_SECONDS:
             _optuna.read_trials(self._study)
+            if self._read_at > -math.inf:  # not before the first workers, which need none of it
+                _optuna.load_sampler(self._study)
             gc.collect()  # before what is left is passed over for good
             gc.freeze()
             self._read_at = time.monotonic()
