@@ -15,6 +15,8 @@ from optuna_hermes.surrogate import Cube, Observations, Process, observe, propos
 
 MOST_MODELLED = 130
 """Trials that the process is made of."""
+APART = 0.01
+"""Difference, as a share of its range, that some parameter has from that of each begun trial."""
 
 
 def proposals(
@@ -35,8 +37,11 @@ def proposals(
     """
     space = _Space(search_space)
     process, points, end = _model(space, tried, begun, sign)
+    taken = np.array([space.point(each) for each in begun]).reshape(len(begun), points.shape[1])
     for point in propose(process, points, end, space.cube, rng):
-        yield space.params(point)
+        # Where the process is sure of the minimum, what is expected of begun trials moves nothing.
+        if not (np.abs(taken - point).max(axis=1) < APART).any():
+            yield space.params(point)
 
 
 class _Space:
