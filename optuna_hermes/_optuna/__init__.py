@@ -20,7 +20,6 @@ from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
-from optuna_hermes._optuna._samplers import load_sampler as load_sampler
 from optuna_hermes._optuna._samplers import reseed as reseed
 from optuna_hermes._optuna._storages import close_connections as close_connections
 from optuna_hermes._optuna._storages import create_study as create_study
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     from optuna_hermes._optuna._patient import patient as patient
     from optuna_hermes._optuna._patient import tell as tell
     from optuna_hermes._optuna._surrogate_sampler import SurrogateSampler as SurrogateSampler
+    from optuna_hermes._optuna._surrogate_sampler import load_sampler as load_sampler
 
 hidden = shown
 
@@ -93,7 +93,7 @@ _HOMES = {
     **dict.fromkeys(("log_warnings_only", "optuna_verbs", "run_optuna_cli"), "_commands"),
     **dict.fromkeys(("flush_reports", "keep_reports", "patient", "tell"), "_patient"),
     "claim_ledger": "_local_ledgers",
-    "SurrogateSampler": "_surrogate_sampler",
+    **dict.fromkeys(("SurrogateSampler", "load_sampler"), "_surrogate_sampler"),
 }
 
 

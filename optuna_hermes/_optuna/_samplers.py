@@ -53,12 +53,12 @@ def fixed_list(study: optuna.Study, unstarted: int | None) -> bool:
         return False
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
     # The exact type, since a subclass may learn.
-    return len(waiting) >= unstarted or type(_proposer(study.sampler)) in _BLIND_SAMPLERS
+    return len(waiting) >= unstarted or type(proposer(study.sampler)) in _BLIND_SAMPLERS
 
 
 def left_to_propose(study: optuna.Study) -> int | None:
     """The number of grid points not yet proposed; None for samplers without an end."""
-    sampler = _proposer(study.sampler)
+    sampler = proposer(study.sampler)
     if not isinstance(sampler, optuna.samplers.GridSampler):
         return None
     proposed = {
@@ -71,17 +71,10 @@ def left_to_propose(study: optuna.Study) -> int | None:
     return len(sampler._all_grids) - len(proposed)
 
 
-def load_sampler(study: optuna.Study) -> None:
-    """Import what the study's sampler, if it is ours, imports with its first proposal."""
-    load = getattr(_proposer(study.sampler), "load", None)
-    if load is not None:
-        load()
-
-
-def _proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
+def proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
     """The sampler at the bottom of those that wrap others."""
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
-    return _proposer(base) if isinstance(base, optuna.samplers.BaseSampler) else sampler
+    return proposer(base) if isinstance(base, optuna.samplers.BaseSampler) else sampler
 
 
 class StudyView(optuna.Study):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,18 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from optuna_hermes._optuna._samplers import constraint_names
+from optuna_hermes._optuna._samplers import constraint_names, proposer
 
 N_STARTUP = 10
 """Trials with a value before the surrogate proposes; as many as TPE draws at random."""
 MOST_KNOWN = 1000
 """Trials that are looked at: the newest."""
+
+
+def load_sampler(study: optuna.Study) -> None:
+    """Import what the study's sampler, if it is ours, imports with its first proposal."""
+    if isinstance(proposer(study.sampler), SurrogateSampler):
+        importlib.import_module("optuna_hermes._optuna._surrogate_model")
 
 
 class SurrogateSampler(BaseSampler):
@@ -51,11 +56,6 @@ class SurrogateSampler(BaseSampler):
         self._others = TPESampler(seed=seed)
         self._space = IntersectionSearchSpace()
 
-    @staticmethod
-    def load() -> None:
-        """Import what is imported with the first proposal, for processes that fork others."""
-        importlib.import_module("optuna_hermes._optuna._surrogate_model")
-
     def reseed_rng(self) -> None:
         """Draw other random numbers than a copy of this sampler."""
         self._rng.rng.seed()
@@ -84,9 +84,10 @@ class SurrogateSampler(BaseSampler):
             return {}
         begun = [each for each in placed if each.state == TrialState.RUNNING]
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
-        # Else what fails for its parameters, as for want of memory, would be proposed for ever.
-        failed = [each for each in placed if each.state == TrialState.FAIL]
-        tried = sorted([*known, *failed], key=attrgetter("number"))[-MOST_KNOWN:]
+        # With failed ones: else what fails for its parameters, as for want of memory, would be
+        # proposed for ever.
+        tried = [each for each in placed if each.state == TrialState.FAIL or _has_value(each)]
+        tried = tried[-MOST_KNOWN:]
         taken = [each.params for each in [*tried, *begun]]
         from optuna_hermes._optuna._surrogate_model import proposals  # SciPy is long to import
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,7 @@ import optuna
 import pytest
 
 from optuna_hermes import HermesSampler
+from optuna_hermes._optuna import load_sampler
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -178,3 +180,15 @@ def test_what_is_no_sampler_is_refused() -> None:
         HermesSampler("gp")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="seed must be given to TPESampler"):
         HermesSampler(optuna.samplers.TPESampler(), seed=1)
+
+
+def test_samplers_of_others_are_not_loaded() -> None:
+    """Before workers are forked only our own sampler is imported, whatever others call theirs."""
+
+    class Other(optuna.samplers.RandomSampler):
+        def load(self, path: str) -> None:
+            raise AssertionError(path)
+
+    load_sampler(optuna.create_study(sampler=HermesSampler(Other())))
+    load_sampler(optuna.create_study(sampler=sampler()))
+    assert "optuna_hermes._optuna._surrogate_model" in sys.modules
