@@ -95,26 +95,25 @@ class Process:
         self._scaled = points * np.exp(settings.scales)
         same, changing, own, _, noise = np.exp(settings.others)
         self._variance = same + changing
-        covariance = self._shared(self._scaled, self._ages)
-        together = observed.trials[:, None] == observed.trials
-        covariance += own * together * self._closeness(self._ages)
+        close = self._closeness(self._ages)
+        covariance = self._shared(self._scaled, close)
+        covariance += own * (observed.trials[:, None] == observed.trials) * close
         covariance[np.diag_indices(len(values))] += noise + _JITTER
         self._factor = np.linalg.cholesky(covariance)
         self._weights = cho_solve((self._factor, True), values)
 
     def predict(self, points: Floats, age: float) -> tuple[Floats, Floats]:
         """Mean and standard deviation of new trials at points [m, d] and a logarithmic age."""
-        ages = np.full(len(points), age)
-        between = self._shared(points * np.exp(self.settings.scales), ages)
+        close = self._closeness(np.full(len(points), age))
+        between = self._shared(points * np.exp(self.settings.scales), close)
         known = solve_triangular(self._factor, between.T, lower=True)
         variance = np.maximum(self._variance - (known**2).sum(axis=0), 1e-9)
         mean = self._mean + self._unit * (between @ self._weights)
         return mean, self._unit * np.sqrt(variance)
 
-    def _shared(self, scaled: Floats, ages: Floats) -> Floats:
+    def _shared(self, scaled: Floats, close: Floats) -> Floats:
         same, changing = np.exp(self.settings.others[:2])
-        kernel = _matern(_distances(scaled, self._scaled))
-        return np.asarray((same + changing * self._closeness(ages)) * kernel)
+        return np.asarray((same + changing * close) * _matern(_distances(scaled, self._scaled)))
 
     def _closeness(self, ages: Floats) -> Floats:
         return _decay(ages[:, None] - self._ages, math.exp(self.settings.others[3]))
@@ -196,10 +195,10 @@ def _loss(
         noise * np.trace(outer),
     ])  # fmt: skip
     prior = Settings.prior(n_dimensions)
-    away = settings - np.concatenate([prior.scales, prior.others])
-    away /= np.concatenate([np.ones(n_dimensions), _DEVIATIONS])
+    deviations = np.append(np.ones(n_dimensions), _DEVIATIONS)
+    away = (settings - np.append(prior.scales, prior.others)) / deviations
     loss = 0.5 * float(values @ dual) + float(np.log(np.diag(lower)).sum())
-    gradient += away / np.concatenate([np.ones(n_dimensions), _DEVIATIONS])
+    gradient += away / deviations
     return loss + 0.5 * float(away @ away), gradient
 
 
