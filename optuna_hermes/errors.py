@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
+
+class ExitStatus(IntEnum):
+    """Exit statuses of ``optuna-hermes``, for shells and managers."""
+
+    DONE = 0
+    FAILED = 1
+    """A failure that is not the caller's."""
+    BAD_INPUT = 2
+    NOTHING_SUCCEEDED = 3
+    """Every trial of a study has failed, or so many alike that it was stopped."""
+    SUSPENDED = 75
+    """``EX_TEMPFAIL``: a signal, or the end of the job, suspended all; run the same command again.
+    """
+    INTERRUPTED = 130
+    """Ctrl-C, as shells report it."""
+
 
 class HermesError(Exception):
     """Base of every error this package raises on purpose."""

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from optuna_hermes._surroundings import host_name
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices._source import Devices, parse_devices
 from optuna_hermes.broker._server._logs import start_logging
@@ -64,7 +65,7 @@ def run_broker(
     give_back_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     directory = election.runtime_dir()
-    host = socket.gethostname()
+    host = host_name()
     slots = parse_devices(devices)
     source = Devices(slots, host, named=devices != "auto")
     office = election.Office(directory, devices)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import filelock
 
+from optuna_hermes._surroundings import job_label
 from optuna_hermes.broker._holders import started
 from optuna_hermes.broker._privacy import (
     check_private,
@@ -35,7 +36,8 @@ def runtime_dir() -> Path:
     """The private folder of lock, socket and log, made if missing.
 
     It is ``$OPTUNA_HERMES_RUNTIME_DIR``, or a folder in ``$XDG_RUNTIME_DIR``, or one of the user's
-    own in the folder for temporary files.
+    own in the folder for temporary files. Each job of SLURM has one of its own: jobs that share a
+    node have devices of their own, and so brokers.
 
     Raises:
         BrokerConflictError: see ``private_folder``.
@@ -54,10 +56,11 @@ def _runtime_path() -> Path:
     named = os.environ.get(RUNTIME_DIR_VARIABLE)
     if named:
         return Path(named)
-    session = os.environ.get("XDG_RUNTIME_DIR")
+    session, label = os.environ.get("XDG_RUNTIME_DIR"), job_label(os.environ)
+    of_job = "" if label is None else f"-{label}"
     if session and _is_ours(session):
-        return Path(session) / "optuna-hermes"
-    return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}"
+        return Path(session) / f"optuna-hermes{of_job}"
+    return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}{of_job}"
 
 
 def _is_ours(session: str) -> bool:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optuna_hermes._surroundings import GRACE_VARIABLE, MOST_GRACE_SECONDS, surroundings
+from optuna_hermes._surroundings import requeue as ask_for_requeue
 from optuna_hermes.cli._output import (
     BAD_INPUT,
     INTERRUPTED,
     NOTHING_SUCCEEDED,
+    SUSPENDED,
     complain,
     note,
     show,
@@ -25,6 +29,7 @@ from optuna_hermes.cli._studies import (
     seconds,
     study_to_optimize,
 )
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import make_progress
@@ -98,6 +103,19 @@ def optimize(
             help="End a process that says and does nothing for so long; else 300.",
         ),
     ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(
+            min=1.0,
+            max=MOST_GRACE_SECONDS,
+            envvar=GRACE_VARIABLE,
+            metavar="S",
+            help="From a manager's signal to its SIGKILL; else 30 in a job of SLURM, and 15.",
+        ),
+    ] = None,
+    requeue: Annotated[
+        bool, typer.Option("--requeue", help="Let SLURM begin the job again when suspended.")
+    ] = False,
     power_down_command: PowerDown = None,
     power_up_command: PowerUp = None,
     json: Json = False,
@@ -110,6 +128,15 @@ def optimize(
     maximises.
 
     \b
+    Exit status:
+      0    done, or --timeout or --device-seconds is used up
+      1    failed
+      2    bad input
+      3    no trial has succeeded
+      75   suspended by a signal or by the end of its job: run the same command again
+      130  suspended by Ctrl-C
+
+    \b
     Example:
       optuna-hermes optimize train.py:objective --storage sqlite:///study.db \\
           --study-name digits --n-trials 64
@@ -120,6 +147,11 @@ def optimize(
     from optuna_hermes.workers._worker_pool import start
 
     parse_devices(devices)
+    job = surroundings(os.environ).job
+    if requeue and job is None:
+        raise InvalidInputError(
+            "--requeue must be given in a job of SLURM but $SLURM_JOB_ID is not set: leave it out."
+        )
     settings = Settings(
         n_trials=n_trials,
         timeout=timeout,
@@ -130,6 +162,7 @@ def optimize(
         seed=seed,
         checkpoint_dir=checkpoint_dir,
         hang_seconds=hang_seconds,
+        grace=grace,
         power=commands_for(policy, power_down_command, power_up_command),
     )
     # Workers import the objective while the study is opened.
@@ -139,7 +172,18 @@ def optimize(
         show_json(result.document())
     else:
         show(summary_view(result.document()))
-    return conclude(result, same_command())
+    status = conclude(result, same_command())
+    if requeue and job is not None and status == SUSPENDED:
+        _requeue(job)
+    return status
+
+
+def _requeue(job: str) -> None:
+    # Said before: SLURM ends the job, and this process, as soon as it is asked.
+    note(f"Asking SLURM to begin job {job} again.")
+    reason = ask_for_requeue(job)
+    if reason is not None:
+        note(f"`scontrol requeue {job}` has failed ({reason}): submit the job again yourself.")
 
 
 def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeResult:
@@ -157,11 +201,13 @@ def conclude(result: OptimizeResult, again: str) -> int:
     """Print the problem of a study, or the command line ``again``; return the exit status."""
     if result.problem is not None:
         return complain(result.problem, BAD_INPUT)
-    if result.failure is not None and not result.interrupted:
+    if result.failure is not None and not (result.interrupted or result.suspended):
         rest = f" To go on: {again}" if result.stopped else ""
         return complain(result.failure + rest, NOTHING_SUCCEEDED)
     if result.taken_by is not None:
         note(f"{result.outlook} To wait again:\n  {again}")
     elif result.unfinished or result.stopped or result.interrupted:
         note(f"Stopped with {plural(result.unfinished, 'trial')} suspended. To go on:\n  {again}")
-    return INTERRUPTED if result.interrupted else 0
+    if result.interrupted:
+        return INTERRUPTED
+    return SUSPENDED if result.suspended else 0

@@ -12,16 +12,17 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
+from optuna_hermes.errors import ExitStatus
 from optuna_hermes.view.formats import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Exit statuses. 3: every trial of a study has failed; 130: Ctrl-C, as shells report it.
-FAILED = 1
-BAD_INPUT = 2
-NOTHING_SUCCEEDED = 3
-INTERRUPTED = 130
+FAILED = ExitStatus.FAILED
+BAD_INPUT = ExitStatus.BAD_INPUT
+NOTHING_SUCCEEDED = ExitStatus.NOTHING_SUCCEEDED
+SUSPENDED = ExitStatus.SUSPENDED
+INTERRUPTED = ExitStatus.INTERRUPTED
 
 
 def complain(message: str, status: int) -> int:

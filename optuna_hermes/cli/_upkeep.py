@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optuna_hermes._surroundings import host_name
 from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
@@ -153,7 +153,7 @@ def _host(broker: BrokerStatus | None) -> str | None:
     # Processes of a dead broker may go on, and reconnect to the next one with their leases.
     if broker is None and holders.living(election.runtime_dir()):
         return None
-    return socket.gethostname()
+    return host_name()
 
 
 def _cleared(rows: Rows) -> str:

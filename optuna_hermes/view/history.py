@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import socket
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from optuna_hermes._surroundings import host_name
 from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def trial_states(
 
     ``alive`` are the brokers of all hosts whose heartbeat in the ledger is recent.
     """
-    key, here = str(facts.key), (None, socket.gethostname())
+    key, here = str(facts.key), (None, host_name())
     served = broker is not None and broker.study(key) is not None
     # A broker that was killed could not write down what became of its trials. One that a process
     # may have is as the ledger says: checkpoints decide for the others.

@@ -6,18 +6,17 @@ import contextlib
 import math
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import optuna
 from msgspec import structs
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
+from optuna_hermes._surroundings import end_of_job, surroundings
 from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenStudy, StudyStatus
@@ -42,17 +41,11 @@ from optuna_hermes.workers._result import (
     trial_results,
 )
 from optuna_hermes.workers._settings import Settings
-from optuna_hermes.workers._signals import LEFT_TO_DRIVER
+from optuna_hermes.workers._stops import LEAVE_SECONDS, Stops, suspending_seconds
 from optuna_hermes.workers._taken import TAKEN, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
 from optuna_hermes.workers._worker import WorkerInput
 from optuna_hermes.workers._worker_pool import WorkerPool
-
-PARK_SECONDS = 10.0
-"""Seconds for all live trials to be suspended after Ctrl-C; then their processes are killed."""
-
-LEAVE_SECONDS = 5.0
-"""Seconds for a worker to end and for the broker to notice that."""
 
 READY_PER_DEVICE = 2
 """Workers kept ready for each device: one takes it, another is there before the next is forked."""
@@ -72,10 +65,6 @@ _HELD = (
     "Nothing is left but {} that somebody holds: let go with `optuna-hermes release`, then run the "
     "same command again."
 )
-
-_SUSPENDING = "Suspending every live trial; press Ctrl-C again to end at once."
-_SAME_SECONDS = 0.3
-"""Two SIGINT within this time are one Ctrl-C, sent by the terminal and by a parent program."""
 
 MOST_FAILED_STARTS = 3
 """Workers in a row that may end before their trial begins; then the study is stopped."""
@@ -108,15 +97,20 @@ class Driver:
         self._progress = progress
         self._callbacks = callbacks
         self._pool = pool
-        self._interrupted = False
-        self._interrupted_at = -math.inf
-        self._said_so = False
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._last_done = 0
         self._began = pool.began
         self._import_seconds = 0.0
-        self._stopped = self._over = False
+        self._stopped = False
+        self._known = surroundings(os.environ)
+        self._stops = Stops(
+            began=self._began,
+            timeout=settings.timeout,
+            known=self._known,
+            grace_seconds=settings.grace or self._known.grace_seconds,
+            note=progress.note,
+        )
         self._last: StudyStatus | None = None
         self._devices: tuple[str, ...] = ()
         self._away = False
@@ -133,6 +127,7 @@ class Driver:
             InvalidInputError: with nothing changed.
             BrokerError: the broker cannot be started or kept alive.
         """
+        self._stops.expect_end_of_job(end_of_job(self._known))
         _optuna.patiently(_optuna.claim_ledger, self._study)
         with _optuna.patient(self._study):
             return self._with_ledger()
@@ -142,9 +137,10 @@ class Driver:
         name = self._study.study_name
         ledger = _optuna.patiently(open_ledger, _optuna.ledger_url(self._study))
         try:
-            if self._is_imported():
-                with _signals(self._interrupt), _optuna.optimize_loop(self._study):
-                    self._serve(self._pool, ledger)
+            with self._stops.heeds_signals():
+                if self._is_imported():
+                    with _optuna.optimize_loop(self._study):
+                        self._serve(self._pool, ledger)
             return self._result(ledger, time.monotonic() - self._began)
         except KeyError as error:  # of Optuna's storage, for whatever it cannot find
             if not _optuna.is_deleted(self._study):
@@ -156,9 +152,8 @@ class Driver:
             ledger.close()
 
     def _is_imported(self) -> bool:
-        """Wait until the objective is imported; False if the time is over before."""
-        timeout = self._settings.timeout
-        until = math.inf if timeout is None else self._began + timeout
+        """Wait until the objective is imported; False if the call is to end before."""
+        until = self._stops.at
         try:
             in_time = self._pool.wait_until_ready(min(until, self._began + _IMPORT_NOTED_SECONDS))
             if not in_time and time.monotonic() < until:
@@ -168,7 +163,11 @@ class Driver:
             self._progress.note(
                 "Interrupted during the import of the objective: nothing was changed."
             )
-            raise
+            if not self._stops.from_outside:
+                raise
+            self._stopped = True
+            return False
+        self._stops.nothing_begun = False
         self._import_seconds = time.monotonic() - self._began
         if not in_time:
             self._stopped = True
@@ -243,15 +242,8 @@ class Driver:
 
     def _is_over(self) -> bool:
         """True if the time is over, or the user or a callback has asked to stop."""
-        timeout, elapsed = self._settings.timeout, time.monotonic() - self._began
-        late = timeout is not None and elapsed >= timeout
-        if late and not self._over:
-            self._over = True
-            self._progress.note(
-                f"The time is over: {elapsed:.1f} s, {self._import_seconds:.1f} s of it until the "
-                "objective was imported. Suspending every live trial."
-            )
-        return self._interrupted or late or _optuna.asked_to_stop(self._study)
+        over = self._stops.is_over(self._import_seconds)
+        return over or _optuna.asked_to_stop(self._study)
 
     def _take_as_called_back(self) -> None:
         """Call no callbacks for trials that are finished already: other calls trained them."""
@@ -268,10 +260,7 @@ class Driver:
             connection.send(described)
         counted = _counted(self._last) if self._last is not None else None
 
-        timeout = self._settings.timeout
-
         def open_(counted: Counted | None) -> OpenStudy:
-            elapsed = time.monotonic() - self._began
             return _optuna.patiently(
                 opening,
                 self._study,
@@ -280,7 +269,7 @@ class Driver:
                 connection.welcome.instance,
                 n_trials=self._settings.n_trials,
                 max_alive=max_alive,
-                seconds_left=None if timeout is None else timeout - elapsed,
+                seconds_left=self._stops.seconds_left(),
                 device_seconds=self._settings.device_seconds,
                 counted=counted,
             )
@@ -310,6 +299,7 @@ class Driver:
         study is then opened ``anew``.
         """
         drained_at, pause = math.inf, 0.0
+        most = suspending_seconds(self._stops.grace_seconds)
         while True:
             mine = self._hear(watched, pool, pause)
             pause = TICK_SECONDS
@@ -320,7 +310,7 @@ class Driver:
             now = time.monotonic()
             if mine.draining:
                 drained_at = min(drained_at, now)
-            late = now - drained_at > PARK_SECONDS
+            late = now - drained_at > most
             if mine.finished and not mine.draining and (again := anew()).adopted:
                 watched.tell(again)
                 continue
@@ -437,26 +427,11 @@ class Driver:
         spent = budget is not None and mine.spent_seconds >= budget
         if mine.failures.hopeless and best_of(self._study) is None:
             return True
-        if self._interrupted and not self._said_so:
-            self._said_so = True
-            self._progress.note(_SUSPENDING)
+        self._stops.note_signal()
         if mine.all_held:
             self._progress.note(_HELD.format(plural(len(mine.held), "trial")))
             return True
         return spent or self._is_over()
-
-    def _interrupt(self, number: int) -> None:
-        """Ask for every trial to be suspended; a second Ctrl-C ends the call at once.
-
-        Only SIGINT can do so, since other signals come twice by themselves: ``timeout`` sends
-        SIGTERM to its child and to the group, a shell and a closed terminal both send SIGHUP.
-        """
-        now = time.monotonic()
-        again = now - self._interrupted_at > _SAME_SECONDS
-        if self._interrupted and number == signal.SIGINT and again:
-            raise KeyboardInterrupt
-        self._interrupted = True
-        self._interrupted_at = now
 
     def _call_back(self, mine: StudyStatus) -> None:
         if not self._callbacks or mine.counts.ended == self._last_done:
@@ -490,7 +465,8 @@ class Driver:
             best=best_of(self._study),
             trials=trials,
             stopped=self._stopped,
-            interrupted=self._interrupted,
+            interrupted=self._stops.signal == signal.SIGINT,
+            suspended=self._stopped and self._stops.from_outside,
             taken_by=self._taken_by,
             problem=self._problem,
             failure=None if self._taken_by is not None else failure_of(trials, failures),
@@ -504,34 +480,3 @@ def _counted(mine: StudyStatus) -> Counted:
         overhead_seconds=mine.overhead_seconds,
         spent_seconds=max(0.0, mine.spent_seconds - mine.held_seconds),
     )
-
-
-@contextlib.contextmanager
-def _signals(interrupt: Callable[[int], None]) -> Iterator[None]:
-    """Call ``interrupt`` on signals, which would otherwise end the process at any point.
-
-    SIGINT and SIGTERM are always handled: a shell makes its background jobs ignore SIGINT, lest
-    they be killed, but to suspend loses nothing. Other signals are handled only where they have
-    their default action: ``nohup`` ignores SIGHUP, and a script may have handlers of its own.
-    """
-    # Python sets signal handlers only in the main thread.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        interrupt(number)
-
-    ours = [number for number in LEFT_TO_DRIVER if _is_to_be_handled(number)]
-    before = {number: signal.signal(number, handler) for number in ours}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-def _is_to_be_handled(number: int) -> bool:
-    if number in (signal.SIGINT, signal.SIGTERM):
-        return True
-    return signal.getsignal(number) == signal.SIG_DFL

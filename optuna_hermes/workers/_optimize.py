@@ -10,7 +10,13 @@ import optuna
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._power_commands import commands_for
-from optuna_hermes.errors import HermesError, InvalidInputError, StorageError, TrialsFailedError
+from optuna_hermes.errors import (
+    ExitStatus,
+    HermesError,
+    InvalidInputError,
+    StorageError,
+    TrialsFailedError,
+)
 from optuna_hermes.sampler import devices_text
 from optuna_hermes.view.progress import ProgressDisplay, make_progress
 from optuna_hermes.workers._objective import Objective
@@ -37,6 +43,7 @@ def optimize(
     seed: int | None = None,
     checkpoint_dir: str | Path | None = None,
     hang_seconds: float | None = None,
+    grace: float | None = None,
     power_down_command: str | None = None,
     power_up_command: str | None = None,
     callbacks: Sequence[Callback] = (),
@@ -66,6 +73,9 @@ def optimize(
         hang_seconds: a process that trains, and neither reports nor computes for so long, is taken
             to hang: it is killed, and its trial goes on from its last checkpoint. None for 300.
             One that computes is given ten times that, and any time before its first unit.
+        grace: seconds from a signal of a manager (SLURM, Kubernetes, systemd) to its SIGKILL. All
+            but the last five of them are to suspend trials, those that have most to lose first.
+            None for ``$OPTUNA_HERMES_GRACE_SECONDS``, else 30 in a job of SLURM and 15 elsewhere.
         power_down_command: run for each device that ``energy`` powers down: a program and its
             arguments, ``{device}`` among them. No shell reads it.
         power_up_command: run before such a device is used again.
@@ -79,6 +89,8 @@ def optimize(
         InvalidInputError: before anything is changed.
         TrialsFailedError: every trial has failed, or so many alike that it was stopped.
         KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
+        SystemExit: with status 75, once every live trial is suspended after another signal or
+            before the end of a job of SLURM: make the same call again.
     """
     settings = Settings(
         n_trials=n_trials,
@@ -90,6 +102,7 @@ def optimize(
         seed=seed,
         checkpoint_dir=checkpoint_dir,
         hang_seconds=hang_seconds,
+        grace=grace,
         power=commands_for(policy, power_down_command, power_up_command),
     )
     progress = make_progress(show_progress, total=n_trials)
@@ -105,6 +118,8 @@ def optimize(
         progress.close()
     if result.interrupted:
         raise KeyboardInterrupt(result.outlook)  # a notebook shows it as the cell's last line
+    if result.suspended:
+        raise SystemExit(int(ExitStatus.SUSPENDED))
     if result.problem:
         raise HermesError(result.problem)
     if result.failure:

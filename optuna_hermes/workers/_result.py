@@ -57,7 +57,9 @@ class OptimizeResult:
         best: number, value and parameters of the best finished trial, None if there is none.
         trials: every trial of the study.
         stopped: true if it ended before the study had all its trials.
-        interrupted: true if Ctrl-C or SIGTERM ended the call.
+        interrupted: true if Ctrl-C ended the call.
+        suspended: true if another signal, or the end of its job, ended the call before the study
+            was done: the same call is to be made again.
         taken_by: the process that goes on with the study, for which this call waited until it had
             to end; None if there is none.
         problem: the reason of an early end, None if there is none.
@@ -76,6 +78,7 @@ class OptimizeResult:
     trials: tuple[TrialResult, ...] = field(default=())
     stopped: bool = False
     interrupted: bool = False
+    suspended: bool = False
     taken_by: int | None = None
     problem: str | None = None
     failure: str | None = None

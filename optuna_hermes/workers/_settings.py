@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from optuna_hermes._surroundings import check_grace
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.errors import InvalidInputError
 
@@ -31,6 +32,8 @@ class Settings:
         checkpoint_dir: folder for suspended trials; None for beside the database.
         hang_seconds: a process that trains, and neither reports nor computes for so long, is
             killed; None for 300 s.
+        grace: seconds from a signal to the end of all processes, in which every trial is suspended;
+            None for what the surroundings say.
         power: the commands that power devices down and up, None if there are none.
     """
 
@@ -43,6 +46,7 @@ class Settings:
     seed: int | None = None
     checkpoint_dir: str | Path | None = None
     hang_seconds: float | None = None
+    grace: float | None = None
     power: PowerCommands | None = None
 
     def __post_init__(self) -> None:
@@ -70,3 +74,5 @@ class Settings:
                 f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
                 f"{self.hang_seconds}: give seconds, 300 if in doubt."
             )
+        if self.grace is not None:
+            check_grace(self.grace)

@@ -90,10 +90,14 @@ def broker(runtime_dir: Path) -> psutil.Process:
 
 
 def check_that_nothing_was_lost(
-    stopped: subprocess.CompletedProcess[str], cli: Cli, storage: str, target: str
+    stopped: subprocess.CompletedProcess[str],
+    cli: Cli,
+    storage: str,
+    target: str,
+    status: int = 75,
 ) -> None:
     assert "Traceback" not in stopped.stderr
-    assert stopped.returncode == 130, stopped.stderr
+    assert stopped.returncode == status, stopped.stderr
     states = {trial["state"] for trial in json.loads(stopped.stdout)["trials"]}
     assert "STORED" in states
     assert states <= {"COMPLETE", "STORED"}
@@ -133,6 +137,29 @@ def test_a_signal_to_every_process_suspends_the_study(
     assert json.loads(stopped.stdout)["switches"] >= 0
     if signal.SIGTERM in numbers:  # a service that is stopped need not wait for the broker
         wait_for(lambda: not everybody[-1].is_running(), 10)
+    status = 130 if signal.SIGINT in numbers else 75
+    check_that_nothing_was_lost(stopped, cli, storage_url, target, status)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGUSR2],
+    ids=["SIGUSR1", "SIGUSR2"],
+)
+def test_a_signal_to_the_driver_alone_suspends_the_study(
+    start_cli: StartCli,
+    cli: Cli,
+    storage_url: str,
+    target: str,
+    wait_for: Callable[..., Any],
+    number: signal.Signals,
+) -> None:
+    """SLURM's ``--signal`` and submitit send one shortly before a job's time is over."""
+    running = start_cli(*command(storage_url, target))
+    wait_for(lambda: reports(storage_url) > 10, 90)
+    running.process.send_signal(number)
+    stopped = running.wait(30)
+    assert f"{number.name}: suspending every live trial, within 10 s." in stopped.stderr
     check_that_nothing_was_lost(stopped, cli, storage_url, target)
 
 

@@ -43,7 +43,7 @@ def test_a_worker_that_outlasts_the_call_is_ended_before_its_result_is_read(
     study: optuna.Study, stop_when: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A first batch that never ends leaves a trial to begin again, no process and no lease."""
-    monkeypatch.setattr(_driver, "PARK_SECONDS", 0.2)
+    monkeypatch.setattr(_driver, "suspending_seconds", lambda grace_seconds: 0.2)
     mark = tmp_path / "pid"
 
     def endless(trial: optuna.Trial) -> float:

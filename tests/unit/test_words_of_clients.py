@@ -29,7 +29,7 @@ from optuna_hermes.errors import (
 from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.suspend import read, write
 from optuna_hermes.workers import _driver, _fork_server, _optimize, _worker
-from optuna_hermes.workers._driver import Driver, _signals
+from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._worker_pool import WorkerPool
@@ -106,14 +106,15 @@ def test_an_early_end_says_how_to_go_on(
 def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
     """The first suspends, the second ends."""
     running = driver(notes)
-    with _signals(running._interrupt):
+    running._stops.nothing_begun = False
+    with running._stops.heeds_signals():
         signal.raise_signal(signal.SIGINT)
         assert running._should_stop(study_status())
         assert running._should_stop(study_status())
         assert notes == ["Suspending every live trial; press Ctrl-C again to end at once."]
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.raise_signal(number)  # one Ctrl-C came twice, and others never end at once
-        running._interrupted_at -= 1.0
+        running._stops._signal_at -= 1.0
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

@@ -26,6 +26,7 @@ from optuna_hermes.broker._core._admission import (
 )
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
 from optuna_hermes.broker._core._device_changes import DeviceChanges
+from optuna_hermes.broker._core._drain import Drains
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
@@ -96,6 +97,7 @@ class EventHandler:
         self._memory = MemoryManager(self.state, self._policy_runner.wanted_last)
         self._scheduler = Scheduler(self.state, self._policy_runner, self._memory)
         self._ends = LeaseEnds(self.state, self._memory)
+        self._drains = Drains(self.state, self._memory, self._ends, self._scheduler)
         self._devices = DeviceChanges(self.state, self._memory, self._scheduler)
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
@@ -136,7 +138,7 @@ class EventHandler:
             self._ends.writes_refused(turn, event)
             for study in self.state.studies.values():
                 if study.draining:  # what waited for a lease is to leave, or go to disk
-                    self._drain(turn, study.spec.key)
+                    self._drains.begin(turn, study.spec.key)
         elif isinstance(event, events.Refreshed):
             self._sharing.refreshed(turn, event)
             self._overrides.refreshed(turn, event)
@@ -164,7 +166,9 @@ class EventHandler:
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:
-                self._drain(turn, study.spec.key)
+                self._drains.begin(turn, study.spec.key)
+            if study.draining:
+                self._drains.go_on(turn, study)
         if any(study.overrides for study in self.state.studies.values()):
             self._overrides.heed(turn)
         if self._power is not None:
@@ -280,7 +284,7 @@ class EventHandler:
             set_up.created(turn, connection, message)
             self._scheduler.schedule(turn)
         elif isinstance(message, wire.Drain):
-            self._drain(turn, message.study)
+            self._drains.begin(turn, message.study)
         elif isinstance(message, wire.GiveUp):
             self._give_up(turn, message)
         elif isinstance(message, wire.Describe):
@@ -401,28 +405,6 @@ class EventHandler:
             turn.log(trial.study, trial.number, "released", detail)
         self._scheduler.schedule(turn)
 
-    def _drain(self, turn: Turn, key: str) -> None:
-        study = self.state.studies.get(key)
-        if study is None:
-            return
-        study.draining = True
-        self.state.cancel_reservations(study)
-        self._ends.withdraw_unsent(turn, study)
-        for lease in self.state.leases_of(study):
-            lease.deadline = turn.now
-            self._scheduler.ask_to_yield(turn, lease)
-        for trial in study.trials.values():
-            trial.stores = trial.stores or trial.unwritten  # its folder may be there again
-        for trial in study.parked:
-            self._memory.evict(turn, trial, "disk")
-        for connection in study.idle:
-            turn.send(connection, wire.Dismiss())
-        study.idle.clear()
-        if study.sets_up:
-            from optuna_hermes.broker._core._set_up import dismiss  # as in the scheduler
-
-            dismiss(turn, study)
-
     # -- studies -------------------------------------------------------------------------------
 
     def _study_read(self, turn: Turn, event: events.StudyRead) -> None:
@@ -482,7 +464,7 @@ class EventHandler:
                 if message.asked and trial.asked is None and trial.connection is not None:
                     trial.ask(message.asked, turn.now)
             if study.draining:
-                self._drain(turn, key)
+                self._drains.begin(turn, key)
         else:
             reason = f"{problem} Ask for another lease, or end."
             turn.send(connection, wire.Refused(reason=reason))

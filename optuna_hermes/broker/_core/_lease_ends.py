@@ -68,8 +68,6 @@ class LeaseEnds:
         turn.save(trial)
         if message.checkpoint is not None:
             turn.send(connection, wire.Kept(path=message.checkpoint.path))
-        if self._state.studies[trial.study].draining and trial.state == "parked" and trial.stores:
-            self._memory.evict(turn, trial, "disk")
 
     def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
         spent = message.suspend_seconds * len(lease.devices)

@@ -54,6 +54,7 @@ class LiveTrial:
         moves: whether it can be moved to host memory; it is asked before it has said so.
         asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
         host: where it had a device last, None before its first lease.
+        saved_seconds: device time that is in its last checkpoint, as far as is known.
         need_bytes: the most memory of each device it has been seen to need, None if unknown.
         held_bytes: memory of each device it holds while it is parked, None if unknown.
         host_bytes: host memory it has taken for what it moved off its device.
@@ -96,6 +97,7 @@ class LiveTrial:
     slices: int = 0
     suspensions: int = 0
     device_seconds: float = 0.0
+    saved_seconds: float = 0.0
     energy_joules: float | None = None
     host: str | None = None
     need_bytes: int | None = None
@@ -208,6 +210,18 @@ class LiveTrial:
         if memory_bytes is not None:
             self.need_bytes = max(self.need_bytes or 0, memory_bytes)
 
+    def keep(self, checkpoints: Sequence[Checkpoint]) -> None:
+        """Take its checkpoints, the newest last: the units of that one need not be repeated."""
+        self.checkpoints = list(checkpoints)
+        units = min(self.checkpoints[-1].units, self.curve.units)
+        if units:
+            self.saved_seconds = max(self.saved_seconds, self.curve.device_seconds[units - 1])
+
+    @property
+    def unsaved_seconds(self) -> float:
+        """Device time since its last checkpoint, without that of a lease that is out."""
+        return max(0.0, self.device_seconds - self.saved_seconds)
+
     def ask(self, tier: TierName, now: float) -> None:
         self.asked, self.asked_at = tier, now
 
@@ -224,6 +238,8 @@ class LiveTrial:
 
     def start(self, lease: Lease, host: str) -> None:
         """Let it train on the devices of a lease."""
+        if self.state in ("pending", "stored"):
+            self.saved_seconds = self.device_seconds  # what had not been saved is lost already
         self._become("running", "start")
         self.waiting_since, self.held_bytes = None, None
         self.connection, self.epoch, self.host = lease.connection, lease.epoch, host

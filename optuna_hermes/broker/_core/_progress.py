@@ -149,7 +149,7 @@ def keep(turn: Turn, trial: LiveTrial, checkpoint: Checkpoint) -> None:
         return
     for old in trial.checkpoints[: 1 - KEPT_CHECKPOINTS]:
         turn.add(DropCheckpoint(study=trial.study, path=old.path))
-    trial.checkpoints = [*trial.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint]
+    trial.keep([*trial.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint])
     turn.add(
         CheckpointRecord(
             study=trial.study,

@@ -1,0 +1,184 @@
+"""Surroundings of this process: the job of SLURM, or the pod of Kubernetes, that it belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from optuna_hermes.errors import InvalidInputError
+
+GRACE_VARIABLE = "OPTUNA_HERMES_GRACE_SECONDS"
+POD_VARIABLE = "POD_NAME"
+"""As manifests name it by custom; a pod in the network of its node has its node's host name."""
+
+DEFAULT_GRACE_SECONDS = 15.0
+SLURM_GRACE_SECONDS = 30.0
+"""SLURM's ``KillWait``, unless a site has set another one."""
+
+MOST_GRACE_SECONDS = 1e6
+
+_ASK_SECONDS = 10.0
+"""Time for SLURM's controller to answer; on a busy cluster it takes some seconds."""
+
+_OF_JOB = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a manager tells of this process, by its environment.
+
+    Args:
+        job: the id of its job in SLURM, as ``scontrol`` takes it: ``17``, or ``12_3`` for task 3 of
+            the array 12; None outside of SLURM.
+        node: SLURM's name of this node, empty if it is not known.
+        restarts: how often SLURM has begun that job again.
+        ends_at: when SLURM ends it, in seconds since 1970; None if that is not known.
+        pod: the name of its pod, None if no manifest gives it.
+        grace_seconds: time from a signal to the end of all processes.
+    """
+
+    job: str | None = None
+    node: str = ""
+    restarts: int = 0
+    ends_at: float | None = None
+    pod: str | None = None
+    grace_seconds: float = DEFAULT_GRACE_SECONDS
+
+
+def surroundings(environ: Mapping[str, str]) -> Surroundings:
+    """Read the surroundings from an environment.
+
+    Raises:
+        InvalidInputError: ``$OPTUNA_HERMES_GRACE_SECONDS`` is no number of seconds.
+    """
+    job = _job(environ)
+    if job is None:
+        return Surroundings(
+            pod=environ.get(POD_VARIABLE) or None,
+            grace_seconds=_grace(environ, DEFAULT_GRACE_SECONDS),
+        )
+    return Surroundings(
+        job=job,
+        node=environ.get("SLURMD_NODENAME", ""),
+        restarts=int(_number(environ, "SLURM_RESTART_COUNT") or 0),
+        ends_at=_number(environ, "SLURM_JOB_END_TIME") or None,
+        grace_seconds=_grace(environ, SLURM_GRACE_SECONDS),
+    )
+
+
+def job_label(environ: Mapping[str, str]) -> str | None:
+    """Name of the job that an environment is of, for files; None outside of SLURM."""
+    job = _job(environ)
+    return None if job is None else f"slurm-{job}"
+
+
+def host_name(environ: Mapping[str, str] = os.environ) -> str:
+    """Name of this host for a ledger: several jobs, or pods, on one node are as many hosts."""
+    host = socket.gethostname()
+    label = job_label(environ) or environ.get(POD_VARIABLE)
+    return host if label in (None, "", host) else f"{host}-{label}"
+
+
+def end_of_job(known: Surroundings) -> float | None:
+    """When the job ends, in seconds since 1970: SLURM is asked if its environment does not say."""
+    if known.job is None or known.ends_at is not None:
+        return known.ends_at
+    command = ["squeue", "--noheader", "--jobs", known.job, "--format", "%e"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(
+            command,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=_ASK_SECONDS,
+            check=True,
+        )
+        return time_of(told.stdout)
+    return None
+
+
+def time_of(told: str) -> float | None:
+    """Seconds since 1970 of what ``squeue`` prints, in local time; None for a job without end.
+
+    Example:
+        >>> time_of("NONE") is None
+        True
+    """
+    try:
+        return datetime.fromisoformat(told.strip()).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def requeue(job: str) -> str | None:
+    """Let SLURM begin a job again, which ends it; return the reason if SLURM does not.
+
+    Args:
+        job: as ``Surroundings.job``.
+    """
+    try:
+        told = subprocess.run(
+            ["scontrol", "requeue", job],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if told.returncode == 0:
+        return None
+    return " ".join(told.stdout.split()) or f"its exit status is {told.returncode}"
+
+
+def _job(environ: Mapping[str, str]) -> str | None:
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    job = environ.get("SLURM_JOB_ID", "")
+    # It names a folder: nothing but numbers is taken.
+    if not _OF_JOB.fullmatch(job):
+        return None
+    if _OF_JOB.fullmatch(array) and _OF_JOB.fullmatch(task):
+        return f"{array}_{task}"
+    return job
+
+
+def _number(environ: Mapping[str, str], name: str) -> float | None:
+    text = environ.get(name, "")
+    return float(text) if _OF_JOB.fullmatch(text) else None
+
+
+def _grace(environ: Mapping[str, str], usual: float) -> float:
+    text = environ.get(GRACE_VARIABLE, "").strip()
+    if not text:
+        return usual
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    return check_grace(seconds, f"${GRACE_VARIABLE}")
+
+
+def check_grace(seconds: float, name: str = "grace") -> float:
+    """Return a grace period that is in range.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    if not 1.0 <= seconds <= MOST_GRACE_SECONDS:  # nor NaN
+        raise InvalidInputError(
+            f"{name} must be from 1 to {MOST_GRACE_SECONDS:.0f} seconds but got {seconds:g}: give "
+            "the time between the manager's signal and its SIGKILL."
+        )
+    return seconds

@@ -1,0 +1,153 @@
+"""Surroundings: what SLURM and Kubernetes tell of a process, by its environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from optuna_hermes import _surroundings
+from optuna_hermes._surroundings import (
+    Surroundings,
+    end_of_job,
+    host_name,
+    job_label,
+    requeue,
+    surroundings,
+    time_of,
+)
+from optuna_hermes.broker import _election as election
+from optuna_hermes.errors import InvalidInputError
+
+JOB = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1"}
+TASK = {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
+
+Fake = Callable[[str, str], Path]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """``fake(name, script)``: a program of SLURM; the file returned has its arguments."""
+
+    def make(name: str, script: str) -> Path:
+        program, told = tmp_path / "bin" / name, tmp_path / f"{name}.told"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f'#!/bin/sh\necho "$@" > {told}\n{script}\n')
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return told
+
+    return make
+
+
+def test_without_a_manager_there_are_defaults() -> None:
+    """Nothing is found, and suspending has as long as it ever had."""
+    assert surroundings({}) == Surroundings(grace_seconds=15.0)
+    assert end_of_job(surroundings({})) is None
+
+
+def test_a_job_of_slurm() -> None:
+    """Job, node, restarts and end come from SLURM's variables, and its usual grace period."""
+    told = JOB | {"SLURM_RESTART_COUNT": "3", "SLURM_JOB_END_TIME": "1800000000"}
+    expected = Surroundings(
+        job="17", node="n1", restarts=3, ends_at=1800000000.0, grace_seconds=30.0
+    )
+    assert surroundings(told) == expected
+    assert end_of_job(expected) == 1800000000.0
+
+
+def test_a_task_of_an_array_is_named_as_slurm_names_it() -> None:
+    """The id is one that ``scontrol`` takes."""
+    assert surroundings(TASK).job == "17_2"
+    assert job_label(TASK) == "slurm-17_2"
+
+
+def test_a_pod_of_kubernetes() -> None:
+    """A manifest gives the grace period and the name of the pod as variables."""
+    told = {"POD_NAME": "study-0", "OPTUNA_HERMES_GRACE_SECONDS": "120"}
+    assert surroundings(told) == Surroundings(pod="study-0", grace_seconds=120.0)
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "inf", "0", "-3", "1e9"])
+def test_a_grace_period_out_of_range_is_refused(text: str) -> None:
+    """The message names the variable."""
+    with pytest.raises(InvalidInputError, match=r"\$OPTUNA_HERMES_GRACE_SECONDS must be from 1"):
+        surroundings({"OPTUNA_HERMES_GRACE_SECONDS": text})
+
+
+def test_what_is_no_job_id_names_no_folder() -> None:
+    """A variable that anybody may set does not lead out of the runtime directory."""
+    assert job_label({"SLURM_JOB_ID": "../../x"}) is None
+    assert job_label({"SLURM_JOB_ID": "5", "SLURM_ARRAY_JOB_ID": "a/b"}) == "slurm-5"
+    odd = surroundings({"SLURM_JOB_ID": "5", "SLURM_JOB_END_TIME": "x", "SLURM_RESTART_COUNT": "y"})
+    assert (odd.ends_at, odd.restarts) == (None, 0)
+
+
+def test_jobs_on_one_node_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names in a ledger differ, as do pods' in the network of their node."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "n1")
+    names = [host_name(each) for each in ({}, JOB, TASK, {"POD_NAME": "p"}, {"POD_NAME": "n1"})]
+    assert names == ["n1", "n1-slurm-17", "n1-slurm-17_2", "n1-p", "n1"]
+
+
+def test_each_job_has_a_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable of one's own counts for more, and outside of SLURM nothing changes."""
+    named = election.runtime_dir()
+    for name, value in TASK.items():
+        monkeypatch.setenv(name, value)
+    assert election.runtime_dir() == named
+    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert election.runtime_dir() == tmp_path / "optuna-hermes-slurm-17_2"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert election.runtime_dir() == tmp_path / f"optuna-hermes-{os.getuid()}-slurm-17_2"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert election.runtime_dir() == tmp_path / f"optuna-hermes-{os.getuid()}"
+
+
+def test_squeue_is_asked_for_an_end_that_no_variable_has(fake: Fake) -> None:
+    """Its local time becomes seconds since 1970."""
+    told = fake("squeue", 'test "$SLURM_TIME_FORMAT" = standard && echo 2030-01-02T03:04:05')
+    assert end_of_job(surroundings(TASK)) == time.mktime((2030, 1, 2, 3, 4, 5, 0, 0, -1))
+    assert told.read_text() == "--noheader --jobs 17_2 --format %e\n"
+
+
+@pytest.mark.parametrize("script", ["echo NONE", "echo N/A", "exit 1", "exec sleep 30"])
+def test_an_end_that_squeue_does_not_know(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    """A job without limit, an error and a controller that does not answer: none stops a study."""
+    monkeypatch.setattr(_surroundings, "_ASK_SECONDS", 0.5)
+    fake("squeue", script)
+    assert end_of_job(surroundings(JOB)) is None
+    assert time_of("") is None
+
+
+def test_without_squeue_the_end_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container of a job may lack SLURM's programs."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert end_of_job(surroundings(JOB)) is None
+    assert "scontrol" in (requeue("17") or "")
+
+
+def test_a_requeued_job(fake: Fake) -> None:
+    """``scontrol`` gets the job's id; where it fails, its message is the reason."""
+    told = fake("scontrol", "")
+    assert requeue("17_2") is None
+    assert told.read_text() == "requeue 17_2\n"
+    fake("scontrol", "echo 'Requested operation is presently disabled' >&2\nexit 1")
+    assert requeue("17_2") == "Requested operation is presently disabled"
+    fake("scontrol", "exit 4")
+    assert requeue("17_2") == "its exit status is 4"
+
+
+def test_a_scontrol_that_hangs_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason says how long it was waited for."""
+    monkeypatch.setattr(_surroundings, "_ASK_SECONDS", 0.2)
+    fake("scontrol", "exec sleep 30")
+    assert "timed out" in (requeue("17") or "")
