@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS = 30.0
 IDLE_VARIABLE = "OPTUNA_HERMES_BROKER_IDLE_SECONDS"
+METRICS_VARIABLE = "OPTUNA_HERMES_METRICS"
+"""The option of ``optuna-hermes broker``, for brokers that clients start."""
 SWITCH_SECONDS = 0.0005
 """Longest time that a thread keeps the interpreter: grants wait for the thread that writes."""
 
@@ -41,7 +43,7 @@ def run_broker(
     devices: str,
     *,
     idle_seconds: float | None,
-    metrics_port: int | None = None,
+    metrics: str | None = None,
     power: PowerCommands | None = None,
     ready: Callable[[], None] = lambda: None,
     background: bool = False,
@@ -51,7 +53,7 @@ def run_broker(
     Args:
         devices: the devices to own, as ``--devices``.
         idle_seconds: end after this long without a client; None stays.
-        metrics_port: where figures for Prometheus are served on this host; None for nowhere.
+        metrics: where figures for Prometheus are served, as ``ADDRESS:PORT``; None for nowhere.
         power: the commands that power devices down and up, None if there are none.
         ready: called once clients can connect.
         background: it was started by a client, and is ended by none: see ``Server``.
@@ -83,7 +85,7 @@ def run_broker(
             source=source,
             host=host,
             idle_seconds=idle_seconds,
-            metrics_port=metrics_port,
+            metrics=metrics,
             power=power,
             background=background,
         )
@@ -134,6 +136,7 @@ def _run(
             devices,
             idle_seconds=idle_seconds,
             power=power,
+            metrics=os.environ.get(METRICS_VARIABLE) or None,
             ready=ready,
             background=say is not None,
         )

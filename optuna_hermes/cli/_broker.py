@@ -18,10 +18,12 @@ def broker(
     log_json: Annotated[
         bool, typer.Option("--log-json", help="Log one JSON object a line.")
     ] = False,
-    metrics_port: Annotated[
-        int | None,
+    metrics: Annotated[
+        str | None,
         typer.Option(
-            min=1, max=65535, metavar="PORT", help="Serve figures for Prometheus on 127.0.0.1."
+            envvar="OPTUNA_HERMES_METRICS",
+            metavar="[ADDRESS:]PORT",
+            help="Serve figures for Prometheus there, on 127.0.0.1 unless told otherwise.",
         ),
     ] = None,
     power_down_command: PowerDown = None,
@@ -46,7 +48,7 @@ def broker(
 
     power = power_commands(power_down_command, power_up_command)
     start_logging(as_json=log_json)
-    run_broker(devices, idle_seconds=idle_seconds, metrics_port=metrics_port, power=power)
+    run_broker(devices, idle_seconds=idle_seconds, metrics=metrics, power=power)
 
 
 def _stop() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from optuna_hermes.cli._output import show, show_json
+from optuna_hermes.cli._output import FAILED, complain, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -40,8 +40,12 @@ def status(
     ] = None,
     storage: Annotated[str | None, optional_storage("Show a study's ledger too.")] = None,
     study_name: OptionalStudyName = None,
+    probe: Annotated[
+        bool,
+        typer.Option("--probe", help="Show nothing: status 0 if the broker answers, else 1."),
+    ] = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Show devices with their holders, and suspended trials.
 
     Without a broker there is nothing to show on this host. With --storage and --study-name a
@@ -53,6 +57,10 @@ def status(
       optuna-hermes status --storage sqlite:///study.db --study-name digits
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
+    if probe:
+        if broker_status() is None:
+            return complain("No broker answers on this host: nothing trains.", FAILED)
+        return 0
     if trial is not None:
         if storage is None or study_name is None:
             raise InvalidInputError(
@@ -64,7 +72,7 @@ def status(
             show_json(document)
         else:
             show(trial_view(document))
-        return
+        return 0
     broker, study = broker_status(curves=True), None
     if study_name is not None:
         study = _study_document(storage_of(storage, study_name), study_name, broker)
@@ -72,6 +80,7 @@ def status(
         show_json({"broker": msgspec.to_builtins(broker), "study": study})
     else:
         show(status_view(broker, study))
+    return 0
 
 
 def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Document:

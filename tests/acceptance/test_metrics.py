@@ -1,4 +1,4 @@
-"""``optuna-hermes broker --metrics-port``: figures of a broker that serves a study."""
+"""``optuna-hermes broker --metrics``: figures of a broker that serves a study."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_figures_of_a_study_that_runs(
 ) -> None:
     """While trials train their broker counts them, and afterwards what they did."""
     port = free_port()
-    start_cli("broker", "--devices", "cpu:2", "--metrics-port", port)
+    start_cli("broker", "--devices", "cpu:2", "--metrics", port)
     wait_for((runtime_dir / "broker.sock").exists)
     words = ("optimize", f"{TINY}:objective", "--storage", storage_url, "--study-name", "digits")
     study = start_cli(*words, "--n-trials", 4)
@@ -60,6 +60,6 @@ def test_a_port_that_is_taken(
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        done = cli("broker", "--devices", "cpu:1", "--metrics-port", port)
+        done = cli("broker", "--devices", "cpu:1", "--metrics", port)
     assert done.returncode == 2
-    assert f"but {port} is not (Address already in use): choose another port." in done.stderr
+    assert f"but 127.0.0.1:{port} is not (Address already in use): choose another one." in done.stderr

@@ -138,9 +138,9 @@ def test_names_keep_the_rules_of_prometheus() -> None:
         assert metric.type != "histogram" or metric.name.endswith("_seconds")
 
 
-def serve(port: int, look: Callable[[], Figures]) -> None:
+def serve(place: str, look: Callable[[], Figures]) -> None:
     async def run() -> None:
-        with serving(port, look):
+        with serving(place, look):
             pass
 
     asyncio.run(run())
@@ -150,8 +150,8 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     """A missing package is one line with the command that installs it."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(InvalidInputError) as caught:
-        serve(9464, lambda: figures(FakeBroker(devices=1)))
+        serve("9464", lambda: figures(FakeBroker(devices=1)))
     assert str(caught.value) == (
-        "--metrics-port needs prometheus-client, which is not installed: run `pip install "
+        "--metrics needs prometheus-client, which is not installed: run `pip install "
         "'optuna-hermes[metrics]'`."
     )

@@ -1,4 +1,4 @@
-"""Figures of a broker for Prometheus, on this host's own address only."""
+"""Figures of a broker for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 ADDRESS = "127.0.0.1"
+"""Where they are served unless another address is asked for."""
 ANSWER_SECONDS = 5.0
 """Time after which a busy broker gives no figures."""
 
@@ -80,20 +81,20 @@ class BrokerMetrics:
     """Measurements of one broker, and figures of it that are served over HTTP.
 
     Args:
-        port: on ``ADDRESS``.
+        place: ``ADDRESS:PORT``, or a port alone.
         look: the broker's status, without trials, and the role of each client.
     """
 
     def __init__(
-        self, port: int, look: Callable[[], tuple[wire.BrokerStatus, tuple[str, ...]]]
+        self, place: str, look: Callable[[], tuple[wire.BrokerStatus, tuple[str, ...]]]
     ) -> None:
         self.meter = Meter()
-        self._port = port
+        self._place = place
         self._look = look
 
     def serving(self) -> contextlib.AbstractContextManager[None]:
         """Serve the figures inside of a block; see ``serving``."""
-        return serving(self._port, self._figures)
+        return serving(self._place, self._figures)
 
     def _figures(self) -> Figures:
         status, roles = self._look()
@@ -101,31 +102,32 @@ class BrokerMetrics:
 
 
 @contextlib.contextmanager
-def serving(port: int, look: Callable[[], Figures]) -> Iterator[None]:
+def serving(place: str, look: Callable[[], Figures]) -> Iterator[None]:
     """Serve figures over HTTP inside of this block, from a thread.
 
     Args:
-        port: on ``ADDRESS``.
+        place: ``ADDRESS:PORT``, or a port alone.
         look: called in the event loop of this thread.
 
     Raises:
-        InvalidInputError: the extra is missing, or the port cannot be had.
+        InvalidInputError: the extra is missing, or the place is none or cannot be had.
     """
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
         raise InvalidInputError(
-            "--metrics-port needs prometheus-client, which is not installed: run `pip install "
+            "--metrics needs prometheus-client, which is not installed: run `pip install "
             "'optuna-hermes[metrics]'`."
         ) from error
+    address, port = parse_place(place)
     registry = CollectorRegistry()
     registry.register(_Collector(look, asyncio.get_running_loop()))
     try:
-        server, thread = start_http_server(port, addr=ADDRESS, registry=registry)
+        server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
         raise InvalidInputError(
-            f"--metrics-port must be free on {ADDRESS} but {port} is not ({error.strerror}): "
-            "choose another port."
+            f"--metrics must be a free port of this host but {address}:{port} is not "
+            f"({error.strerror}): choose another one."
         ) from error
     try:
         yield
@@ -133,6 +135,24 @@ def serving(port: int, look: Callable[[], Figures]) -> Iterator[None]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def parse_place(text: str) -> tuple[str, int]:
+    """The address and the port of ``ADDRESS:PORT``, or of a port alone.
+
+    Raises:
+        InvalidInputError: it is neither.
+
+    Example:
+        >>> parse_place("[::]:9464"), parse_place("9464")
+        (('::', 9464), ('127.0.0.1', 9464))
+    """
+    address, _, port = text.rpartition(":")
+    if not (port.isdecimal() and port.isascii() and 0 < int(port) < 65536):
+        raise InvalidInputError(
+            f"--metrics must be a port or ADDRESS:PORT, as 9464 or 0.0.0.0:9464, but got {text!r}."
+        )
+    return address.strip("[]") or ADDRESS, int(port)
 
 
 class _Collector:

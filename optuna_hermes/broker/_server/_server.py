@@ -92,7 +92,7 @@ class Server:
         source: the devices.
         host: this host's name.
         idle_seconds: end after this long without a client; None never ends.
-        metrics_port: where figures for Prometheus are served, None for nowhere.
+        metrics: where figures for Prometheus are served, as ``ADDRESS:PORT``; None for nowhere.
         power: the commands that power devices down and up, None if there are none.
         background: it was started by a client, and a signal to it is one to its clients too.
     """
@@ -105,7 +105,7 @@ class Server:
         source: DeviceSource,
         host: str,
         idle_seconds: float | None,
-        metrics_port: int | None = None,
+        metrics: str | None = None,
         power: PowerCommands | None = None,
         background: bool = False,
     ) -> None:
@@ -113,10 +113,10 @@ class Server:
         self._power = () if power is None else power.texts
         self._directory = directory
         self._metrics: BrokerMetrics | None = None
-        if metrics_port is not None:
+        if metrics is not None:
             from optuna_hermes.broker._server._metrics import BrokerMetrics  # few ask for them
 
-            self._metrics = BrokerMetrics(metrics_port, self._shown)
+            self._metrics = BrokerMetrics(metrics, self._shown)
         self._devices = devices
         self._source = source
         first = source.poll()
