@@ -7,6 +7,7 @@ The loops of Lightning, plain PyTorch, Hugging Face, XGBoost and LightGBM are ma
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import time
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from optuna_hermes._extras import extra
 from optuna_hermes._optuna import (
     hear,
     pruned,
@@ -110,6 +112,9 @@ class CooperativeLoop:
         """Take the session, None without a broker, and find the checkpoint to resume from."""
         self._session = session
         if session is not None:
+            with extra("lightning"):
+                # Every checkpoint needs it: without it a trial would fail once it has trained.
+                importlib.import_module("safetensors")
             self._check_single(session)
             self._reported = reported_steps(self._trial)
             self._resume(session)

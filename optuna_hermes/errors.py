@@ -109,6 +109,10 @@ class StudyTakenError(BrokerConflictError):
         return str(self.args[0])
 
 
+class LaunchError(HermesError, RuntimeError):
+    """An engine of hosts cannot be asked, or refuses."""
+
+
 class ProtocolError(BrokerError):
     """A frame that is not of this protocol."""
 

@@ -11,6 +11,7 @@ from optuna_hermes import __version__
 from optuna_hermes.cli import (
     _broker,
     _doctor,
+    _launch,
     _optimize,
     _optuna_verbs,
     _overrides,
@@ -58,13 +59,15 @@ app = typer.Typer(
 )
 for _name, _verb in VERBS.items():
     app.command(_name)(_verb)
+app.add_typer(_launch.launch, name="launch")
+GROUPS = ("launch",)
 
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit status."""
     try:
         # Typer would refuse Optuna's verbs as unknown ones.
-        if _optuna_verbs.is_for_optuna(argv, VERBS):
+        if _optuna_verbs.is_for_optuna(argv, (*VERBS, *GROUPS)):
             return _optuna_verbs.run(argv)
         return int(app(args=list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
     except _UsageError as error:

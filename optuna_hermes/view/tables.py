@@ -89,6 +89,13 @@ def status_view(broker: BrokerStatus | None, study: Document | None) -> Renderab
     return Group(*parts)
 
 
+def hosts_view(hosts: Sequence[Document]) -> RenderableType:
+    """The hosts of a launch as a table."""
+    columns = ("name", "state", "node", "detail")
+    rows = (tuple(str(host[each]) for each in columns) for host in formats.all_printable(hosts))
+    return _table(rows, "host", *columns[1:])
+
+
 class _Trials:
     """The trials of a study as ``top`` shows them."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,17 @@ def test_a_callback_that_waits_in_memory_changes_nothing(tmp_path: Path) -> None
     )
     assert fit(session) == wanted
     assert session.parks == ["resident", "host"]
+
+
+def test_without_what_checkpoints_need_nothing_is_trained(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The missing package is named before the first step, not when the trial is suspended."""
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    trial = optuna.create_study().ask()
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs safetensors, .*optuna-hermes\[lightning\]"
+    ):
+        shown["Evolution"](
+            trial, shown["Population"](16, 0.5), FakeSession(checkpoint_dir=tmp_path)
+        )

@@ -1,0 +1,270 @@
+"""``launch``: start ``optimize`` on the hosts of an engine, and ask about them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._studies import PROGRAM, Json
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.tables import hosts_view
+
+if TYPE_CHECKING:
+    from optuna_hermes.launch import Job, Launcher
+
+Arguments = Annotated[
+    list[str],
+    typer.Argument(metavar="-- OPTIMIZE ARGUMENTS", help="As `optimize` has them, after `--`."),
+]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of the job; else the study's name.")
+]
+Hosts = Annotated[int, typer.Option(min=1, max=10_000, metavar="N", help="How many hosts.")]
+Gpus = Annotated[int, typer.Option(min=0, max=1000, metavar="N", help="GPUs of each host.")]
+Cpus = Annotated[
+    int,
+    typer.Option(min=0, max=10_000, metavar="N", help="Cores of each host; without GPUs, slots."),
+]
+Grace = Annotated[
+    int,
+    typer.Option(min=1, max=86400, metavar="S", help="From the signal to suspend to the end."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what would be handed over, and start nothing.")
+]
+Launched = Annotated[str, typer.Argument(metavar="NAME", help="Of a launch.")]
+
+launch = typer.Typer(
+    rich_markup_mode=None,
+    help="Start `optimize` on the hosts of SLURM, Kubernetes or Ray, and ask about them.",
+    no_args_is_help=True,
+)
+
+
+@launch.command()
+def slurm(
+    arguments: Arguments,
+    name: Name = None,
+    hosts: Hosts = 1,
+    gpus: Gpus = 0,
+    cpus: Cpus = 0,
+    time: Annotated[
+        str, typer.Option(metavar="TIME", help="Limit of each job, as `sbatch --time`.")
+    ] = "",
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="One more line `#SBATCH OPTION`; may be repeated."),
+    ] = None,
+    grace: Grace = 120,
+    dry_run: DryRun = False,
+) -> None:
+    """Start an array of jobs, a host each, that go back into the queue when their time is over.
+
+    \b
+    Example:
+      optuna-hermes launch slurm --hosts 3 --gpus 1 --time 4:00:00 --sbatch=--partition=gpu -- \\
+          train.py:objective --storage postgresql+psycopg://user@db/optuna \\
+          --study-name digits --n-trials 64 --checkpoint-dir /shared/digits
+    """
+    from optuna_hermes.launch import launcher
+
+    job = _job(
+        arguments, name, hosts, gpus, cpus, grace, time_limit=time, extra=tuple(sbatch or ())
+    )
+    _start(launcher("slurm"), job, dry_run)
+
+
+@launch.command()
+def kubernetes(
+    arguments: Arguments,
+    image: Annotated[
+        str, typer.Option(metavar="IMAGE", help="With this package and the objective.")
+    ],
+    name: Name = None,
+    hosts: Hosts = 1,
+    gpus: Gpus = 0,
+    cpus: Cpus = 0,
+    claim: Annotated[
+        str, typer.Option(metavar="CLAIM", help="A volume's claim, for checkpoints of all pods.")
+    ] = "",
+    namespace: Annotated[
+        str, typer.Option(metavar="NAME", help="Else that of kubectl's context.")
+    ] = "",
+    grace: Grace = 120,
+    dry_run: DryRun = False,
+) -> None:
+    """Start an Indexed Job, a pod for each host. The storage's URL becomes a secret.
+
+    \b
+    Example:
+      optuna-hermes launch kubernetes --image registry/train:1 --hosts 3 --gpus 1 \\
+          --claim checkpoints -- train:objective \\
+          --storage postgresql+psycopg://user@db/optuna --study-name digits --n-trials 64
+    """
+    from optuna_hermes.launch import launcher
+
+    job = _job(arguments, name, hosts, gpus, cpus, grace, elsewhere=True)
+    _start(launcher("kubernetes", image=image, claim=claim, namespace=namespace), job, dry_run)
+
+
+@launch.command()
+def ray(
+    arguments: Arguments,
+    name: Name = None,
+    hosts: Hosts = 1,
+    gpus: Gpus = 0,
+    cpus: Cpus = 0,
+    address: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Of the cluster, as for `ray.init`.")
+    ] = "auto",
+    grace: Grace = 120,
+    dry_run: DryRun = False,
+) -> None:
+    """Start an actor for each host, each on a node of its own.
+
+    \b
+    Example:
+      optuna-hermes launch ray --hosts 3 --gpus 1 -- /shared/train.py:objective \\
+          --storage postgresql+psycopg://user@db/optuna --study-name digits --n-trials 64 \\
+          --checkpoint-dir /shared/digits
+    """
+    from optuna_hermes.launch import launcher
+
+    job = _job(arguments, name, hosts, gpus, cpus, grace)
+    _start(launcher("ray", address=address), job, dry_run)
+
+
+@launch.command()
+def status(name: Launched, json: Json = False) -> None:
+    """Show what the hosts of a launch do, in the engine's view.
+
+    \b
+    Example:
+      optuna-hermes launch status digits
+    """
+    from optuna_hermes.launch import kept
+
+    launched = kept(name)
+    hosts = _launcher_of(launched).hosts(launched)
+    if json:
+        show_json({**asdict(launched), "hosts": [asdict(host) for host in hosts]})
+    elif hosts:
+        show(hosts_view([asdict(host) for host in hosts]))
+    else:
+        show(f"{launched.launcher} knows no host of {name!r} any more: `{PROGRAM} status` with "
+             "--storage shows the study.")  # fmt: skip
+
+
+@launch.command()
+def stop(name: Launched) -> None:
+    """Suspend all trials of a launch and end its hosts; the same `launch` goes on later.
+
+    \b
+    Example:
+      optuna-hermes launch stop digits
+    """
+    from optuna_hermes.launch import kept
+
+    launched = kept(name)
+    _launcher_of(launched).stop(launched)
+    note(f"Asked {launched.launcher} to stop {name!r}: `{PROGRAM} launch status {name}` shows it.")
+
+
+@launch.command()
+def logs(name: Launched) -> None:
+    """Print what the hosts of a launch have written, each line with its host.
+
+    \b
+    Example:
+      optuna-hermes launch logs digits
+    """
+    from optuna_hermes.launch import kept
+
+    launched = kept(name)
+    for line in _launcher_of(launched).logs(launched):
+        show(line)
+
+
+def _start(launcher: Launcher, job: Job, dry_run: bool) -> None:
+    from optuna_hermes.launch import keep
+
+    if dry_run:
+        show(launcher.render(job).rstrip("\n"))
+        return
+    launched = launcher.start(job)
+    keep(launched)
+    note(
+        f"Started {job.name!r} ({launcher.name} {launched.id}). Next:\n"
+        f"  {PROGRAM} launch status {job.name}\n"
+        f"  {PROGRAM} launch logs {job.name}\n"
+        f"  {PROGRAM} launch stop {job.name}"
+    )
+
+
+def _launcher_of(launched: Any) -> Launcher:
+    from optuna_hermes.launch import launcher
+
+    places = {"kubernetes": "namespace", "ray": "address"}
+    place = places.get(launched.launcher)
+    return launcher(launched.launcher, **({place: launched.place} if place else {}))
+
+
+def _job(
+    arguments: list[str],
+    name: str | None,
+    hosts: int,
+    gpus: int,
+    cpus: int,
+    grace: int,
+    *,
+    elsewhere: bool = False,
+    **others: Any,
+) -> Job:
+    """Check the arguments of ``optimize`` here, and take the storage out of them.
+
+    Raises:
+        InvalidInputError: `optimize` would refuse them.
+    """
+    from optuna_hermes.launch import Job
+
+    given = _given(arguments)
+    _check_objective(given["objective"], elsewhere)
+    return Job(
+        name=name or given["study_name"],
+        arguments=tuple(_without(arguments, "--storage")),
+        storage=given["storage"],
+        hosts=hosts,
+        gpus=gpus,
+        cpus=cpus,
+        grace_seconds=grace,
+        **others,
+    )
+
+
+def _given(arguments: list[str]) -> dict[str, Any]:
+    """The arguments of ``optimize`` by name, as its own parser reads them."""
+    from optuna_hermes.cli._app import app
+
+    command = typer.main.get_command(app).commands["optimize"]  # type: ignore[attr-defined]
+    context = command.make_context("optimize", list(arguments))
+    return dict(context.params)
+
+
+def _check_objective(objective: str, elsewhere: bool) -> None:
+    file = objective.rpartition(":")[0]
+    if not elsewhere and file.endswith(".py") and not Path(file).exists():
+        raise InvalidInputError(f"No file {file!r} here: hosts start where this command is run.")
+
+
+def _without(arguments: list[str], option: str) -> list[str]:
+    kept, skip = [], False
+    for each in arguments:
+        if skip or each == option:
+            skip = not skip
+        elif not each.startswith(f"{option}="):
+            kept.append(each)
+    return kept

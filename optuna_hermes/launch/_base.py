@@ -1,0 +1,78 @@
+"""The contract of launchers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from optuna_hermes.launch._job import Job
+
+HostState = Literal["waiting", "running", "stopping", "done", "suspended", "failed", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One host of a launch, as its engine knows it.
+
+    Args:
+        name: of the task, pod or actor.
+        state: what it does.
+        node: where it runs, empty if nowhere.
+        detail: what the engine says about it, in its own words.
+    """
+
+    name: str
+    state: HostState
+    node: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A job that was started.
+
+    Args:
+        launcher: the name of the launcher.
+        name: of the job.
+        id: by which the engine knows it.
+        folder: of its log files, where the engine writes files.
+        place: of the engine: a cluster's address or namespace, empty for the usual one.
+    """
+
+    launcher: str
+    name: str
+    id: str
+    folder: str = ""
+    place: str = ""
+
+
+class Launcher(ABC):
+    """Starts a job on the hosts of an engine.
+
+    Its methods, but for ``render``, raise ``LaunchError`` where the engine cannot be asked or
+    refuses.
+    """
+
+    name: str
+
+    @abstractmethod
+    def render(self, job: Job) -> str:
+        """The script or manifest that starts a job: what ``start`` hands to the engine."""
+
+    @abstractmethod
+    def start(self, job: Job) -> Launch:
+        """Start a job, and return at once."""
+
+    @abstractmethod
+    def hosts(self, launch: Launch) -> tuple[Host, ...]:
+        """The hosts of a launch; none if the engine has forgotten it."""
+
+    @abstractmethod
+    def stop(self, launch: Launch) -> None:
+        """Have every host suspend its trials and end, and start none again; return at once."""
+
+    @abstractmethod
+    def logs(self, launch: Launch) -> Iterator[str]:
+        """What the hosts have written, line by line, each with the host's name before it."""

@@ -1,0 +1,192 @@
+"""Kubernetes: each host is a pod of an Indexed Job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from optuna_hermes.errors import ExitStatus, InvalidInputError
+from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
+from optuna_hermes.launch._job import Job
+from optuna_hermes.launch._programs import ask
+
+CHECKPOINTS = "/checkpoints"
+"""Where a claimed volume is mounted."""
+
+_CONTAINER = "optimize"
+_METRICS_PORT = 9109
+_RETRIES = 6
+"""Failures of a pod's own command before the job is given up; suspensions do not count."""
+
+
+class Kubernetes(Launcher):
+    """Asks ``kubectl``.
+
+    Args:
+        image: with this package, the objective, and what it needs.
+        claim: a PersistentVolumeClaim for checkpoints that all pods may write to; none where the
+            arguments name an object store.
+        namespace: empty for that of kubectl's context.
+    """
+
+    name = "kubernetes"
+
+    def __init__(self, *, image: str = "", claim: str = "", namespace: str = "") -> None:
+        self._image = image
+        self._claim = claim
+        self._kubectl = ["kubectl", *(["--namespace", namespace] if namespace else [])]
+        self._namespace = namespace
+
+    def render(self, job: Job) -> str:
+        import yaml
+
+        return str(yaml.safe_dump(self.manifest(job), sort_keys=False, width=100))
+
+    def manifest(self, job: Job) -> dict[str, Any]:
+        """The Job of Kubernetes.
+
+        Raises:
+            InvalidInputError: pods would keep no checkpoints, or there is no image.
+        """
+        if not self._image:
+            raise InvalidInputError("A pod needs an image: give one by --image.")
+        keeps = any(each.partition("=")[0] == "--checkpoint-dir" for each in job.arguments)
+        if not (self._claim or keeps):
+            raise InvalidInputError(
+                "A pod's files go with it: name a claim of a volume for checkpoints by --claim, "
+                "or an object store by --checkpoint-dir s3://BUCKET/FOLDER after the `--`."
+            )
+        folder = [] if keeps else ["--checkpoint-dir", f"{CHECKPOINTS}/{job.name}"]
+        labels = {"app.kubernetes.io/name": "optuna-hermes", "app.kubernetes.io/instance": job.name}
+        container: dict[str, Any] = {
+            "name": _CONTAINER,
+            "image": self._image,
+            "command": ["optuna-hermes", "optimize", *job.arguments, *job.devices, *folder],
+            "env": [
+                _secret("OPTUNA_STORAGE", f"{job.name}-storage", "url"),
+                {"name": "OPTUNA_HERMES_GRACE_SECONDS", "value": str(job.grace_seconds)},
+                {"name": "OPTUNA_HERMES_METRICS", "value": f"0.0.0.0:{_METRICS_PORT}"},
+            ],
+            "ports": [{"name": "metrics", "containerPort": _METRICS_PORT}],
+            "livenessProbe": {
+                "exec": {"command": ["optuna-hermes", "status", "--probe"]},
+                "initialDelaySeconds": 120,
+                "periodSeconds": 60,
+                "timeoutSeconds": 20,
+                "failureThreshold": 5,
+            },
+        }
+        limits = {
+            **({"cpu": str(job.cpus)} if job.cpus else {}),
+            **({"nvidia.com/gpu": str(job.gpus)} if job.gpus else {}),
+        }
+        if limits:
+            container["resources"] = {"limits": limits}
+        pod: dict[str, Any] = {
+            "restartPolicy": "Never",  # as a policy of failures demands
+            "terminationGracePeriodSeconds": job.grace_seconds,
+            "containers": [container],
+        }
+        if self._claim:
+            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": CHECKPOINTS}]
+            pod["volumes"] = [
+                {"name": "checkpoints", "persistentVolumeClaim": {"claimName": self._claim}}
+            ]
+        return {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": job.name, "labels": dict(labels)},
+            "spec": {
+                "completionMode": "Indexed",
+                "completions": job.hosts,
+                "parallelism": job.hosts,
+                "backoffLimit": _RETRIES * job.hosts,
+                "podFailurePolicy": {"rules": _rules()},
+                "template": {
+                    "metadata": {
+                        "labels": labels,
+                        "annotations": {
+                            "prometheus.io/scrape": "true",
+                            "prometheus.io/port": str(_METRICS_PORT),
+                        },
+                    },
+                    "spec": pod,
+                },
+            },
+        }
+
+    def start(self, job: Job) -> Launch:
+        manifest = self.render(job)
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": f"{job.name}-storage"},
+            "stringData": {"url": job.storage},
+        }
+        ask([*self._kubectl, "apply", "-f", "-"], json.dumps(secret))
+        ask([*self._kubectl, "create", "-f", "-"], manifest)
+        return Launch(launcher=self.name, name=job.name, id=job.name, place=self._namespace)
+
+    def hosts(self, launch: Launch) -> tuple[Host, ...]:
+        said = ask([*self._kubectl, "get", "pods", "-l", f"job-name={launch.id}", "-o", "json"])
+        return tuple(
+            _host(pod)
+            for pod in sorted(json.loads(said)["items"], key=lambda each: each["metadata"]["name"])
+        )
+
+    def stop(self, launch: Launch) -> None:
+        # The pods get SIGTERM and their grace period.
+        ask([*self._kubectl, "delete", "job", launch.id, "--wait=false", "--ignore-not-found"])
+        ask([*self._kubectl, "delete", "secret", f"{launch.id}-storage", "--ignore-not-found"])
+
+    def logs(self, launch: Launch) -> Iterator[str]:
+        for host in self.hosts(launch):
+            if host.state != "waiting":
+                for line in ask([*self._kubectl, "logs", host.name]).splitlines():
+                    yield f"{host.name}: {line}"
+
+
+def _rules() -> list[dict[str, Any]]:
+    def on_exit(action: str, *statuses: int) -> dict[str, Any]:
+        wanted = {
+            "containerName": _CONTAINER,
+            "operator": "In",
+            "values": sorted(map(int, statuses)),
+        }
+        return {"action": action, "onExitCodes": wanted}
+
+    return [
+        # Neither a preempted pod nor one that has suspended its trials is a failure.
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        on_exit("Ignore", ExitStatus.SUSPENDED),
+        on_exit("FailJob", ExitStatus.BAD_INPUT, ExitStatus.NOTHING_SUCCEEDED),
+    ]
+
+
+def _secret(variable: str, name: str, key: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+
+
+def _host(pod: dict[str, Any]) -> Host:
+    status = pod["status"]
+    phases: dict[str, HostState] = {
+        "Pending": "waiting", "Running": "running", "Succeeded": "done", "Failed": "failed",
+    }  # fmt: skip
+    state = phases.get(status.get("phase", ""), "gone")
+    ended = [
+        each["state"]["terminated"]
+        for each in status.get("containerStatuses", ())
+        if "terminated" in each.get("state", {})
+    ]
+    if ended and ended[0].get("exitCode") == ExitStatus.SUSPENDED:
+        state = "suspended"
+    elif "deletionTimestamp" in pod["metadata"]:
+        state = "stopping"
+    detail = status.get("reason") or (f"exit status {ended[0]['exitCode']}" if ended else "")
+    return Host(
+        name=pod["metadata"]["name"],
+        state=state,
+        node=pod["spec"].get("nodeName", ""),
+        detail=detail,
+    )

@@ -1,0 +1,45 @@
+"""The engines' own programs: ``sbatch``, ``kubectl`` and the like."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from optuna_hermes.errors import LaunchError
+
+_ANSWER_SECONDS = 60.0
+"""Seconds for an answer; a controller that is down lets its programs wait for minutes."""
+
+
+def ask(
+    command: Sequence[str], text: str | None = None, environment: Mapping[str, str] | None = None
+) -> str:
+    """Run a program with ``text`` as its input, and return what it prints.
+
+    Raises:
+        LaunchError: there is no such program, or it fails or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SECONDS,
+            env={**os.environ, **(environment or {})},
+            check=False,
+        )
+    except FileNotFoundError:
+        raise LaunchError(
+            f"There is no program {command[0]!r} here: run this where the engine's programs are "
+            "installed, or print what it would start by --dry-run."
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"`{command[0]}` has not answered for {_ANSWER_SECONDS:.0f} s: is the engine up?"
+        ) from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        raise LaunchError(f"`{' '.join(command[:3])}` failed: {said}")
+    return done.stdout

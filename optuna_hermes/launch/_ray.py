@@ -1,0 +1,132 @@
+"""Ray: each host is an actor on a node of its own, and one more actor looks after them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from optuna_hermes.errors import LaunchError
+from optuna_hermes.launch._base import Host, Launch, Launcher
+from optuna_hermes.launch._job import Job
+from optuna_hermes.launch._programs import ask
+
+NAMESPACE = "optuna-hermes"
+_ANSWER_SECONDS = 30.0
+
+_CODE = '''\
+"""Start {name!r} on {hosts} nodes of Ray."""
+
+import os
+
+import ray
+
+from optuna_hermes.launch.ray_actors import Supervisor
+
+ray.init(address={address!r}, namespace={namespace!r}, log_to_driver=False)
+supervisor = (
+    ray.remote(Supervisor)
+    .options(name={name!r}, lifetime="detached", num_cpus=0, max_restarts=-1)
+    .remote(
+        name={name!r},
+        arguments={arguments!r},
+        folder={folder!r},
+        environment={{"OPTUNA_STORAGE": os.environ["OPTUNA_STORAGE"]}},
+        hosts={hosts!r},
+        resources={resources!r},
+        grace_seconds={grace!r},
+    )
+)
+ray.get(supervisor.begin.remote())
+'''
+
+
+class Ray(Launcher):
+    """Asks a cluster of Ray, from a process that can reach it.
+
+    Args:
+        address: of the cluster, as ``ray.init`` takes it.
+    """
+
+    name = "ray"
+
+    def __init__(self, *, address: str = "auto") -> None:
+        self._address = address
+
+    def render(self, job: Job) -> str:
+        resources = {"CPU": float(job.cpus or 1), **({"GPU": float(job.gpus)} if job.gpus else {})}
+        return _CODE.format(
+            name=job.name,
+            address=self._address,
+            namespace=NAMESPACE,
+            arguments=(*job.arguments, *job.devices),
+            folder=os.getcwd(),
+            hosts=job.hosts,
+            resources=resources,
+            grace=job.grace_seconds,
+        )
+
+    def start(self, job: Job) -> Launch:
+        # In a process of its own, as a user would run it: what is shown is what is started.
+        ask([sys.executable, "-"], self.render(job), {"OPTUNA_STORAGE": job.storage})
+        return Launch(launcher=self.name, name=job.name, id=job.name, place=self._address)
+
+    def hosts(self, launch: Launch) -> tuple[Host, ...]:
+        with _cluster(launch.place) as ray:
+            supervisor = _supervisor(ray, launch)
+            if supervisor is None:
+                return ()
+            return tuple(Host(**each) for each in _answer(ray, supervisor.hosts.remote()))
+
+    def stop(self, launch: Launch) -> None:
+        with _cluster(launch.place) as ray:
+            supervisor = _supervisor(ray, launch)
+            if supervisor is not None:
+                _answer(ray, supervisor.stop.remote())
+
+    def logs(self, launch: Launch) -> Iterator[str]:
+        with _cluster(launch.place) as ray:
+            supervisor = _supervisor(ray, launch)
+            lines = [] if supervisor is None else _answer(ray, supervisor.logs.remote())
+        yield from lines
+
+
+@contextlib.contextmanager
+def _cluster(address: str) -> Iterator[Any]:
+    """Ray, with this process connected to the cluster."""
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise LaunchError(
+            "Ray is not installed here: run `pip install 'optuna-hermes[ray]'`."
+        ) from None
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, RuntimeError) as error:
+        raise LaunchError(
+            f"The cluster of Ray at {address!r} cannot be reached ({error}): run this on one of "
+            "its nodes, or give --address."
+        ) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _supervisor(ray: Any, launch: Launch) -> Any:
+    try:
+        return ray.get_actor(launch.id)
+    except ValueError:  # there is none
+        return None
+
+
+def _answer(ray: Any, asked: Any) -> Any:
+    try:
+        return ray.get(asked, timeout=_ANSWER_SECONDS)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+        raise LaunchError(
+            f"The job's supervisor in Ray does not answer ({type(error).__name__}): try again "
+            "when its node is back."
+        ) from None

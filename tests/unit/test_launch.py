@@ -1,0 +1,285 @@
+"""Launchers: what they hand to their engines, and what they read in the answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from optuna_hermes.cli._app import run
+from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
+from optuna_hermes.launch import LAUNCHERS, Job, Launch, keep, kept, launcher
+
+URL = "postgresql+psycopg://user:secret@db/optuna"
+ARGUMENTS = ("train.py:objective", "--study-name", "digits", "--n-trials", "64")
+Engine = Callable[..., Path]
+
+
+def job(**changed: Any) -> Job:
+    told = {"name": "digits", "arguments": ARGUMENTS, "storage": URL, "hosts": 3, **changed}
+    return Job(**told)
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Put a program of an engine on the path; it notes its arguments and input in the file."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def add(name: str, answer: str = "", status: int = 0, error: str = "") -> Path:
+        noted = tmp_path / f"{name}.txt"
+        said = tmp_path / f"{name}.answer"
+        said.write_text(answer)
+        program = folder / name
+        program.write_text(
+            f'#!/bin/bash\necho "$@" >> {noted}\n[ -p /dev/stdin ] && cat >> {noted}\n'
+            f'echo "storage=$OPTUNA_STORAGE" >> {noted}\ncat {said}\n'
+            f"echo {error!r} >&2\nexit {status}\n"
+        )
+        program.chmod(0o755)
+        return noted
+
+    return add
+
+
+@pytest.fixture
+def objective(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arguments of `optimize`, in a folder that has the objective."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    Path("train.py").write_text("def objective(trial): return 0.0\n")
+    return [*ARGUMENTS, "--storage", URL]
+
+
+# -- what is handed over -----------------------------------------------------------------------
+
+
+def test_a_script_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An array of jobs; the driver takes the place of the shell, and no password is in it."""
+    monkeypatch.chdir(tmp_path)
+    asked = job(gpus=2, cpus=8, time_limit="4:00:00", extra=("--partition=gpu",))
+    lines = launcher("slurm").render(asked).splitlines()
+    assert lines[0] == "#!/bin/bash"
+    for option in (
+        "--job-name=digits", "--array=0-2", "--gres=gpu:2", "--cpus-per-task=8", "--time=4:00:00",
+        "--signal=B:TERM@120", "--requeue", f"--chdir={tmp_path}", "--partition=gpu",
+    ):  # fmt: skip
+        assert f"#SBATCH {option}" in lines
+    assert lines[-1] == (
+        f"exec {sys.executable} -m optuna_hermes optimize train.py:objective --study-name digits "
+        "--n-trials 64 --grace 120 --requeue"
+    )
+    assert not any("secret" in line for line in lines)
+
+
+def test_a_script_of_slurm_is_one_that_a_shell_takes() -> None:
+    """Also with arguments that a shell would take apart."""
+    script = launcher("slurm").render(job(arguments=("it's.py:objective", "--study-name", "a b")))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_cores_are_slots_unless_devices_are_named() -> None:
+    """A host without GPUs has as many slots as cores; with GPUs, or devices named, it has those."""
+    assert "--devices cpu:4" in launcher("slurm").render(job(cpus=4))
+    assert "--devices" not in launcher("slurm").render(job(cpus=4, gpus=1))
+    named = (*ARGUMENTS, "--devices=cpu:2")
+    assert launcher("slurm").render(job(cpus=4, arguments=named)).count("--devices") == 1
+
+
+def test_a_manifest_of_kubernetes() -> None:
+    """An Indexed Job that counts neither suspensions nor preemptions as failures."""
+    kubernetes = launcher("kubernetes", image="registry/train:1", claim="checkpoints")
+    text = kubernetes.render(job(gpus=1, grace_seconds=300))
+    assert "secret@db" not in text
+    manifest = yaml.safe_load(text)
+    spec = manifest["spec"]
+    pod = spec["template"]["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+    assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 300)
+    (container,) = pod["containers"]
+    folder = ["--checkpoint-dir", "/checkpoints/digits"]
+    assert container["command"] == ["optuna-hermes", "optimize", *ARGUMENTS, *folder]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    ignored = {"action": "Ignore", "onExitCodes": {
+        "containerName": "optimize", "operator": "In", "values": [int(ExitStatus.SUSPENDED)],
+    }}  # fmt: skip
+    assert ignored in spec["podFailurePolicy"]["rules"]
+    variables = {each["name"]: each for each in container["env"]}
+    assert variables["OPTUNA_STORAGE"]["valueFrom"]["secretKeyRef"]["name"] == "digits-storage"
+    assert variables["OPTUNA_HERMES_GRACE_SECONDS"]["value"] == "300"
+
+
+def test_pods_need_a_place_for_checkpoints() -> None:
+    """A pod's own files are lost with it."""
+    kubernetes = launcher("kubernetes", image="registry/train:1")
+    with pytest.raises(InvalidInputError, match="--claim"):
+        kubernetes.render(job())
+    stored = (*ARGUMENTS, "--checkpoint-dir", "s3://bucket/digits")
+    text = kubernetes.render(job(arguments=stored))
+    assert "volumes" not in text
+    assert "s3://bucket/digits" in text
+    with pytest.raises(InvalidInputError, match="--image"):
+        launcher("kubernetes", claim="checkpoints").render(job())
+
+
+def test_code_for_ray() -> None:
+    """Python that starts it, without the password."""
+    code = launcher("ray", address="head:6379").render(job(cpus=4))
+    compile(code, "launch", "exec")
+    assert "address='head:6379'" in code
+    assert "'--devices', 'cpu:4'" in code
+    assert "secret" not in code
+
+
+@pytest.mark.parametrize("name", ["Digits", "a b", "", "-a", "x" * 60, "a/b"])
+def test_names_that_an_engine_would_refuse(name: str) -> None:
+    """A job's name is one in each of the engines."""
+    with pytest.raises(InvalidInputError, match="--name"):
+        job(name=name)
+
+
+def test_hosts_cannot_share_a_file_of_sqlite() -> None:
+    """One host may have one."""
+    with pytest.raises(InvalidInputError, match="PostgreSQL"):
+        job(storage="sqlite:///study.db")
+    assert job(storage="sqlite:///study.db", hosts=1).hosts == 1
+
+
+# -- what is asked -----------------------------------------------------------------------------
+
+
+def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is handed the script and the storage, and its states are told in plain words."""
+    monkeypatch.chdir(tmp_path)
+    submitted = engine("sbatch", "17;cluster\n")
+    launched = launcher("slurm").start(job())
+    assert launched == Launch(launcher="slurm", name="digits", id="17", folder=str(tmp_path))
+    assert f"storage={URL}" in submitted.read_text()
+    engine(
+        "squeue",
+        "17|0|RUNNING|n1|None\n17|10|PENDING||BeginTime\n17|2|TIMEOUT|n2|TimeLimit\n"
+        "18|0|RUNNING|n3|None\n17|3|OUT_OF_MEMORY|n4|None\n",
+    )
+    hosts = launcher("slurm").hosts(launched)
+    assert [(host.name, host.state, host.node, host.detail) for host in hosts] == [
+        ("digits-0", "running", "n1", ""),
+        ("digits-2", "suspended", "n2", "TimeLimit"),
+        ("digits-3", "failed", "n4", ""),
+        ("digits-10", "waiting", "", "BeginTime"),
+    ]
+    changed, cancelled = engine("scontrol"), engine("scancel")
+    launcher("slurm").stop(launched)
+    assert "update JobId=17_0 Requeue=0" in changed.read_text()
+    assert "--state=RUNNING --batch --signal=TERM 17" in cancelled.read_text()
+    (tmp_path / "digits-17-0.log").write_text("one\ntwo\n")
+    assert list(launcher("slurm").logs(launched)) == ["digits-0: one", "digits-0: two"]
+
+
+def test_kubectl_is_asked(engine: Engine) -> None:
+    """Pods are read with their exit statuses: 75 is suspended, others have failed."""
+
+    def pod(name: str, phase: str, code: int | None = None, **metadata: str) -> dict[str, Any]:
+        ended = [] if code is None else [{"state": {"terminated": {"exitCode": code}}}]
+        return {
+            "metadata": {"name": name, **metadata},
+            "spec": {"nodeName": "n1"},
+            "status": {"phase": phase, "containerStatuses": ended},
+        }
+
+    pods = [
+        pod("digits-0", "Running"),
+        pod("digits-1", "Failed", 75),
+        pod("digits-2", "Failed", 2),
+        pod("digits-3", "Succeeded", 0),
+        pod("digits-4", "Running", deletionTimestamp="2026-01-01T00:00:00Z"),
+    ]
+    noted = engine("kubectl", json.dumps({"items": pods}))
+    kubernetes = launcher("kubernetes", namespace="ml")
+    launched = Launch(launcher="kubernetes", name="digits", id="digits", place="ml")
+    states = [host.state for host in kubernetes.hosts(launched)]
+    assert states == ["running", "suspended", "failed", "done", "stopping"]
+    assert "--namespace ml get pods -l job-name=digits" in noted.read_text()
+
+
+def test_what_an_engine_says_against_it(engine: Engine) -> None:
+    """Its own words, in one line."""
+    engine("sbatch", status=1, error="sbatch: error: invalid partition specified: gpu")
+    with pytest.raises(LaunchError, match="invalid partition specified: gpu"):
+        launcher("slurm").start(job())
+
+
+def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is said, with what can be done."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="no program 'sbatch' here"):
+        launcher("slurm").start(job())
+
+
+# -- on record ---------------------------------------------------------------------------------
+
+
+def test_a_launch_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is found by its name; one that is not there names those that are."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    launched = Launch(launcher="slurm", name="digits", id="17", folder="/work")
+    keep(launched)
+    assert kept("digits") == launched
+    with pytest.raises(InvalidInputError, match="there are digits"):
+        kept("other")
+    with pytest.raises(InvalidInputError, match="No launch"):
+        kept("../digits")
+    (tmp_path / "optuna-hermes" / "launches" / "digits.json").write_text("{")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        kept("digits")
+
+
+# -- the command line --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_dry_run_starts_nothing(
+    name: str, objective: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It prints what would be handed over, and keeps nothing."""
+    more = ["--image", "train:1", "--claim", "c"] if name == "kubernetes" else []
+    assert run(["launch", name, "--hosts", "2", *more, "--dry-run", "--", *objective]) == 0
+    shown = capsys.readouterr()
+    assert "digits" in shown.out
+    assert "user:secret" not in shown.out + shown.err
+    assert run(["launch", "status", "digits"]) == 2
+
+
+def test_arguments_that_optimize_would_refuse(
+    objective: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are refused before a job waits in a queue for hours."""
+    assert run(["launch", "slurm", "--dry-run", "--", *objective, "--n-trals", "3"]) == 2
+    assert "--n-trals" in capsys.readouterr().err
+    assert run(["launch", "slurm", "--dry-run", "--", "away.py:objective", *objective[1:]]) == 2
+    assert "No file 'away.py' here" in capsys.readouterr().err
+
+
+def test_started_shown_and_stopped(
+    engine: Engine, objective: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the first command to the last one."""
+    engine("sbatch", "17\n")
+    engine("squeue", "17|0|RUNNING|n1|None\n")
+    engine("scontrol")
+    engine("scancel")
+    assert run(["launch", "slurm", "--", *objective]) == 0
+    assert "optuna-hermes launch status digits" in capsys.readouterr().err
+    assert run(["launch", "status", "digits", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["hosts"] == [{"name": "digits-0", "state": "running", "node": "n1", "detail": ""}]
+    assert run(["launch", "status", "digits"]) == 0
+    assert "digits-0" in capsys.readouterr().out
+    assert run(["launch", "stop", "digits"]) == 0
