@@ -97,6 +97,7 @@ def check_finished(tmp_path: Path, *documents: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_job_that_ends_is_suspended_before_and_begun_again(
     start_cli: StartCli,
     cli: Cli,
@@ -107,7 +108,7 @@ def test_a_job_that_ends_is_suspended_before_and_begun_again(
 ) -> None:
     """Without any signal: its end is asked of ``squeue``, and ``scontrol`` is told at last."""
     job = {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
-    (tmp_path / "slow.py").write_text(OBJECTIVE.replace("torch.ones(4,", "torch.ones(16,"))
+    (tmp_path / "slow.py").write_text(OBJECTIVE.replace("torch.ones(4,", "torch.ones(40,"))
     words = command(storage_url, target)
     told = tmp_path / "slurm/scontrol.told"
     for seconds in (
