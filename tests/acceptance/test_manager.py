@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from optuna_hermes.ledger import open_ledger
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
@@ -196,3 +200,6 @@ def test_two_tasks_of_an_array_on_one_node_are_two_hosts(
     assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
     check_finished(tmp_path, *(each.stdout for each in done))
     assert {job for job, _, _ in trained(tmp_path)} == {"18", "19"}
+    with contextlib.closing(open_ledger(postgres_url)) as ledger:
+        hosts = {lease.host for lease in ledger.load_leases()}
+    assert hosts == {f"{socket.gethostname()}-slurm-17_{task}" for task in (1, 2)}
