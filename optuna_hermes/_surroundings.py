@@ -42,7 +42,6 @@ class Surroundings:
         node: SLURM's name of this node, empty if it is not known.
         restarts: how often SLURM has begun that job again.
         ends_at: when SLURM ends it, in seconds since 1970; None if that is not known.
-        pod: the name of its pod, None if no manifest gives it.
         grace_seconds: time from a signal to the end of all processes.
     """
 
@@ -50,7 +49,6 @@ class Surroundings:
     node: str = ""
     restarts: int = 0
     ends_at: float | None = None
-    pod: str | None = None
     grace_seconds: float = DEFAULT_GRACE_SECONDS
 
 
@@ -62,10 +60,7 @@ def surroundings(environ: Mapping[str, str]) -> Surroundings:
     """
     job = _job(environ)
     if job is None:
-        return Surroundings(
-            pod=environ.get(POD_VARIABLE) or None,
-            grace_seconds=_grace(environ, DEFAULT_GRACE_SECONDS),
-        )
+        return Surroundings(grace_seconds=_grace(environ, DEFAULT_GRACE_SECONDS))
     return Surroundings(
         job=job,
         node=environ.get("SLURMD_NODENAME", ""),

@@ -23,6 +23,7 @@ from optuna_hermes._lightning._namespace import (
     Trainer,
     refuse_unsupported,
 )
+from optuna_hermes._lightning._requeue import switch_requeueing_off
 from optuna_hermes._lightning._trainer_hooks import (
     TrainerHooks,
     batches_done,
@@ -295,6 +296,7 @@ class _FitLoop(CooperativeLoop):
         if trainer.world_size > 1 and self._rank is None:
             raise refused_strategy(trainer.strategy)
         replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
+        switch_requeueing_off(trainer, session.checkpoint_dir)
         self._hooks = hooks = TrainerHooks(trainer, self._name, replay)
         if self._elastic_devices is not None:
             self._elastic_devices.prepare(trainer, hooks, self.n_devices)

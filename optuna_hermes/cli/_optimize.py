@@ -25,6 +25,7 @@ from optuna_hermes.cli._studies import (
     Json,
     Storage,
     StudyName,
+    finite,
     same_command,
     seconds,
     study_to_optimize,
@@ -108,6 +109,7 @@ def optimize(
         typer.Option(
             min=1.0,
             max=MOST_GRACE_SECONDS,
+            callback=finite,
             envvar=GRACE_VARIABLE,
             metavar="S",
             help="From a manager's signal to its SIGKILL; else 30 in a job of SLURM, and 15.",

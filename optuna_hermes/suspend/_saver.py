@@ -122,7 +122,7 @@ def warn_of_lost(trial: str, folder: Path | None, names: Iterable[str], way_out:
     Args:
         folder: of the trial's checkpoints; those of the study's other trials are beside it.
     """
-    found = [name for name in sorted(names) if folder is None or _first(folder.parent, name)]
+    found = [name for name in sorted(names) if folder is None or is_first(folder.parent, name)]
     if not found:
         return
     log.warning(
@@ -141,7 +141,8 @@ def forget_warnings(folder: Path) -> None:
             path.unlink()
 
 
-def _first(folder: Path, name: str) -> bool:
+def is_first(folder: Path, name: str) -> bool:
+    """True if a warning of this name has not been logged for a study, in any of its processes."""
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
     try:
         folder.mkdir(parents=True, exist_ok=True)

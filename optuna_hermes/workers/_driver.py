@@ -171,9 +171,10 @@ class Driver:
         self._import_seconds = time.monotonic() - self._began
         if not in_time:
             self._stopped = True
+            time_of = "job" if self._stops.from_outside else "call"
             self._progress.note(
-                f"The time is over after {self._import_seconds:.1f} s, in which the objective was "
-                "not even imported."
+                f"The {time_of}'s time is over after {self._import_seconds:.1f} s, in which the "
+                "objective was not even imported."
             )
         return in_time
 

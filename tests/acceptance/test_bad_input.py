@@ -36,6 +36,7 @@ def _refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (*OPTIMIZE, "--timeout"),
         (*OPTIMIZE, "--device-seconds"),
         (*OPTIMIZE, "--slice-seconds"),
+        (*OPTIMIZE, "--grace"),
         ("broker", "--idle-seconds"),
         ("simulate", "none.npz", "--switch-cost"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from optuna_hermes.ledger import open_ledger
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
@@ -97,6 +101,7 @@ def check_finished(tmp_path: Path, *documents: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_job_that_ends_is_suspended_before_and_begun_again(
     start_cli: StartCli,
     cli: Cli,
@@ -107,7 +112,7 @@ def test_a_job_that_ends_is_suspended_before_and_begun_again(
 ) -> None:
     """Without any signal: its end is asked of ``squeue``, and ``scontrol`` is told at last."""
     job = {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
-    (tmp_path / "slow.py").write_text(OBJECTIVE.replace("torch.ones(4,", "torch.ones(16,"))
+    (tmp_path / "slow.py").write_text(OBJECTIVE.replace("torch.ones(4,", "torch.ones(40,"))
     words = command(storage_url, target)
     told = tmp_path / "slurm/scontrol.told"
     for seconds in (
@@ -195,3 +200,6 @@ def test_two_tasks_of_an_array_on_one_node_are_two_hosts(
     assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
     check_finished(tmp_path, *(each.stdout for each in done))
     assert {job for job, _, _ in trained(tmp_path)} == {"18", "19"}
+    with contextlib.closing(open_ledger(postgres_url)) as ledger:
+        hosts = {lease.host for lease in ledger.load_leases()}
+    assert hosts == {f"{socket.gethostname()}-slurm-17_{task}" for task in (1, 2)}

@@ -117,6 +117,20 @@ def test_ctrl_c_is_raised_in_the_script(script: Any, tmp_path: Path) -> None:
     assert "interrupted" in done.stdout, done.stderr
 
 
+def test_a_managers_signal_ends_the_script_with_status_75(script: Any, tmp_path: Path) -> None:
+    """Everything is suspended, and the manager is told to run the script again."""
+    done = script(
+        "import os, signal\n"
+        "def end(study, trial):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "optimize(study, objective, n_trials=50, devices='cpu:1', grace=9, callbacks=[end])\n"
+        "print('went on')"
+    )
+    assert done.returncode == 75, done.stderr
+    assert "SIGTERM: suspending every live trial, within 6 s." in done.stderr
+    assert "went on" not in done.stdout
+
+
 def test_dashboards_see_state_and_device_time(script: Any, tmp_path: Path) -> None:
     """Each finished trial carries ``hermes:state`` and ``hermes:device_seconds``."""
     assert script("optimize(study, objective, n_trials=1, devices='cpu:1')").returncode == 0

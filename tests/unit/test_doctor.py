@@ -135,15 +135,15 @@ def test_a_study_needs_its_storage(
     ("variables", "hints"),
     [
         ({}, []),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, [""]),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, ["--ntasks=1"]),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, [""]),
-        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1600"}, ["", "--timeout"]),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1"}, ["", "--timeout 30 s"]),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, ["--ntasks=1", "--timeout"]),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_JOB_NAME": "bash"}, ["", "--timeout"]),
+        ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1020"}, ["", "submit it again"]),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "100000"}, ["", ""]),
     ],
 )
 def test_a_job_of_slurm(variables: dict[str, str], hints: list[str]) -> None:
-    """Several tasks mislead Lightning, unless the job is interactive; little time is said."""
+    """Several tasks mislead Lightning, unless the job is interactive; an end is looked for."""
     found = list(slurm(variables, now=1000.0))
     assert len(found) == len(hints)
     for check, hint in zip(found, hints, strict=True):

@@ -67,9 +67,9 @@ def test_a_task_of_an_array_is_named_as_slurm_names_it() -> None:
 
 
 def test_a_pod_of_kubernetes() -> None:
-    """A manifest gives the grace period and the name of the pod as variables."""
-    told = {"POD_NAME": "study-0", "OPTUNA_HERMES_GRACE_SECONDS": "120"}
-    assert surroundings(told) == Surroundings(pod="study-0", grace_seconds=120.0)
+    """A manifest gives the grace period as a variable."""
+    told = {"OPTUNA_HERMES_GRACE_SECONDS": "120"}
+    assert surroundings(told) == Surroundings(grace_seconds=120.0)
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "0", "-3", "1e9"])

@@ -133,6 +133,22 @@ def test_ctrl_c_while_the_objective_is_imported(notes: Notes) -> None:
     assert notes == ["Interrupted during the import of the objective: nothing was changed."]
 
 
+def test_a_managers_signal_while_the_objective_is_imported(notes: Notes) -> None:
+    """The call ends at once, and is to be made again."""
+
+    def wait(until: float) -> bool:
+        signal.raise_signal(signal.SIGUSR2)
+        return True
+
+    pool: Any = types.SimpleNamespace(began=0.0, wait_until_ready=wait)
+    screen: Any = notes
+    running = Driver(optuna.create_study(), pool, Settings(), screen)
+    with running._stops.heeds_signals():
+        assert not running._is_imported()
+    assert running._stops.from_outside
+    assert notes == ["Interrupted during the import of the objective: nothing was changed."]
+
+
 def test_brokers_that_end_at_once(
     notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ class PolicyRunner:
                 # Shown as running, so that it is not chosen: it has a device or gets no process.
                 reserved=trial.number in wanted
                 or not study.can_begin(trial)
+                or not study.has_time_for(trial, now)
                 or (trial.connection is None and seats == 0),
             )
             (views if trial.live else finished).append(seen)
@@ -121,7 +122,7 @@ class PolicyRunner:
             ),
             trials=tuple(views),
             finished=tuple(finished),
-            unstarted=_at_most(study.may_open, seats),
+            unstarted=_at_most(study.may_open, seats if study.has_time_to_open(now, up) else 0),
             wanted=None if self._power is None else self._power.wanted(study),
             held=() if self._power is None else self._power.held(study),
             left=self._left(study, now),

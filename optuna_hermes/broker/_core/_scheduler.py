@@ -56,7 +56,8 @@ class Scheduler:
         for reservation in self._state.reservations():
             empty = [slot for slot in self._state.slots_of(reservation) if not slot.lease]
             usable = all(self._memory.usable(slot) for slot in empty)
-            if empty and (not usable or self._is_hopeless(reservation)):
+            late = self._is_late(reservation, turn.now)
+            if empty and (not usable or late or self._is_hopeless(reservation)):
                 self._state.unreserve(reservation)
         studies = [s for s in self._state.studies_at_work() if s.away_since is None]
         for shared in (True, False) if len(studies) > 1 else (False,):
@@ -91,6 +92,9 @@ class Scheduler:
         if trial is None or trial.units_left == 0 or lease.yielding:
             return False
         unit = study.unit_seconds(trial) / len(lease.devices)
+        if not study.has_time_for(trial, turn.now):  # for its next unit
+            self.ask_to_yield(turn, lease)
+            return True
         # Slices of a study whose trials may have several devices end together.
         if lease.deadline - turn.now > unit / 2 or study.stretches:
             return False
@@ -242,6 +246,13 @@ class Scheduler:
         return max(least, SWITCH_SHARE * study.cost(tier))
 
     # -- moving --------------------------------------------------------------------------------
+
+    def _is_late(self, reservation: Reservation, now: float) -> bool:
+        """True if no time is left for what was reserved: its device was given up only now."""
+        study, trial = self._state.studies[reservation.study], self._state.trial_of(reservation)
+        return not (
+            study.has_time_to_open(now) if trial is None else study.has_time_for(trial, now)
+        )
 
     def _is_hopeless(self, reservation: Reservation) -> bool:
         """True if no process will come for a reservation."""

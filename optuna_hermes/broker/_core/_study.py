@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -147,6 +148,40 @@ class Study:
         """Expected device time of a trial's unit, 0.0 before any trial has reported."""
         known = trial.curve.units > 1
         return trial.curve.last_unit_seconds if known else self.mean_unit_seconds
+
+    def has_time_for(self, trial: LiveTrial, now: float) -> bool:
+        """False if a device is of no use to a trial before its driver has all suspended.
+
+        That is so if it would not be back on the device by then, or if it could not end its next
+        unit and loses what it has not ended. One that can be suspended between units loses
+        nothing, however long they take.
+        """
+        if self.ends_at is None:
+            return True
+        back = 0.0 if trial.state == "running" else self.cost(trial.tier)
+        unit = 0.0
+        if not (trial.stores or trial.checkpoints):
+            unit = self.unit_seconds(trial) / max(1, len(trial.devices))
+        return now + back + unit <= self.ends_at
+
+    def has_time_to_open(self, now: float, up: Container[int | None] = ()) -> bool:
+        """False if a new trial would not end its first unit before all is suspended.
+
+        Where no other trial can use the device it may be cut in its first unit, if it can be
+        suspended there, but not before its first batch.
+
+        Args:
+            now: seconds of the broker's clock.
+            up: the trials that have a device and are up for decision.
+        """
+        first = now + self.opening_seconds
+        if self.ends_at is None or first + self.mean_unit_seconds <= self.ends_at:
+            return True
+        trials = self.trials.values()
+        kept = any(trial.stores or trial.checkpoints for trial in trials)
+        can_go_on = (each for each in trials if each.number in up or self.can_begin(each))
+        others = any(self.has_time_for(each, now) for each in can_go_on)
+        return kept and not others and first <= self.ends_at
 
     @property
     def stretches(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from optuna_hermes._cgroups import left_bytes
+from optuna_hermes._surroundings import end_of_job, surroundings
 from optuna_hermes.cli._checks import LITTLE_BYTES, Check, State, enough, good, judged
 from optuna_hermes.cli._checks._software import version
 from optuna_hermes.cli._studies import broker_status
@@ -23,7 +24,6 @@ NETWORK_KINDS = frozenset(
 )
 _MARKS = (Path("/.dockerenv"), Path("/run/.containerenv"), Path("/singularity"))
 _INTERACTIVE = ("bash", "interactive")
-_HOUR = 3600.0
 
 
 def room() -> Iterator[Check]:
@@ -140,12 +140,21 @@ def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
     )
     many = by_srun and tasks != "1"
     yield judged(f"SLURM job {job}", f"{tasks or '?'} tasks", problem=problem if many else "")
-    if (end := environment.get("SLURM_JOB_END_TIME", "")).isdigit():
+    known = surroundings(environment)
+    ends_at, grace = end_of_job(known), f"{known.grace_seconds:g} s"
+    if ends_at is None:
         yield judged(
             "time of the job",
-            f"{duration(max(0.0, int(end) - now))} left",
-            problem="Say --timeout a minute less, so that trials are suspended before it ends."
-            if int(end) - now < _HOUR
+            "its end is not known",
+            problem=f"Say --timeout {grace} less than its time, so that trials are suspended.",
+        )
+    else:
+        left = ends_at - now
+        yield judged(
+            "time of the job",
+            f"{duration(max(0.0, left))} left, all trials are suspended {grace} before its end",
+            problem="Nothing is trained any more: submit it again."
+            if left <= known.grace_seconds
             else "",
         )
 
