@@ -47,6 +47,15 @@ def device_of(roots: Iterable[object]) -> torch.device:
         return next((each for each in devices if each.type == accelerator.kind), cpu)
 
 
+def settled(roots: Iterable[object]) -> torch.device:
+    """The device of a trial, once all work that is queued there is done, on any stream."""
+    device = device_of(roots)
+    accelerator = accelerator_of(device)
+    if accelerator is not None:
+        accelerator.synchronize(device)
+    return device
+
+
 def storages(roots: Iterable[object], device: torch.device) -> list[torch.UntypedStorage]:
     """Every storage on ``device`` that belongs to the trial and has memory.
 
