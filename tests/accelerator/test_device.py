@@ -6,7 +6,10 @@ import copy
 import ctypes
 import errno
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -125,6 +128,21 @@ def test_a_context_takes_memory() -> None:
     torch.ones(1, device=SECOND)
     free, total = torch.accelerator.get_memory_info(SECOND)
     assert total - free - torch.accelerator.memory_reserved(SECOND) == 16 * MIB
+
+
+def test_a_context_must_fit() -> None:
+    """It raises what the driver raises, which is not the allocator's error."""
+    script = (
+        "import torch\n"
+        "from support.accelerator import install, set_limit\n"
+        f"install(); set_limit(0, {MIB}); torch.zeros(1, device={FIRST!r})\n"
+    )
+    tests = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": tests}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, text=True, capture_output=True, check=False
+    )
+    assert "\nRuntimeError: CUDA error: out of memory" in done.stderr
 
 
 def test_pinned_memory_is_cached() -> None:
