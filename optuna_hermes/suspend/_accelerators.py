@@ -96,6 +96,13 @@ class Accelerator:
         """Wait until all work on a device, in any stream, is done."""
         self.module.synchronize(device)
 
+    def synchronize_all(self) -> None:
+        """Wait until all work on all devices that this process has memory on is done."""
+        for index in range(self.module.device_count()):
+            device = torch.device(self.kind, index)
+            if self.reserved_bytes(device):  # waiting for others would make contexts there
+                self.synchronize(device)
+
     def stream(self, device: torch.device) -> Any:
         """A new stream."""
         return self.module.Stream(device)

@@ -48,11 +48,11 @@ def device_of(roots: Iterable[object]) -> torch.device:
 
 
 def settled(roots: Iterable[object]) -> torch.device:
-    """The device of a trial, once all work that is queued there is done, on any stream."""
+    """The device of a trial, once all work of this process is done, on any device and stream."""
     device = device_of(roots)
     accelerator = accelerator_of(device)
     if accelerator is not None:
-        accelerator.synchronize(device)
+        accelerator.synchronize_all()
     return device
 
 

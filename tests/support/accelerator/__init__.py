@@ -6,7 +6,7 @@ by the CPU, and its context does not survive a fork: ``docs/design/0032-simulate
 
 from __future__ import annotations
 
-from support.accelerator._build import why_not_built
+from support.accelerator._build import built, why_not_built
 from support.accelerator._device_module import KIND, install, pinned_bytes, set_limit, waiting
 
-__all__ = ["KIND", "install", "pinned_bytes", "set_limit", "waiting", "why_not_built"]
+__all__ = ["KIND", "built", "install", "pinned_bytes", "set_limit", "waiting", "why_not_built"]
