@@ -180,6 +180,14 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def accelerator(session: nox.Session) -> None:
+    """Suspension on a simulated accelerator, which is compiled once: g++ has to be there."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test]", "ninja")
+    chosen = ("-m", "accelerator", "tests/accelerator")
+    session.run("python", "-m", "pytest", *chosen, *session.posargs)
+
+
+@nox.session
 def peers(session: nox.Session) -> None:
     """Optuna's and Lightning's own tests, without and with Hermes: `nox -s peers -- FOLDER`."""
     session.install(*CONSTRAINED, "-e", ".[lightning,test,peers]")

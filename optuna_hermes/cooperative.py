@@ -38,7 +38,7 @@ from optuna_hermes.suspend import (
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._saver import Saver, warn_of_lost
 from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._storages import Gauge
+from optuna_hermes.suspend._storages import Gauge, settled
 from optuna_hermes.suspend._tree import frozen
 
 __all__ = ["CooperativeLoop", "hear", "session_of"]
@@ -265,7 +265,7 @@ class CooperativeLoop:
         if session.must_yield:
             self._park(session, stores=here)
         if self._unsaved and here and saver is not None and self.saves_now(saver):
-            saver.begin(self._dump(rng_state()), units=self._unit)
+            saver.begin(self._settled_dump(rng_state()), units=self._unit)
             self._unsaved = False
         # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
@@ -287,6 +287,11 @@ class CooperativeLoop:
         self._train(session)
 
     # -- checkpoints ---------------------------------------------------------------------------
+
+    def _settled_dump(self, rng: dict[str, Any]) -> dict[str, Any]:
+        # Reading a tensor waits for the current stream only, and others may still write to it.
+        settled(self.roots())
+        return self._dump(rng)
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         warning = self.inexact()
@@ -371,4 +376,4 @@ class _LoopState:
         self._loop._settle_reports()
         if self._loop._saver is not None:
             self._loop._saver.finish(wait=True)  # files are numbered in the order of states
-        return self._loop._dump(self._rng)
+        return self._loop._settled_dump(self._rng)

@@ -6,12 +6,15 @@ import contextlib
 import logging
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
+from optuna_hermes.suspend._accelerators import accelerator_of
+
 log = logging.getLogger(__name__)
 
-# As torch's allocator for CUDA: views of any dtype must be aligned in a block.
+# As torch's allocators for accelerators: views of any dtype must be aligned in a block.
 _ALIGNMENT_BYTES = 512
 _SMALLEST_BYTES = 1 << 20
 
@@ -20,15 +23,16 @@ class Arena:
     """Blocks of host memory that storages are copied into one after another.
 
     Args:
-        device: where the storages are; for a GPU the blocks are pinned, as far as that is possible.
+        device: where the storages are; on an accelerator the blocks are pinned if that is possible.
         block_bytes: size of a block, a power of two; the last block may be smaller.
     """
 
     def __init__(self, device: torch.device, block_bytes: int = 64 << 20) -> None:
         self.device = device
         self._block_bytes = block_bytes
-        self._pins = device.type == "cuda"
-        self._stream: torch.cuda.Stream | None = None
+        self._accelerator = accelerator_of(device)
+        self._pins = self._accelerator is not None
+        self._stream: Any = None
         self._blocks: list[torch.Tensor] = []
         self._starts: list[int] = []
         self._places: list[tuple[int, int]] = []
@@ -74,10 +78,8 @@ class Arena:
     def free(self) -> None:
         """Give all host memory back."""
         self._blocks, self._starts, self._places = [], [], []
-        # Torch caches pinned memory; before torch.accelerator had it, only torch._C could free it.
-        if self.device.type == "cuda":
-            old = getattr(torch._C, "_host_emptyCache", lambda: None)
-            getattr(torch.accelerator, "empty_host_cache", old)()
+        if self._accelerator is not None:
+            self._accelerator.free_pinned()
 
     def _grow(self, wanted: int) -> None:
         # It never shrinks: pinning memory costs more than copying into it.
@@ -100,15 +102,16 @@ class Arena:
     @contextlib.contextmanager
     def _queue(self) -> Iterator[None]:
         """Use a stream of its own, after the device's pending work and before any later work."""
-        if self.device.type != "cuda":
+        accelerator = self._accelerator
+        if accelerator is None:
             yield
             return
         if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._stream = accelerator.stream(self.device)
         # Kernels on any other stream may still write to the storages.
-        torch.cuda.synchronize(self.device)
+        accelerator.synchronize(self.device)
         try:
-            with torch.cuda.stream(self._stream):
+            with accelerator.on(self._stream):
                 yield
         finally:
             self._stream.synchronize()

@@ -9,6 +9,7 @@ import torch
 
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.model import TierName
+from optuna_hermes.suspend._accelerators import accelerator_of
 from optuna_hermes.suspend._arena import Arena
 from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._storages import device_of, forget, movable, storages
@@ -33,7 +34,7 @@ class Host(Tier):
         if not state.moves:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot wait in host memory, for its tensors must keep "
-                "their addresses (a captured CUDA graph has them): leave it on its device or "
+                "their addresses (a captured graph has them): leave it on its device or "
                 "store it on disk."
             )
         # Before the storages are emptied: ``dump`` may read scalars from tensors.
@@ -121,19 +122,19 @@ class Host(Tier):
         # The storages, not the tensors over them: references to these stay valid.
         for storage in self._sizes:
             storage.resize_(0)
-        if self._arena.device.type == "cuda":
-            # cuBLAS keeps its workspaces allocated, and empty_cache frees only unused segments.
-            getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
-            torch.cuda.empty_cache()
+        accelerator = accelerator_of(self._arena.device)
+        if accelerator is not None:
+            accelerator.free_unused()
 
     def _left(self, stayed: list[torch.UntypedStorage]) -> int:
         """Bytes still taken on the device; storages that could not be moved are logged once."""
         device = self._arena.device
         held = size = sum(storage.nbytes() for storage in stayed)
         blocks = len(stayed)
-        if device.type == "cuda":
-            held, size = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-            blocks = torch.cuda.memory_stats(device)["allocation.all.current"]
+        accelerator = accelerator_of(device)
+        if accelerator is not None:
+            held = accelerator.reserved_bytes(device)
+            size, blocks = accelerator.live(device)
         if blocks and not self._logged:
             self._logged = True
             trial = self._trial.capitalize()

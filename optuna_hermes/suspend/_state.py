@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import random
 import sys
 from collections.abc import Iterator
@@ -20,14 +19,15 @@ def rng_state() -> dict[str, Any]:
     """The state of every global random number generator of this process."""
     import torch
 
-    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    from optuna_hermes.suspend._accelerators import used_accelerator
+
+    used = used_accelerator()  # asking others for their states would wake them up
     _, key, position, has_gauss, gauss = np.random.get_state()
     version, words, next_gauss = random.getstate()
     # Only what ``torch.load(weights_only=True)`` accepts, as all of a checkpoint of Lightning's.
     return {
         "torch": torch.get_rng_state(),
-        # Asking for the states would initialize CUDA.
-        "cuda": torch.cuda.get_rng_state_all() if initialized else [],
+        "accelerator": {used.kind: used.rng_states()} if used is not None else {},
         "numpy": {
             "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
             "position": int(position),
@@ -42,11 +42,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what ``rng_state`` returned, in this process or in another one."""
     import torch
 
+    from optuna_hermes.suspend._accelerators import accelerator
+
     torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
+    here = accelerator() if state["accelerator"] else None
+    if here is not None and here.kind in state["accelerator"] and here.module.is_available():
         # The trial may be resumed on a host with fewer devices: its own is always the first.
-        for index in range(min(len(state["cuda"]), torch.cuda.device_count())):
-            torch.cuda.set_rng_state(state["cuda"][index], index)
+        here.set_rng_states(state["accelerator"][here.kind])
     numpy, python = state["numpy"], state["python"]
     key = numpy["key"].numpy().astype(np.uint32)
     np.random.set_state(("MT19937", key, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
@@ -79,12 +81,11 @@ def kept_rng() -> Iterator[dict[str, Any]]:
 
 
 def captured_graphs() -> bool:
-    """True if this process has captured CUDA graphs: they hold addresses, so nothing may move."""
-    import torch
+    """True if this process has captured graphs: they hold addresses, so nothing may move."""
+    from optuna_hermes.suspend._accelerators import used_accelerator
 
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return False
-    return any(isinstance(each, torch.cuda.CUDAGraph) for each in gc.get_objects())
+    used = used_accelerator()
+    return used is not None and used.captured_graphs()
 
 
 def plain(value: object) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from optuna_hermes._versions import require
+from optuna_hermes.suspend._accelerators import accelerator_of, used_accelerator
 from optuna_hermes.suspend._base import Tier
 
 # Here, as all public modules that need torch import this one.
@@ -36,23 +37,34 @@ _CLOSED_NAMES = (
 
 
 def device_of(roots: Iterable[object]) -> torch.device:
-    """The device of a trial: that of the first CUDA tensor found, else the CPU."""
+    """The device of a trial: that of the first tensor on an accelerator, else the CPU."""
     cpu = torch.device("cpu")
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    accelerator = used_accelerator()
+    if accelerator is None:
         return cpu
     with torch._C.DisableTorchFunctionSubclass():
-        return next((tensor.device for tensor in _tensors(roots) if tensor.is_cuda), cpu)
+        devices = (tensor.device for tensor in _tensors(roots))
+        return next((each for each in devices if each.type == accelerator.kind), cpu)
+
+
+def settled(roots: Iterable[object]) -> torch.device:
+    """The device of a trial, once all work of this process is done, on any device and stream."""
+    device = device_of(roots)
+    accelerator = accelerator_of(device)
+    if accelerator is not None:
+        accelerator.synchronize_all()
+    return device
 
 
 def storages(roots: Iterable[object], device: torch.device) -> list[torch.UntypedStorage]:
     """Every storage on ``device`` that belongs to the trial and has memory.
 
-    On a GPU the process must serve one trial only.
+    On an accelerator the process must serve one trial only.
     """
     found: dict[int, torch.UntypedStorage] = {}
     with torch._C.DisableTorchFunctionSubclass():  # run no code of tensor subclasses
         # ``roots`` do not lead to the current batch, nor to what the user keeps elsewhere.
-        known = _known_to_python(device) if device.type == "cuda" else []
+        known = _known_to_python(device) if device.type != "cpu" else []
         for tensor in _tensors([*roots, *known]):
             storage = _storage(tensor)
             if storage is not None and storage.device == device and storage.nbytes():
@@ -62,7 +74,7 @@ def storages(roots: Iterable[object], device: torch.device) -> list[torch.Untype
 
 def movable(storage: torch.UntypedStorage) -> bool:
     """True if a storage owns its memory: not NumPy's, a file's, or shared with other processes."""
-    return storage.resizable() and (storage.is_cuda or not storage.is_shared())
+    return storage.resizable() and (storage.device.type != "cpu" or not storage.is_shared())
 
 
 def forget(storages: Collection[torch.UntypedStorage], device: torch.device) -> None:
@@ -75,16 +87,18 @@ def forget(storages: Collection[torch.UntypedStorage], device: torch.device) -> 
 
 
 def held_bytes(roots: Iterable[object], device: torch.device) -> int:
-    """Bytes that the trial holds on its device now; on a GPU, with the allocator's cache."""
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
+    """Bytes that the trial holds on its device; on an accelerator, with its allocator's cache."""
+    accelerator = accelerator_of(device)
+    if accelerator is not None:
+        return accelerator.reserved_bytes(device)
     return sum(storage.nbytes() for storage in storages(roots, device))
 
 
 def peak_bytes(roots: Iterable[object], device: torch.device) -> int:
     """The most bytes that the trial has held on its device, as far as that is known."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device)
+    accelerator = accelerator_of(device)
+    if accelerator is not None:
+        return accelerator.peak_bytes(device)
     return held_bytes(roots, device)
 
 
@@ -102,7 +116,7 @@ class Gauge:
     def read(self, roots: Iterable[object]) -> int:
         """Return the most bytes until now, as far as that is known."""
         self._times += 1
-        if self._device.type == "cuda" or self._times & (self._times - 1) == 0:
+        if self._device.type != "cpu" or self._times & (self._times - 1) == 0:
             roots = list(roots)
             self._device = device_of(roots)
             self._bytes = max(self._bytes, peak_bytes(roots, self._device))

@@ -316,4 +316,4 @@ class _Numbers:
             torch.set_rng_state(self._torch)
             np.random.set_state(self._numpy)
             random.setstate(self._python)
-            return {**rng_state(), "cuda": []}
+            return {**rng_state(), "accelerator": {}}

@@ -12,7 +12,7 @@ from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._host import Host
-from optuna_hermes.suspend._storages import device_of, held_bytes
+from optuna_hermes.suspend._storages import held_bytes, settled
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ class Resident(Tier):
 
     def suspend(self, state: TrialState) -> Footprint:
         roots = list(state.roots())
-        return Footprint(device_bytes=held_bytes(roots, device_of(roots)))
+        # Else the next trial's time on the device would begin with the rest of this one's work.
+        return Footprint(device_bytes=held_bytes(roots, settled(roots)))
 
     def resume(self) -> None:
         pass

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from enum import Enum
 
 PROBE_SECONDS = 20.0
-"""Seconds for the forked process to check CUDA; the GPU driver may be slow at first."""
+"""Seconds for the forked process to check accelerators; a GPU driver may be slow at first."""
 
 _PAUSE_SOFT = 1
 _CUDA_NOT_INITIALISED = 3
@@ -30,7 +30,7 @@ _ENDING_SECONDS = 0.5
 class Unsafe(Enum):
     """A reason why a process cannot be forked."""
 
-    CUDA = "CUDA was used"
+    ACCELERATOR = "an accelerator was used"
     THREADS = "threads were started"
 
 
@@ -42,7 +42,7 @@ def why_not_fork() -> Unsafe | None:
     # Operations of torch leave idle threads behind; OpenMP starts them again when it needs them.
     _end_openmp_threads()
     if not _probe():
-        return Unsafe.CUDA
+        return Unsafe.ACCELERATOR
     deadline = time.monotonic() + _ENDING_SECONDS
     while _has_other_threads():
         if time.monotonic() > deadline:
@@ -59,12 +59,12 @@ def _end_openmp_threads() -> None:
 
 
 def _probe() -> bool:
-    """Fork once; True if CUDA can be used in the fork."""
+    """Fork once; True if accelerators can be used in the fork."""
     ours, theirs = os.pipe()
     # Also wanted: OpenBLAS ends its threads before a fork, and starts them when it needs them.
     pid = os.fork()
     if pid == 0:
-        os.write(theirs, b"y" if _cuda_works() else b"n")
+        os.write(theirs, b"y" if _accelerators_work() else b"n")
         os._exit(0)
     os.close(theirs)
     try:
@@ -76,10 +76,13 @@ def _probe() -> bool:
         os.waitpid(pid, 0)
 
 
-def _cuda_works() -> bool:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda._is_in_bad_fork():
-        return False
+def _accelerators_work() -> bool:
+    if "torch" in sys.modules:
+        from optuna_hermes.suspend._accelerators import accelerator
+
+        found = accelerator()
+        if found is not None and found.lost_by_fork:
+            return False
     for path in _loaded("libcuda.so"):
         if ctypes.CDLL(path).cuInit(0) == _CUDA_NOT_INITIALISED:
             return False

@@ -162,11 +162,10 @@ def _prepare(load: Callable[[], Objective]) -> Objective:
     sessions.importing = False
     _once.set_objective(function_of(objective))
     preload(objective)
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if _once.used_accelerator() is not None:
         raise ObjectiveError(
-            "Importing the objective must not touch CUDA, since workers are forked after it: move "
-            "what does into the objective."
+            "Importing the objective must not use an accelerator, since workers are forked after "
+            "it: move what does into the objective."
         )
     return objective
 

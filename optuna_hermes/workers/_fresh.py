@@ -29,7 +29,7 @@ def main() -> int:
     prepare_imports(packed, path, arguments)
     try:
         # CUDA fixes its devices when it is first used: load the objective once they are leased.
-        objective = _unpack_late(packed) if unsafe is Unsafe.CUDA else unpack(packed)
+        objective = _unpack_late(packed) if unsafe is Unsafe.ACCELERATOR else unpack(packed)
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return NOT_LOADED

@@ -16,11 +16,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from optuna_hermes.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._accelerators import Accelerator
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -142,6 +145,15 @@ def name_of(packed: str) -> str:
     return call[1]
 
 
+def used_accelerator() -> Accelerator | None:
+    """The accelerator that this process has used; None too where torch is not imported."""
+    if "torch" not in sys.modules:
+        return None
+    from optuna_hermes.suspend import _accelerators
+
+    return _accelerators.used_accelerator()
+
+
 def _call(load: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
     module, name = getattr(load, "__module__", None), getattr(load, "__qualname__", None)
     if isinstance(module, str) and isinstance(name, str) and _find(module, name) is load:
@@ -182,9 +194,8 @@ def _share(call: Call) -> None:
     if _process.share is None:
         return
     name = call[1]
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        why = "it, or the trial before it, has used CUDA"
+    if used_accelerator() is not None:
+        why = "it, or the trial before it, has used an accelerator"
     else:
         try:
             packed = base64.b64encode(pickle.dumps(call)).decode()
@@ -230,13 +241,14 @@ def _own_random_numbers() -> Iterator[None]:
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state()
     cpu = None if torch is None else torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch and torch.cuda.is_initialized() else None
+    accelerator = used_accelerator()
+    states = [] if accelerator is None else accelerator.rng_states()
     random.seed(0)
     np.random.seed(0)
-    if torch is not None:  # and not by torch.manual_seed(), which GPUs that are not in use remember
+    if torch is not None:  # not by torch.manual_seed(): accelerators not in use remember that
         torch.default_generator.manual_seed(0)
-    if torch is not None and cuda is not None:
-        torch.cuda.manual_seed_all(0)
+    if accelerator is not None:
+        accelerator.seed(0)
     try:
         yield
     finally:
@@ -244,8 +256,8 @@ def _own_random_numbers() -> Iterator[None]:
         np.random.set_state(numpy)
         if torch is not None:
             torch.set_rng_state(cpu)
-        if torch is not None and cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        if accelerator is not None:
+            accelerator.set_rng_states(states)
 
 
 def _open_files() -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.suspend import read, write
-from optuna_hermes.workers import _driver, _fork_server, _optimize, _worker
+from optuna_hermes.workers import _driver, _fork_server, _once, _optimize, _worker
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import Settings
@@ -181,16 +180,17 @@ def test_a_fork_server_that_has_ended() -> None:
     )
 
 
-def test_an_objective_that_wakes_cuda_at_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_objective_that_uses_a_gpu_at_its_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What must be moved is said before a worker is forked."""
-    awake = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
-    monkeypatch.setitem(sys.modules, "torch", awake)
+    monkeypatch.setattr(_once, "used_accelerator", object)
     monkeypatch.setattr(_fork_server, "preload", lambda objective: None)
     with pytest.raises(ObjectiveError) as error:
         _fork_server._prepare(lambda: lambda trial: 0.0)
     assert str(error.value) == (
-        "Importing the objective must not touch CUDA, since workers are forked after it: move what "
-        "does into the objective."
+        "Importing the objective must not use an accelerator, since workers are forked after it: "
+        "move what does into the objective."
     )
 
 
