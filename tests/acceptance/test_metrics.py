@@ -62,4 +62,5 @@ def test_a_port_that_is_taken(
         port = other.getsockname()[1]
         done = cli("broker", "--devices", "cpu:1", "--metrics", port)
     assert done.returncode == 2
-    assert f"but 127.0.0.1:{port} is not (Address already in use): choose another one." in done.stderr
+    said = f"but 127.0.0.1:{port} is not (Address already in use): choose another one."
+    assert said in done.stderr
