@@ -29,7 +29,7 @@ from optuna_hermes.suspend._tree import pack, unpack
 if TYPE_CHECKING:
     import torch
 
-_FORMAT = {"format": "optuna-hermes checkpoint", "version": "1"}
+_FORMAT = {"format": "optuna-hermes checkpoint", "version": "2"}
 _TREE = "tree"
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
