@@ -17,7 +17,7 @@ import typer
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from optuna_hermes.cli._app import VERBS, app
+from optuna_hermes.cli._app import GROUPS, VERBS, app
 
 ROOT = Path(__file__).parents[2]
 TEXTS = ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")
@@ -87,9 +87,13 @@ def _command_line() -> Iterator[str]:
     group: Any = typer.main.get_command(app)
     yield "# Command line\n"
     yield "Made from the program's own `--help`, which every verb has; those that print facts have"
-    yield "`--json`. The exit status is 0, 1 for a failure, 2 for bad input, 130 after Ctrl-C.\n"
-    for name in VERBS:
-        command = group.commands[name]
+    yield "`--json`. The exit status is 0, 1 for a failure, 2 for bad input, 3 if no trial has"
+    yield "succeeded, 75 if all is suspended, 130 after Ctrl-C.\n"
+    commands = {name: group.commands[name] for name in VERBS}
+    for name in GROUPS:
+        inner = group.commands[name].commands
+        commands |= {f"{name} {each}": command for each, command in inner.items()}
+    for name, command in commands.items():
         text = inspect.cleandoc(command.help or "")
         yield f"## {name}\n"
         yield from _paragraphs(text)
