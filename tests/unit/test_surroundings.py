@@ -94,20 +94,22 @@ def test_jobs_on_one_node_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> 
     assert names == ["n1", "n1-slurm-17", "n1-slurm-17_2", "n1-p", "n1"]
 
 
-def test_each_job_has_a_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variable of one's own counts for more, and outside of SLURM nothing changes."""
     named = election.runtime_dir()
+    folder = named / "s"  # short: a socket's path has a limit
+    folder.mkdir()
     for name, value in TASK.items():
         monkeypatch.setenv(name, value)
     assert election.runtime_dir() == named
     monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert election.runtime_dir() == tmp_path / "optuna-hermes-slurm-17_2"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    assert election.runtime_dir() == folder / "optuna-hermes-slurm-17_2"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert election.runtime_dir() == tmp_path / f"optuna-hermes-{os.getuid()}-slurm-17_2"
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}-slurm-17_2"
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert election.runtime_dir() == tmp_path / f"optuna-hermes-{os.getuid()}"
+    assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}"
 
 
 def test_squeue_is_asked_for_an_end_that_no_variable_has(fake: Fake) -> None:
