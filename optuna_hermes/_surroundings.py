@@ -34,7 +34,7 @@ _OF_JOB = re.compile(r"[0-9]{1,18}")
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What a manager tells of this process, by its environment.
+    """A manager's facts about this process, from its environment.
 
     Args:
         job: the id of its job in SLURM, as ``scontrol`` takes it: ``17``, or ``12_3`` for task 3 of

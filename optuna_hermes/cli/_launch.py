@@ -146,10 +146,10 @@ def status(name: Launched, json: Json = False) -> None:
     Example:
       optuna-hermes launch status digits
     """
-    from optuna_hermes.launch import kept
+    from optuna_hermes.launch import kept, launcher
 
     launched = kept(name)
-    hosts = _launcher_of(launched).hosts(launched)
+    hosts = launcher(launched.launcher).hosts(launched)
     if json:
         show_json({**asdict(launched), "hosts": [asdict(host) for host in hosts]})
     elif hosts:
@@ -167,10 +167,10 @@ def stop(name: Launched) -> None:
     Example:
       optuna-hermes launch stop digits
     """
-    from optuna_hermes.launch import kept
+    from optuna_hermes.launch import kept, launcher
 
     launched = kept(name)
-    _launcher_of(launched).stop(launched)
+    launcher(launched.launcher).stop(launched)
     note(f"Asked {launched.launcher} to stop {name!r}: `{PROGRAM} launch status {name}` shows it.")
 
 
@@ -182,10 +182,10 @@ def logs(name: Launched) -> None:
     Example:
       optuna-hermes launch logs digits
     """
-    from optuna_hermes.launch import kept
+    from optuna_hermes.launch import kept, launcher
 
     launched = kept(name)
-    for line in _launcher_of(launched).logs(launched):
+    for line in launcher(launched.launcher).logs(launched):
         show(line)
 
 
@@ -203,14 +203,6 @@ def _start(launcher: Launcher, job: Job, dry_run: bool) -> None:
         f"  {PROGRAM} launch logs {job.name}\n"
         f"  {PROGRAM} launch stop {job.name}"
     )
-
-
-def _launcher_of(launched: Any) -> Launcher:
-    from optuna_hermes.launch import launcher
-
-    places = {"kubernetes": "namespace", "ray": "address"}
-    place = places.get(launched.launcher)
-    return launcher(launched.launcher, **({place: launched.place} if place else {}))
 
 
 def _job(

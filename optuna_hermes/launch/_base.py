@@ -75,4 +75,4 @@ class Launcher(ABC):
 
     @abstractmethod
     def logs(self, launch: Launch) -> Iterator[str]:
-        """What the hosts have written, line by line, each with the host's name before it."""
+        """The hosts' output, line by line, each with the host's name before it."""

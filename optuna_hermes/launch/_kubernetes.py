@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from optuna_hermes._surroundings import GRACE_VARIABLE
 from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
 from optuna_hermes.launch._job import Job
 from optuna_hermes.launch._programs import ask
 
 CHECKPOINTS = "/checkpoints"
-"""Where a claimed volume is mounted."""
+"""Mount path of a claimed volume."""
 
 _CONTAINER = "optimize"
 _METRICS_PORT = 9109
@@ -27,7 +28,7 @@ class Kubernetes(Launcher):
         image: with this package, the objective, and what it needs.
         claim: a PersistentVolumeClaim for checkpoints that all pods may write to; none where the
             arguments name an object store.
-        namespace: empty for that of kubectl's context.
+        namespace: for new jobs, empty for that of kubectl's context.
     """
 
     name = "kubernetes"
@@ -35,7 +36,6 @@ class Kubernetes(Launcher):
     def __init__(self, *, image: str = "", claim: str = "", namespace: str = "") -> None:
         self._image = image
         self._claim = claim
-        self._kubectl = ["kubectl", *(["--namespace", namespace] if namespace else [])]
         self._namespace = namespace
 
     def render(self, job: Job) -> str:
@@ -65,7 +65,7 @@ class Kubernetes(Launcher):
             "command": ["optuna-hermes", "optimize", *job.arguments, *job.devices, *folder],
             "env": [
                 _secret("OPTUNA_STORAGE", f"{job.name}-storage", "url"),
-                {"name": "OPTUNA_HERMES_GRACE_SECONDS", "value": str(job.grace_seconds)},
+                {"name": GRACE_VARIABLE, "value": str(job.grace_seconds)},
                 {"name": "OPTUNA_HERMES_METRICS", "value": f"0.0.0.0:{_METRICS_PORT}"},
             ],
             "ports": [{"name": "metrics", "containerPort": _METRICS_PORT}],
@@ -124,12 +124,15 @@ class Kubernetes(Launcher):
             "metadata": {"name": f"{job.name}-storage"},
             "stringData": {"url": job.storage},
         }
-        ask([*self._kubectl, "apply", "-f", "-"], json.dumps(secret))
-        ask([*self._kubectl, "create", "-f", "-"], manifest)
+        kubectl = _kubectl(self._namespace)
+        ask([*kubectl, "apply", "-f", "-"], json.dumps(secret))
+        ask([*kubectl, "create", "-f", "-"], manifest)
         return Launch(launcher=self.name, name=job.name, id=job.name, place=self._namespace)
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
-        said = ask([*self._kubectl, "get", "pods", "-l", f"job-name={launch.id}", "-o", "json"])
+        said = ask(
+            [*_kubectl(launch.place), "get", "pods", "-l", f"job-name={launch.id}", "-o", "json"]
+        )
         return tuple(
             _host(pod)
             for pod in sorted(json.loads(said)["items"], key=lambda each: each["metadata"]["name"])
@@ -137,14 +140,19 @@ class Kubernetes(Launcher):
 
     def stop(self, launch: Launch) -> None:
         # The pods get SIGTERM and their grace period.
-        ask([*self._kubectl, "delete", "job", launch.id, "--wait=false", "--ignore-not-found"])
-        ask([*self._kubectl, "delete", "secret", f"{launch.id}-storage", "--ignore-not-found"])
+        kubectl = _kubectl(launch.place)
+        ask([*kubectl, "delete", "job", launch.id, "--wait=false", "--ignore-not-found"])
+        ask([*kubectl, "delete", "secret", f"{launch.id}-storage", "--ignore-not-found"])
 
     def logs(self, launch: Launch) -> Iterator[str]:
         for host in self.hosts(launch):
             if host.state != "waiting":
-                for line in ask([*self._kubectl, "logs", host.name]).splitlines():
+                for line in ask([*_kubectl(launch.place), "logs", host.name]).splitlines():
                     yield f"{host.name}: {line}"
+
+
+def _kubectl(namespace: str) -> list[str]:
+    return ["kubectl", *(["--namespace", namespace] if namespace else [])]
 
 
 def _rules() -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ class Ray(Launcher):
     """Asks a cluster of Ray, from a process that can reach it.
 
     Args:
-        address: of the cluster, as ``ray.init`` takes it.
+        address: of the cluster for new jobs, as ``ray.init`` takes it.
     """
 
     name = "ray"

@@ -23,6 +23,8 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from optuna_hermes._surroundings import GRACE_VARIABLE, HOST_VARIABLE
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus
 
 SHOWN_LINES = 1000
@@ -32,7 +34,7 @@ _ANSWER_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _FINAL = frozenset({ExitStatus.DONE, ExitStatus.BAD_INPUT, ExitStatus.NOTHING_SUCCEEDED})
 """Statuses after which no other host has anything left to do, or would do better."""
-_STATES = {ExitStatus.DONE: "done", ExitStatus.SUSPENDED: "suspended"}
+_STATES: Mapping[int, str] = {ExitStatus.DONE: "done", ExitStatus.SUSPENDED: "suspended"}
 
 
 class RayHost:
@@ -54,21 +56,19 @@ class RayHost:
         environment: Mapping[str, str],
         grace_seconds: int,
     ) -> None:
-        self._name = name
         self._command = [sys.executable, "-m", "optuna_hermes", "optimize", *arguments]
         self._folder = folder if Path(folder).is_dir() else None
-        self._grace_seconds = grace_seconds
         self._lines: deque[str] = deque(maxlen=SHOWN_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._stopped = False
         # A node of Ray may share its machine with others: each host has a broker of its own.
-        self._runtime = tempfile.mkdtemp(prefix="optuna-hermes-")
+        runtime = tempfile.mkdtemp(prefix="optuna-hermes-")
         self._environment = {
             **os.environ,
             **environment,
-            "OPTUNA_HERMES_RUNTIME_DIR": self._runtime,
-            "OPTUNA_HERMES_HOST": name,
-            "OPTUNA_HERMES_GRACE_SECONDS": str(grace_seconds),
+            RUNTIME_DIR_VARIABLE: runtime,
+            HOST_VARIABLE: name,
+            GRACE_VARIABLE: str(grace_seconds),
         }
 
     async def run(self) -> tuple[int, list[str]]:
@@ -191,7 +191,7 @@ class Supervisor:
         name = f"{self._name}-{index}"
         if index in self._ended:
             status, _ = self._ended[index]
-            state = _STATES.get(ExitStatus(status), "failed") if status in _KNOWN else "failed"
+            state = _STATES.get(status, "failed")
             return {"name": name, "state": state, "detail": f"exit status {status}"}
         node = await self._asked(index, "place")
         if node is None:
@@ -215,9 +215,6 @@ class Supervisor:
             if index not in self._ended:
                 await self._asked(index, "stop")
         await self._end_waiting()
-
-
-_KNOWN = frozenset(map(int, ExitStatus))
 
 
 def _end_with_parent() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 ADDRESS = "127.0.0.1"
-"""Where they are served unless another address is asked for."""
+"""The address that serves them unless another one is asked for."""
 ANSWER_SECONDS = 5.0
 """Time after which a busy broker gives no figures."""
 
