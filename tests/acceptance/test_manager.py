@@ -181,8 +181,12 @@ def test_two_tasks_of_an_array_on_one_node_are_two_hosts(
     target: str,
     tmp_path: Path,
     runtime_dir: Path,
+    wait_for: Callable[..., Any],
 ) -> None:
     """Each has a broker of its own, and every unit is trained by one of them, once."""
+    # The host that is there first trains nothing before the other one has a trial too.
+    waits = 'while not Path(__file__).with_name("begin").exists(): time.sleep(0.01)'
+    (tmp_path / "slow.py").write_text(OBJECTIVE.replace("time.sleep(0.05)", waits))
     running = []
     for task in (1, 2):
         job = {
@@ -194,8 +198,11 @@ def test_two_tasks_of_an_array_on_one_node_are_two_hosts(
             "OPTUNA_HERMES_BROKER_IDLE_SECONDS": "0.5",
             "XDG_RUNTIME_DIR": str(runtime_dir),
         }
-        folder = ("--checkpoint-dir", tmp_path / "checkpoints")
-        running.append(start_cli(*command(postgres_url, target, *folder), env=job))
+        more = ("--checkpoint-dir", tmp_path / "checkpoints", "--devices", "cpu:1")
+        running.append(start_cli(*command(postgres_url, target, *more), env=job))
+    with contextlib.closing(open_ledger(postgres_url)) as ledger:
+        wait_for(lambda: len({lease.host for lease in ledger.load_leases(live=True)}) == 2, 120)
+    (tmp_path / "begin").touch()
     done = [each.wait(240) for each in running]
     assert [each.returncode for each in done] == [0, 0], done[0].stderr + done[1].stderr
     check_finished(tmp_path, *(each.stdout for each in done))

@@ -274,6 +274,18 @@ def test_a_trial_that_is_being_created_gets_the_device_that_is_free_first(crosse
     broker.check()
 
 
+def test_a_study_is_not_finished_while_its_last_trial_is_being_created() -> None:
+    """All others have ended, no other one may be created, and this one has no row yet."""
+    broker, workers, epoch = served(unstarted=2)
+    (setter,) = told(broker, workers)
+    broker.say(workers[0], wire.Ended(epoch=epoch, state="done"))
+    assert not broker.handler.status(broker.now).studies[0].finished
+    broker.say(setter, wire.Created(number=1, trial_id=1))
+    epoch = broker.last(setter, "Grant").epoch
+    broker.say(setter, wire.Ended(epoch=epoch, state="done"))
+    assert broker.handler.status(broker.now).studies[0].finished
+
+
 def test_it_is_looked_for_if_its_process_dies_before_it_says_so() -> None:
     """By the names of the opening and of the lease: a trial is created once."""
     broker, workers, epoch = served(unstarted=3)
