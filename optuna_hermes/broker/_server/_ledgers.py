@@ -92,6 +92,7 @@ class Ledgers:
         self._post = post
         self._opener = opener
         self._by_url: dict[str, Writer] = {}
+        self._readers: dict[str, Writer] = {}
         self._used: dict[str, float] = {}
         self._url_of: dict[str, str] = {}
         self._away: set[str] = set()
@@ -114,6 +115,14 @@ class Ledgers:
         self._url_of.setdefault(study, url)
         self._hand_over([study])
         return self._by_url[url].read(ask)
+
+    def look(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
+        """Ask as ``read`` does, on a thread and connection that no record waits for."""
+        if url not in self._readers:
+            self._readers[url] = Writer(url, _ignore, opener=self._opener)
+        reader, answer = self._readers[url], Future[T]()
+        self.read(study, url, _nothing).add_done_callback(lambda _: reader.pass_on(ask, answer))
+        return answer
 
     def ask(self, study: str, then: Callable[[], None]) -> None:
         """Call ``then`` when the database of a study has shown that it takes what is written."""
@@ -184,9 +193,14 @@ class Ledgers:
             if not self._studies(url) and url in resting:
                 # It has no work, so that its end waits for nothing.
                 self._by_url.pop(url).close(0.0)
+                if url in self._readers:
+                    self._readers.pop(url).close(0.0)
                 del self._used[url]
 
     def leave(self) -> None:
+        """Have the other brokers know that this one has ended."""
+        for reader in self._readers.values():
+            reader.close(SLOW_SECONDS)  # a heartbeat after that would deny it
         for writer in self._by_url.values():
             writer.read(partial(_leave, self._terms.instance))
 
@@ -203,6 +217,8 @@ class Ledgers:
         """
         self._hand_over(list(self._waiting))
         end = time.monotonic() + seconds
+        for reader in self._readers.values():
+            reader.close(0.0)
         return sum(w.close(max(0.0, end - time.monotonic())) for w in self._by_url.values())
 
     def _open(self, url: str) -> None:
@@ -288,6 +304,14 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
 def _leave(instance: str, ledger: Ledger) -> None:
     if ledger.shared:
         ledger.forget_host(instance, dead_after_seconds=0.0)
+
+
+def _nothing(ledger: Ledger) -> None:
+    """Ask a ledger nothing: what was written to it before is in it."""
+
+
+def _ignore(outcome: WriteOutcome) -> None:
+    """Ignore that a database is away: its writer says so."""
 
 
 def _touch(ledger: Ledger) -> None:

@@ -125,8 +125,12 @@ class Writer:
     def read(self, ask: Callable[[Ledger], T]) -> Future[T]:
         """Ask the ledger something, after all that was given before is written."""
         answer: Future[T] = Future()
-        self._put(_Question(ask=ask, answer=answer))
+        self.pass_on(ask, answer)
         return answer
+
+    def pass_on(self, ask: Callable[[Ledger], T], answer: Future[T]) -> None:
+        """Ask as ``read`` does; ``answer`` is the caller's."""
+        self._put(_Question(ask=ask, answer=answer))
 
     def retry(self) -> None:
         """Try refused records again that could be right later."""
@@ -350,7 +354,7 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
             same = (item.epoch, item.host, item.started)
             return any((x.epoch, x.host, x.started) == same for x in leases)
         if isinstance(item, CheckpointRecord):
-            known = ledger.load_checkpoints(item.study, item.number)
+            known = ledger.load_checkpoints(item.study, [item.number])
             return any((x.checkpoint.path, x.at) == (item.checkpoint.path, item.at) for x in known)
         if isinstance(item, EventRecord):
             return item in ledger.load_events(item.study, item.number)
