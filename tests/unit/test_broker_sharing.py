@@ -230,6 +230,32 @@ def test_of_two_that_claim_a_trial_one_wins() -> None:
     assert hosts.owners() == ["a"]
     hosts.advance(REFRESH_SECONDS)
     assert hosts.b.handler.state.studies["s"].trials[0].owner == "a"
+    told = [(each.kind, each.detail.get("device")) for each in hosts.ledger.load_events("s", 0)]
+    assert told.count(("granted", "cpu:0")) == 1, "of the loser's grant nothing is told"
+
+
+def test_a_trial_that_another_host_was_faster_with_is_not_told_as_carried_on() -> None:
+    """The event log has the winner's grant alone; the loser tells of its own once it has one."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    store(hosts.a, worker, epoch, 0)
+    hosts.advance(REFRESH_SECONDS)
+    again = hosts.a.worker()
+    hosts.b.worker()
+    assert hosts.b.races == 1
+
+    def carried_on() -> list[dict[str, Any]]:
+        events = hosts.ledger.load_events("s", 0)
+        return [each.detail for each in events if each.kind == "carried on"]
+
+    assert carried_on() == []
+    granted = hosts.a.last(again, "Grant").epoch
+    begin(hosts.a, again, 0)
+    store(hosts.a, again, granted, 0, units=2)
+    hosts.a.hang_up(1)  # no driver there any more
+    hosts.advance(2 * REFRESH_SECONDS)
+    assert carried_on() == [{"host": "b", "from": "a"}]
 
 
 def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> None:

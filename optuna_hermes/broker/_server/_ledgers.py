@@ -12,6 +12,7 @@ from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
@@ -53,10 +54,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """Leases, checkpoints and ends of leases that are in the ledger."""
+    """Leases, checkpoints and ends of leases that are in the ledger, with the events of grants."""
 
     epochs: tuple[int, ...]
     paths: tuple[str, ...]
+    granted: tuple[EventRecord, ...] = ()
 
 
 LedgerOutcome = (
@@ -255,7 +257,9 @@ class Ledgers:
         if isinstance(news, Written):
             if news.items and self._times is not None:
                 self._times.add(news.seconds)
-            self._hear(Committed(epochs=epochs, paths=paths))
+            logged = (each for each in news.items if isinstance(each, EventRecord))
+            granted = tuple(each for each in logged if is_of_grant(each))
+            self._hear(Committed(epochs=epochs, paths=paths, granted=granted))
         else:
             failed = events.WritesFailed(
                 epochs=epochs, paths=paths, study=news.study, reason=news.reason

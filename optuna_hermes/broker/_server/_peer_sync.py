@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._event_handler import EventHandler
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import (
     Claim,
     DropCheckpoint,
@@ -23,7 +24,13 @@ from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import NotOwnerError, StudyFullError
-from optuna_hermes.ledger._records import CheckpointRecord, HostRecord, LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import (
+    CheckpointRecord,
+    EventRecord,
+    HostRecord,
+    LeaseRecord,
+    TrialRecord,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
@@ -192,6 +199,7 @@ def outrun(
         and item not in saved
         and not (isinstance(item, TrialRecord) and item.number in undone)
         and not (isinstance(item, NameLease) and item.number == lost)
+        and not (isinstance(item, EventRecord) and is_of_grant(item) and item.number in undone)
     )
     event = Outrun(
         study=study,

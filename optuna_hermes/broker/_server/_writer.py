@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
@@ -305,7 +306,7 @@ class Writer:
         refused = batch.items
         if len(batch.items) > 1:
             refused = tuple(item for item in batch.items if isinstance(item, LeaseRecord))
-            rest = (item for item in batch.items if not isinstance(item, LeaseRecord))
+            rest = (item for item in batch.items if item not in refused and not is_of_grant(item))
             parts = [replace(batch, items=(item,)) for item in rest]
             batches[:0] = parts
             self._replace_first(1, parts)
