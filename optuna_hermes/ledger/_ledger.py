@@ -390,6 +390,11 @@ class Ledger:
             for statement in sql.FORGET_STUDY:
                 connection.execute(statement, {"of_study": study})
 
+    def disconnect(self) -> None:
+        """Close the connections to a server; the next call opens one."""
+        if self.shared:
+            self._database.close()
+
     def close(self) -> None:
         """Close connections and release locks; the ledger is not used afterwards."""
         if self._locks is not None:
