@@ -174,7 +174,7 @@ def _trial_document(
                 "size_bytes": each.checkpoint.size_bytes,
                 "at": each.at,
             }
-            for each in ledger.load_checkpoints(key, number)
+            for each in ledger.load_checkpoints(key, [number])
         ],
         "events": [
             {"at": each.at, "kind": each.kind, "detail": each.detail}

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._ledger import Ledger as Ledger
     from optuna_hermes.ledger._ledger import live_hosts as live_hosts
     from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
+    from optuna_hermes.ledger._schema import UPGRADED_VERSIONS as UPGRADED_VERSIONS
     from optuna_hermes.ledger._schema import schema_version as schema_version
 
 _HOMES = {
     **dict.fromkeys(("FULL", "is_full", "lost_race", "mends"), "_away"),
     **dict.fromkeys(("few_connections", "rest_when_idle"), "_engine"),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
-    **dict.fromkeys(("SCHEMA_VERSION", "schema_version"), "_schema"),
+    **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "schema_version"), "_schema"),
 }
 
 

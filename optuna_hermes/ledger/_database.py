@@ -15,7 +15,14 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger._away import is_away
-from optuna_hermes.ledger._engine import connectable, for_writing, memory_engine, parse, set_clock
+from optuna_hermes.ledger._engine import (
+    at_once,
+    connectable,
+    for_writing,
+    memory_engine,
+    parse,
+    set_clock,
+)
 from optuna_hermes.ledger._secrets import redacted
 
 MEMORY = "memory:"
@@ -50,6 +57,7 @@ class Database:
             memory = _Memory(clock)
             self._reading: _Begin = memory.reading
             self._writing: _Begin = memory.writing
+            self._at_once: _Begin = memory.writing
             self._close: Callable[..., None] = memory.close
         else:
             parsed = parse(url)
@@ -63,6 +71,7 @@ class Database:
             # A file is for one host: SQLite's locks fail on network file systems.
             self.shared = parsed.get_backend_name() != "sqlite"
             self.file = None if self.shared else parsed.database
+            self._at_once = at_once(engine).connect if self.shared else self._writing
 
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
@@ -83,14 +92,31 @@ class Database:
             return nullcontext(self._batch.connection)
         return self._transaction(self._writing)
 
+    def at_once(self) -> AbstractContextManager[Connection]:
+        """A connection for single statements, which take no BEGIN and no COMMIT on a server.
+
+        Raises:
+            LedgerError: as for ``writing``.
+        """
+        if self._batch.connection is not None:
+            return nullcontext(self._batch.connection)
+        return self._transaction(self._at_once)
+
     @contextmanager
     def batch(self, connection: Connection) -> Iterator[None]:
         """Combine all writes of this thread inside of the block into this transaction."""
-        before, self._batch.connection = self._batch.connection, connection
+        before = self._batch.connection, self._batch.changes
+        self._batch.connection = connection
         try:
             yield
         finally:
-            self._batch.connection = before
+            self._batch.connection, self._batch.changes = before
+
+    def first_change(self) -> bool:
+        """True if this thread's batch has no change yet; it has one from now on."""
+        first = not (self.in_batch and self._batch.changes)
+        self._batch.changes = self.in_batch
+        return first
 
     @property
     def in_batch(self) -> bool:
@@ -180,6 +206,7 @@ class _Batch(threading.local):
     """The open transaction of this thread's batch, None outside of one."""
 
     connection: Connection | None = None
+    changes: bool = False
 
 
 def _first_line(error: BaseException) -> str:

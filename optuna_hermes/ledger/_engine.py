@@ -125,6 +125,11 @@ def for_writing(engine: Engine) -> Engine:
     return engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
 
+def at_once(engine: Engine) -> Engine:
+    """The engine of a server with connections each of whose statements is a transaction."""
+    return engine.execution_options(isolation_level="AUTOCOMMIT")
+
+
 def _end_silent_transactions(engine: Engine, connection: Any, _record: object) -> None:
     dialect: Any = engine.dialect
     if dialect.name == "postgresql":

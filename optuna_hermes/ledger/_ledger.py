@@ -22,6 +22,9 @@ Brokers of several hosts may share a study. Each has a name that no broker had b
 - The holder of a trial is its owner; of a trial without one that is running or parked, its host. An
   owner is gone if it is unknown or forgotten, or its heartbeat is old enough. A host is gone if
   all of its brokers are.
+- Transactions that change trials, leases or checkpoints take turns, and each has a higher *change
+  number* than the one before; reports, events and memory have none. Whoever has read all changes up
+  to a number finds the later ones by it, and misses none that is committed later.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ from optuna_hermes.ledger._records import (
     EventRecord,
     HostRecord,
     LeaseRecord,
+    Look,
     ReportRecord,
     TrialRecord,
 )
@@ -132,7 +136,7 @@ class Ledger:
         Raises:
             NotOwnerError: its row has another owner.
         """
-        with self._turn() as connection:
+        with self._change() as connection:
             sharing.save_trial(connection, trial, by)
 
     def claim_trial(
@@ -152,9 +156,9 @@ class Ledger:
 
         Returns:
             The trial as it is now, also if it was this broker's before. None if the claim failed:
-            the trial is unknown, finished or another's, or another transaction is writing it.
+            the trial is unknown, finished or another's.
         """
-        with self._database.writing() as connection:
+        with self._change() as connection:
             return sharing.claim(connection, study, number, host, instance, dead_after_seconds)
 
     def load_trials(self, study: str) -> list[TrialRecord]:
@@ -162,13 +166,33 @@ class Ledger:
         found = self._database.rows(sql.load(TRIALS, TrialRecord), {"of_study": study})
         return [TrialRecord(**each) for each in found]
 
+    def load_changed(
+        self, study: str, after: int, numbers: Collection[int] = ()
+    ) -> list[tuple[Override | None, TrialRecord]]:
+        """The trials that were changed after a change number, each after its user's override.
+
+        A trial is changed by any write of its row or its checkpoints.
+
+        Args:
+            study: the study's key.
+            after: a number that ``look`` has returned; 0 for all trials.
+            numbers: trials that are wanted too, changed or not.
+        """
+        found = self._database.rows(sql.CHANGED_TRIALS, {"of_study": study, "of_change": after})
+        others = sorted({*numbers}.difference(each["number"] for each in found))
+        if others:
+            of = {"of_study": study, "of_numbers": others}
+            found += self._database.rows(sql.SOME_TRIALS, of)
+        return [(each.pop("override"), TrialRecord(**each)) for each in found]
+
     def save_override(self, study: str, number: int, override: Override | None) -> None:
         """Save a user's override of a trial, None to remove it; an unknown trial is no error.
 
         It does not depend on the trial's owner, and ``save_trial`` leaves it as it is.
         """
         of = {"of_study": study, "of_number": number}
-        self._write(sql.CHANGE_TRIAL, {"override": override, **of})
+        with self._change() as connection:
+            connection.execute(sql.CHANGE_TRIAL, {"override": override, **of})
 
     def load_overrides(self, study: str) -> dict[int, Override]:
         """The users' overrides of a study's trials, by number; also of trials that are over."""
@@ -224,7 +248,7 @@ class Ledger:
             StudyFullError: the trials of the study, and the live leases of trials not yet created,
                 have reached the limit.
         """
-        with self._turn() as connection:
+        with self._change() as connection:
             last = sharing.last_epoch(connection)
             # Of two brokers that race for one device only one passes.
             if lease.epoch <= last:
@@ -247,11 +271,13 @@ class Ledger:
 
     def name_lease(self, epoch: int, number: int) -> None:
         """Set the trial of a lease that was granted before its trial was created."""
-        self._write(sql.CHANGE_LEASE, {"of_epoch": epoch, "number": number})
+        with self._change() as connection:
+            connection.execute(sql.CHANGE_LEASE, {"of_epoch": epoch, "number": number})
 
     def end_lease(self, epoch: int, ended: float) -> None:
         """End a lease; one that has ended already, or is unknown, stays as it is."""
-        self._write(sql.END_LEASE, {"of_epoch": epoch, "ended": ended})
+        with self._change() as connection:
+            connection.execute(sql.END_LEASE, {"of_epoch": epoch, "ended": ended})
 
     def load_leases(
         self, study: str | None = None, *, live: bool = False, since: int = 0
@@ -271,17 +297,27 @@ class Ledger:
         """Add a checkpoint; the trial's older ones stay until ``drop_checkpoint``."""
         columns = row(record.checkpoint)
         columns |= {"study": record.study, "number": record.number, "at": record.at}
-        self._write(sql.ADD_CHECKPOINT, columns)
+        with self._change() as connection:
+            connection.execute(sql.ADD_CHECKPOINT, columns)
+            of = {"of_study": record.study, "of_number": record.number}
+            connection.execute(sql.CHANGE_TRIAL, of)
 
-    def load_checkpoints(self, study: str, number: int | None = None) -> list[CheckpointRecord]:
-        """Checkpoints of a study, or of one trial, oldest first."""
-        query = sql.checkpoints(of_trial=number is not None)
-        of = {"of_study": study, "of_number": number}
+    def load_checkpoints(
+        self, study: str, numbers: Collection[int] | None = None
+    ) -> list[CheckpointRecord]:
+        """Checkpoints of all trials of a study, or of these, oldest first."""
+        of: dict[str, Any] = {"of_study": study}
+        if numbers is not None:
+            of["of_numbers"] = list(numbers)
+        query = sql.CHECKPOINTS_OF_STUDY if numbers is None else sql.SOME_CHECKPOINTS
         return [checkpoint_of(study, found) for found in self._database.rows(query, of)]
 
-    def drop_checkpoint(self, study: str, path: str) -> None:
-        """Remove the row of a checkpoint whose file is gone; an unknown one is no error."""
-        self._write(sql.DROP_CHECKPOINT, {"of_study": study, "of_path": path})
+    def drop_checkpoint(self, study: str, number: int, path: str) -> None:
+        """Remove the row of a trial's checkpoint whose file is gone; an unknown one is no error."""
+        of = {"of_study": study, "of_number": number}
+        with self._change() as connection:
+            connection.execute(sql.DROP_CHECKPOINT, {**of, "of_path": path})
+            connection.execute(sql.CHANGE_TRIAL, of)
 
     def load_memory(self, study: str) -> Any:
         """The policy's memory (JSON), None if there is none."""
@@ -315,8 +351,13 @@ class Ledger:
 
     def beat(self, host: HostRecord) -> None:
         """Write a broker's heartbeat and load: add its row, or replace it."""
-        with self._database.writing() as connection:
+        with self._database.at_once() as connection:
             sharing.beat(connection, host)
+
+    def look(self) -> Look:
+        """The newest change number, and all brokers: one statement."""
+        with self._database.at_once() as connection:
+            return sharing.look(connection)
 
     def load_hosts(self) -> list[HostRecord]:
         """All brokers that have sent a heartbeat and are not forgotten, by name."""
@@ -333,7 +374,7 @@ class Ledger:
         Returns:
             True if it is gone.
         """
-        with self._turn() as connection:
+        with self._change() as connection:
             return sharing.forget_host(connection, instance, dead_after_seconds)
 
     def load_studies(self) -> list[str]:
@@ -343,11 +384,16 @@ class Ledger:
 
     def forget_study(self, study: str) -> None:
         """Remove all rows of a study; epochs still grow above those of its leases."""
-        with self._turn() as connection:
+        with self._change() as connection:
             last = sharing.last_epoch(connection)
-            connection.execute(sql.SET_FORGOTTEN_EPOCH, {"forgotten_epoch": last})
+            connection.execute(sql.FORGET_ROWS, {"forgotten_epoch": last})
             for statement in sql.FORGET_STUDY:
                 connection.execute(statement, {"of_study": study})
+
+    def disconnect(self) -> None:
+        """Close the connections to a server; the next call opens one."""
+        if self.shared:
+            self._database.close()
 
     def close(self) -> None:
         """Close connections and release locks; the ledger is not used afterwards."""
@@ -363,6 +409,14 @@ class Ledger:
         with self._database.writing() as connection:
             if first:
                 sharing.in_turn(connection)
+            yield connection
+
+    @contextmanager
+    def _change(self) -> Iterator[Connection]:
+        """A turn with a change number, which is that of all trials written in it."""
+        with self._turn() as connection:
+            if self._database.first_change():
+                connection.execute(sql.NEXT_CHANGE)
             yield connection
 
     def _write(self, statement: UpdateBase, values: Mapping[str, Any]) -> int:

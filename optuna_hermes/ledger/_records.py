@@ -121,3 +121,18 @@ class HostRecord:
     load: float = 0.0
     wants: tuple[str, ...] = ()
     age_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """What a broker looks at now and then: it says if there is more to read.
+
+    Args:
+        change: the newest change number of the ledger.
+        forgotten: the change number at which rows of a study were last removed.
+        hosts: all brokers, by name.
+    """
+
+    change: int
+    forgotten: int
+    hosts: tuple[HostRecord, ...]

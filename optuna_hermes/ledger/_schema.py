@@ -25,14 +25,21 @@ from sqlalchemy import (
     inspect,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
+from sqlalchemy.schema import CreateColumn
 
 from optuna_hermes.errors import LedgerError
+from optuna_hermes.ledger._clock import Now
 from optuna_hermes.ledger._database import Database
+from optuna_hermes.ledger._records import DEAD_SECONDS
 
-SCHEMA_VERSION = 1
-"""The version of the tables; a ledger of another version is refused."""
+SCHEMA_VERSION = 2
+"""The version of the tables; a ledger of another version is upgraded or refused."""
+
+UPGRADED_VERSIONS = (1,)
+"""Versions whose ledgers are upgraded by whoever opens them next."""
 
 METADATA = MetaData()
 """Metadata of the ledger's tables only, without Optuna's and its ``alembic_version``."""
@@ -56,6 +63,9 @@ SCHEMA = Table(
     Column("schema_version", Integer, nullable=False),
     # The highest epoch of removed leases: new epochs must be above it too.
     Column("forgotten_epoch", _Integer),
+    # The newest change number (see ``Ledger``), and the one at which rows were last removed.
+    Column("last_change", _Integer, nullable=False, server_default="0"),
+    Column("forgotten_change", _Integer, nullable=False, server_default="0"),
 )
 
 TRIALS = Table(
@@ -77,6 +87,9 @@ TRIALS = Table(
     Column("losses", Integer, nullable=False, server_default="0"),
     Column("submitted", Double, nullable=False),
     Column("updated", Double, nullable=False),
+    # Number of the last change of this row, or of its checkpoints.
+    Column("changed", _Integer, nullable=False, server_default="0"),
+    Index("ix_hermes_trials_changed", "study", "changed"),
 )
 
 REPORTS = Table(
@@ -158,15 +171,16 @@ OF_STUDIES = (TRIALS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
 
 
 def create_tables(database: Database) -> None:
-    """Create the tables of a new ledger, or those that are missing without a version.
+    """Create the tables of a new ledger, or those that are missing without a version; upgrade.
 
     Raises:
-        LedgerError: the ledger is of another version, or the database refuses.
+        LedgerError: the ledger is of another version, or the database refuses, or brokers of
+            version 1 are at work.
     """
     # Read without a lock first: at most starts the tables are complete.
     with database.reading() as connection:
         version = _version(connection)
-    if version is None:
+    if version is None or version in UPGRADED_VERSIONS:
         with database.writing() as connection, _alone(connection):
             version = _version(connection)  # another process may just have done it
             if version is None:
@@ -174,12 +188,39 @@ def create_tables(database: Database) -> None:
                 METADATA.create_all(connection)
                 connection.execute(insert(SCHEMA).values(id=1, schema_version=SCHEMA_VERSION))
                 return
+            if version in UPGRADED_VERSIONS:
+                _upgrade(connection, database.shown)
+                return
     if version != SCHEMA_VERSION:
         raise LedgerError(
             f"A ledger's schema_version must be {SCHEMA_VERSION} but got {version} at "
             f"{database.shown}. Use the optuna-hermes that made it, or give the ledger another "
             "database."
         )
+
+
+def _upgrade(connection: Connection, shown: str) -> None:
+    """Give the tables of version 1 what has been added since; no row is lost.
+
+    Raises:
+        LedgerError: a broker that knows only version 1 is at work.
+    """
+    # It would go on to write rows without a change number, which others would not notice.
+    at_work = select(func.count()).where(HOSTS.c.seen > Now() - DEAD_SECONDS)
+    if connection.scalar(at_work):
+        raise LedgerError(
+            f"A ledger is upgraded to schema_version {SCHEMA_VERSION} while nobody trains, but "
+            f"brokers of an earlier optuna-hermes are at work at {shown}. End them, and try again."
+        )
+    for column in (SCHEMA.c.last_change, SCHEMA.c.forgotten_change, TRIALS.c.changed):
+        # MySQL commits each of these alone: a process that died may have come to some.
+        table = column.table.name
+        if column.name not in {each["name"] for each in inspect(connection).get_columns(table)}:
+            added = CreateColumn(column).compile(dialect=connection.dialect)
+            connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {added}"))
+    for index in TRIALS.indexes:
+        index.create(connection, checkfirst=True)
+    connection.execute(update(SCHEMA).values(schema_version=SCHEMA_VERSION))
 
 
 def schema_version(url: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,20 +10,11 @@ from sqlalchemy import Connection
 
 from optuna_hermes.errors import NotOwnerError
 from optuna_hermes.ledger import _statements as sql
-from optuna_hermes.ledger._records import HostRecord, TrialRecord
+from optuna_hermes.ledger._records import HostRecord, Look, TrialRecord
 from optuna_hermes.ledger._rows import row, with_lists
 from optuna_hermes.model import LIVE_STATES, TrialStatus
 
 _WAITING = ("pending", "stored")
-
-
-def skips_locked(connection: Connection) -> bool:
-    """True if the database supports SKIP LOCKED."""
-    dialect: Any = connection.dialect
-    if dialect.name in ("mysql", "mariadb"):
-        first = (10, 6) if dialect.is_mariadb else (8, 0, 1)
-        return bool(dialect.server_version_info >= first)
-    return True  # SQLite locks no rows: there is one writer at a time
 
 
 def in_turn(connection: Connection) -> None:
@@ -45,7 +37,7 @@ def last_epoch(connection: Connection) -> int:
 
 
 def check_owner(connection: Connection, study: str, number: int, by: str | None) -> None:
-    """Check the owner of a trial, and lock its row until the end of the transaction.
+    """Check the owner of a trial.
 
     Raises:
         NotOwnerError: it has another owner.
@@ -86,12 +78,10 @@ def claim(
 ) -> TrialRecord | None:
     """Claim a trial for a broker; see ``Ledger.claim_trial``."""
     of = {"of_study": study, "of_number": number}
-    query = sql.locked_trial(skip_locked=skips_locked(connection))
-    found = connection.execute(query, of).mappings().first()
-    if found is None:  # it is missing, or another transaction has locked it
+    found = connection.execute(sql.TRIAL, of).mappings().first()
+    if found is None:
         return None
     trial = TrialRecord(**found)
-    # Read after the row is locked: the wait for it may have lasted longer than an heir's life.
     hosts = [each for each in hosts_of(connection) if each.age_seconds < dead_after_seconds]
     if not _claimable(trial, hosts, host, instance):
         return None
@@ -101,7 +91,7 @@ def claim(
     state: TrialStatus = "stored" if stored else "pending"
     trial = replace(trial, state=state, tier="disk" if stored else None, host=host, owner=instance)
     connection.execute(sql.CHANGE_TRIAL, {**row(trial), **of})
-    _end(connection, of, of_host=False)
+    connection.execute(sql.END_LEASES_OF_TRIAL, of)
     return trial
 
 
@@ -126,12 +116,24 @@ def _broker(instance: str | None) -> str:
 
 def hosts_of(connection: Connection) -> list[HostRecord]:
     """All brokers, by name."""
+    return _hosts(map(dict, connection.execute(sql.HOSTS_WITH_AGES).mappings()))
+
+
+def _hosts(rows: Iterable[dict[str, Any]]) -> list[HostRecord]:
     # The database's clock may have been set back, which would give a negative age.
     hosts = [
-        HostRecord(**{**with_lists(dict(each)), "age_seconds": max(0.0, each["age_seconds"])})
-        for each in connection.execute(sql.HOSTS_WITH_AGES).mappings()
+        HostRecord(**{**with_lists(each), "age_seconds": max(0.0, each["age_seconds"])})
+        for each in rows
     ]
     return sorted(hosts, key=lambda host: (host.name, host.instance))
+
+
+def look(connection: Connection) -> Look:
+    """The change numbers and all brokers, in one statement."""
+    rows = [dict(each) for each in connection.execute(sql.LOOK).mappings()]
+    numbers = [(each.pop("last_change"), each.pop("forgotten_change")) for each in rows]
+    hosts = _hosts(each for each in rows if each["instance"] is not None)
+    return Look(change=numbers[0][0], forgotten=numbers[0][1], hosts=tuple(hosts))
 
 
 def beat(connection: Connection, host: HostRecord) -> None:
@@ -150,13 +152,5 @@ def forget_host(connection: Connection, instance: str, dead_after_seconds: float
         if host.instance == instance and host.age_seconds < dead_after_seconds:
             return False
     connection.execute(sql.DROP_HOST, {"of_instance": instance})
-    _end(connection, {"of_instance": instance}, of_host=True)
+    connection.execute(sql.END_LEASES_OF_HOST, {"of_instance": instance})
     return True
-
-
-def _end(connection: Connection, of: dict[str, Any], *, of_host: bool) -> None:
-    # A lease that another transaction has locked is being ended by it: waiting could deadlock.
-    live = sql.live_leases(of_host=of_host, skip_locked=skips_locked(connection))
-    epochs = connection.scalars(live, of).all()
-    if epochs:
-        connection.execute(sql.END_LEASES, {"of_epochs": epochs})

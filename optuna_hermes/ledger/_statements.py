@@ -11,7 +11,6 @@ from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
-    Double,
     Select,
     Table,
     and_,
@@ -21,12 +20,12 @@ from sqlalchemy import (
     insert,
     or_,
     select,
+    true,
     union,
     update,
 )
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
 
+from optuna_hermes.ledger._clock import Now
 from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
 from optuna_hermes.ledger._schema import (
     CHECKPOINTS,
@@ -40,27 +39,6 @@ from optuna_hermes.ledger._schema import (
     TRIALS,
 )
 from optuna_hermes.model import Checkpoint
-
-_MYSQL_CLOCK = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) / 1000000.0e0"
-_CLOCKS = {
-    "sqlite": "hermes_now()",  # a function of ``_engine``
-    "postgresql": "extract(epoch FROM clock_timestamp())::double precision",
-    "mysql": _MYSQL_CLOCK,
-    "mariadb": _MYSQL_CLOCK,
-}
-
-
-class _Now(FunctionElement[float]):
-    """Seconds of Unix time by the clock of the database."""
-
-    # Not CURRENT_TIMESTAMP, which is when the transaction began, in the connection's time zone.
-    type = Double()
-    inherit_cache = True
-
-
-@compiles(_Now)
-def _clock(element: _Now, compiler: Any, **named: object) -> str:
-    return _CLOCKS[compiler.dialect.name]
 
 
 def _of_study(table: Table) -> ColumnElement[bool]:
@@ -85,27 +63,30 @@ def load(table: Table, record: type[Any], *, of_trial: bool = False) -> Select[A
 
 # -- trials --------------------------------------------------------------------------------------
 
-ADD_TRIAL = insert(TRIALS)
-REPLACE_TRIAL = update(TRIALS).where(
-    _of_trial(TRIALS), TRIALS.c.owner.is_not_distinct_from(bindparam("of_owner"))
-)
-OWNER = select(TRIALS.c.owner).where(_of_trial(TRIALS)).with_for_update()
-"""Reads a trial's owner and locks its row until the end of the transaction."""
+NEXT_CHANGE = update(SCHEMA).values(last_change=SCHEMA.c.last_change + 1)
+"""Begins a change; its number is that of the rows which are written after it."""
 
-CHANGE_TRIAL = update(TRIALS).where(_of_trial(TRIALS))
+_CHANGE = {"changed": select(SCHEMA.c.last_change).scalar_subquery()}
+ADD_TRIAL = insert(TRIALS).values(_CHANGE)
+CHANGE_TRIAL = update(TRIALS).where(_of_trial(TRIALS)).values(_CHANGE)
+REPLACE_TRIAL = CHANGE_TRIAL.where(TRIALS.c.owner.is_not_distinct_from(bindparam("of_owner")))
+OWNER = select(TRIALS.c.owner).where(_of_trial(TRIALS))
+TRIAL = _all_of(TRIALS, TrialRecord).where(_of_trial(TRIALS))
+CHANGED_TRIALS = (
+    _all_of(TRIALS, TrialRecord)
+    .add_columns(TRIALS.c.override)
+    .where(_of_study(TRIALS), TRIALS.c.changed > bindparam("of_change"))
+)
+SOME_TRIALS = (
+    _all_of(TRIALS, TrialRecord)
+    .add_columns(TRIALS.c.override)
+    .where(_of_study(TRIALS), TRIALS.c.number.in_(bindparam("of_numbers", expanding=True)))
+)
 OVERRIDES = (
     select(TRIALS.c.number, TRIALS.c.override)
     .where(_of_study(TRIALS), TRIALS.c.override.is_not(None))
     .order_by(TRIALS.c.number)
 )
-
-
-@cache
-def locked_trial(*, skip_locked: bool) -> Select[Any]:
-    """Read a trial and lock its row."""
-    query = _all_of(TRIALS, TrialRecord).where(_of_trial(TRIALS))
-    return query.with_for_update(skip_locked=skip_locked)
-
 
 # -- reports -----------------------------------------------------------------------------------
 
@@ -161,19 +142,9 @@ def leases(*, of_study: bool, live: bool, since: bool) -> Select[Any]:
     return query.where(LEASES.c.ended.is_(None)) if live else query
 
 
-@cache
-def live_leases(*, of_host: bool, skip_locked: bool) -> Select[Any]:
-    """Select and lock the epochs of live leases of a broker, or of a trial."""
-    which = LEASES.c.owner == bindparam("of_instance") if of_host else _of_trial(LEASES)
-    query = select(LEASES.c.epoch).where(which, LEASES.c.ended.is_(None))
-    return query.with_for_update(skip_locked=skip_locked)
-
-
-END_LEASES = (
-    update(LEASES)
-    .where(LEASES.c.epoch.in_(bindparam("of_epochs", expanding=True)))
-    .values(ended=_Now())
-)
+_END_LEASES = update(LEASES).where(LEASES.c.ended.is_(None)).values(ended=Now())
+END_LEASES_OF_TRIAL = _END_LEASES.where(_of_trial(LEASES))
+END_LEASES_OF_HOST = _END_LEASES.where(LEASES.c.owner == bindparam("of_instance"))
 
 
 def _known_trials() -> Select[Any]:
@@ -201,27 +172,33 @@ _OF_INSTANCE = HOSTS.c.instance == bindparam("of_instance")
 # An age by the ledger's clock alone: the clocks of hosts may differ.
 HOSTS_WITH_AGES = select(
     *(column for column in HOSTS.c if column is not HOSTS.c.seen),
-    (_Now() - HOSTS.c.seen).label("age_seconds"),
+    (Now() - HOSTS.c.seen).label("age_seconds"),
 )
-ADD_HOST = insert(HOSTS).values(seen=_Now())
-REPLACE_HOST = update(HOSTS).where(_OF_INSTANCE).values(seen=_Now())
+LOOK = (
+    select(SCHEMA.c.last_change, SCHEMA.c.forgotten_change)
+    .add_columns(*HOSTS_WITH_AGES.selected_columns)
+    .select_from(SCHEMA.outerjoin(HOSTS, true()))
+)
+"""The change numbers, with each broker: one row without if there is none."""
+
+ADD_HOST = insert(HOSTS).values(seen=Now())
+REPLACE_HOST = update(HOSTS).where(_OF_INSTANCE).values(seen=Now())
 DROP_HOST = delete(HOSTS).where(_OF_INSTANCE)
 
 
 # -- the rest of a study -----------------------------------------------------------------------
 
 
-@cache
-def checkpoints(*, of_trial: bool) -> Select[Any]:
-    """Select the checkpoints of a study, or of one trial."""
-    query = load(CHECKPOINTS, Checkpoint, of_trial=of_trial)
-    return query.add_columns(CHECKPOINTS.c.number, CHECKPOINTS.c.at)
-
-
+CHECKPOINTS_OF_STUDY = load(CHECKPOINTS, Checkpoint).add_columns(
+    CHECKPOINTS.c.number, CHECKPOINTS.c.at
+)
+SOME_CHECKPOINTS = CHECKPOINTS_OF_STUDY.where(
+    CHECKPOINTS.c.number.in_(bindparam("of_numbers", expanding=True))
+)
 ADD_CHECKPOINT = insert(CHECKPOINTS)
 HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_trial(CHECKPOINTS)).limit(1)
 DROP_CHECKPOINT = delete(CHECKPOINTS).where(
-    _of_study(CHECKPOINTS), CHECKPOINTS.c.path == bindparam("of_path")
+    _of_trial(CHECKPOINTS), CHECKPOINTS.c.path == bindparam("of_path")
 )
 LOAD_MEMORY = select(MEMORY.c.memory).where(_of_study(MEMORY))
 REPLACE_MEMORY = update(MEMORY).where(_of_study(MEMORY))
@@ -229,5 +206,7 @@ ADD_MEMORY = insert(MEMORY)
 ADD_EVENT = insert(EVENTS)
 TRIM_EVENTS = delete(EVENTS).where(_of_study(EVENTS), EVENTS.c.at < bindparam("of_time"))
 STUDIES = union(*(select(table.c.study) for table in OF_STUDIES))
-SET_FORGOTTEN_EPOCH = update(SCHEMA)
+FORGET_ROWS = update(SCHEMA).values(forgotten_change=SCHEMA.c.last_change)
+"""Notes that rows are removed by this change, and the highest epoch of their leases."""
+
 FORGET_STUDY = tuple(delete(table).where(_of_study(table)) for table in OF_STUDIES)

@@ -27,13 +27,13 @@ class Litter:
 
     Args:
         files: each with its size in bytes.
-        rows: paths of checkpoints to be dropped from the ledger.
+        rows: trials, with paths of their checkpoints, to be dropped from the ledger.
         elsewhere: folders that were not searched though the ledger names checkpoints there, as
             they were given to ``optimize``.
     """
 
     files: Mapping[Path, int]
-    rows: tuple[str, ...]
+    rows: tuple[tuple[int, str], ...]
     elsewhere: tuple[str, ...] = ()
 
     @property
@@ -78,7 +78,7 @@ def find_litter(
     ]
     return Litter(
         files={file.path: file.size_bytes for file in litter},
-        rows=tuple(row.checkpoint.path for row in stale),
+        rows=tuple((row.number, row.checkpoint.path) for row in stale),
         elsewhere=tuple(sorted(elsewhere)),
     )
 
@@ -109,8 +109,8 @@ def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
     for path in litter.files:
         path.unlink(missing_ok=True)
     key = _optuna.study_key(study)
-    for row in litter.rows:
-        ledger.drop_checkpoint(key, row)
+    for number, row in litter.rows:
+        ledger.drop_checkpoint(key, number, row)
     for folder in {path.parent for path in litter.files}:
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -276,6 +276,9 @@ class Driver:
             )
 
         connection.send(open_(counted))
+        # A server has room for few connections, and many hosts may have a driver each.
+        _optuna.disconnect(self._study)
+        ledger.disconnect()
         watched = WatchedStudy(connection, spec.key)
         self._watch(watched, pool, spec.key, max_alive, partial(open_, Counted()))
 

@@ -268,8 +268,13 @@ class _Notes:
             end = time.monotonic() + CHANGE_SECONDS
             with contextlib.suppress(queue.Empty):
                 while not closed:
+                    self._rest(state)
                     later = self._queue.get(timeout=max(0.0, end - time.monotonic()))
                     closed, state = later is None, later or state
             self._note(state)
-            if state == "parked":
-                self._disconnect()
+            self._rest(state)
+
+    def _rest(self, state: TrialStatus) -> None:
+        # At once: of many trials that take turns in short slices all have been parked lately.
+        if state == "parked":
+            self._disconnect()

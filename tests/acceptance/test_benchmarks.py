@@ -261,6 +261,19 @@ def test_broker_load_times_status_on_every_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_hosts_counts_statements_rows_and_processor_time(tmp_path: Path) -> None:
+    """Brokers that share a study are measured while nothing trains, and while something does."""
+    pytest.importorskip("pgserver", reason="needs pgserver: pip install pgserver")
+    options = ["--hosts=2", "--trials=10", "--seconds=4", "--json"]
+    idle, busy = json.loads(run("hosts.py", *options, cwd=tmp_path).stdout)["rows"]
+    assert (idle["setting"], busy["setting"], busy["hosts"]) == ("idle", "busy", 2)
+    assert idle["grants_per_second"] == 0 < busy["grants_per_second"]
+    assert 0 < idle["statements_per_second_per_host"] < busy["statements_per_second_per_host"]
+    assert busy["rows_per_second_per_host"] > 0
+    assert 0 < busy["broker_cores"] < 1
+
+
+@pytest.mark.slow
 def test_a_soak_serves_studies_and_measures(tmp_path: Path) -> None:
     """A short one counts what it did and what the broker took."""
     script = [sys.executable, str(BENCHMARKS / "soak.py"), "--minutes=0.2", "--json"]

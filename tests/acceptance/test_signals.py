@@ -141,11 +141,8 @@ def test_a_signal_to_every_process_suspends_the_study(
     check_that_nothing_was_lost(stopped, cli, storage_url, target, status)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGUSR1, marks=pytest.mark.slow), signal.SIGUSR2],
-    ids=["SIGUSR1", "SIGUSR2"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2], ids=["SIGUSR1", "SIGUSR2"])
 def test_a_signal_to_the_driver_alone_suspends_the_study(
     start_cli: StartCli,
     cli: Cli,

@@ -7,15 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from threading import Barrier
-from types import SimpleNamespace
 
 import pytest
-import sqlalchemy
 
-from optuna_hermes.ledger import Ledger, _sharing, open_ledger
+from optuna_hermes.ledger import Ledger, open_ledger
 from support.ledger_contract import LedgerContract
 from support.records import STUDY, trial_record
-from support.sharing_contract import SharingContract
 
 
 class TestMemoryLedger(LedgerContract):
@@ -127,46 +124,3 @@ class TestMariaDb(SqlContract):
     def url(self, mariadb_url: str) -> str:
         """An empty database on the server."""
         return mariadb_url
-
-
-class TestWithoutSkipLocked(SharingContract):
-    """A database whose locks can only be waited for, as MySQL before 8.0.1."""
-
-    @pytest.fixture
-    def ledger(self, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ledger]:
-        """MariaDB, taken for an old one."""
-        monkeypatch.setattr(_sharing, "skips_locked", lambda connection: False)
-        with closing(open_ledger(mariadb_url)) as ledger:
-            yield ledger
-
-
-@pytest.mark.parametrize(
-    ("url", "version", "skips"),
-    [
-        ("mysql+pymysql://", (8, 0, 0), False),
-        ("mysql+pymysql://", (8, 0, 1), True),
-        ("mariadb+pymysql://", (10, 5, 9), False),
-        ("mariadb+pymysql://", (10, 6, 1), True),
-        ("postgresql+psycopg://", (9, 6), True),
-        ("sqlite://", (3, 40), True),
-    ],
-)
-def test_who_can_skip_what_is_locked(url: str, version: tuple[int, ...], skips: bool) -> None:
-    """Databases that do not know the words are not asked to."""
-    dialect = sqlalchemy.make_url(url).get_dialect()()
-    dialect.server_version_info = version
-    assert _sharing.skips_locked(SimpleNamespace(dialect=dialect)) is skips  # type: ignore[arg-type]
-
-
-def test_a_trial_that_somebody_writes_is_skipped(postgres_url: str, mariadb_url: str) -> None:
-    """A claim does not wait for the row of a run that another transaction has locked."""
-    for url in (postgres_url, mariadb_url):
-        with closing(open_ledger(url)) as ledger, closing(open_ledger(url)) as other:
-            ledger.save_trial(trial_record(0))
-            claim = {"host": "a", "instance": "a1", "dead_after_seconds": 1e9}
-            with other.batch():
-                other.save_trial(trial_record(0, units=1))
-                assert ledger.claim_trial(STUDY, 0, **claim) is None  # type: ignore[arg-type]
-            taken = ledger.claim_trial(STUDY, 0, **claim)  # type: ignore[arg-type]
-            assert taken is not None
-            assert taken.units == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ import pytest
 import sqlalchemy
 from optuna.storages import RDBStorage
 from sqlalchemy.pool import NullPool
+
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 
 LIMIT = 20
 N_TRIALS = 40
@@ -58,17 +60,21 @@ def small_server() -> Iterator[sqlalchemy.URL]:
 
 
 def start(
-    url: sqlalchemy.URL, folder: Path, start_cli: Callable[..., Any], n_trials: int, *more: object
+    url: sqlalchemy.URL,
+    folder: Path,
+    start_cli: Callable[..., Any],
+    n_trials: int,
+    *more: object,
+    env: Mapping[str, str] | None = None,
 ) -> Any:
-    """A study that is trained by the command line."""
+    """A study that is trained by the command line; on further hosts it is there already."""
     text = url.render_as_string(hide_password=False)
     storage = RDBStorage(text, engine_kwargs={"poolclass": NullPool})
-    optuna.create_study(storage=storage, study_name="s")
+    optuna.create_study(storage=storage, study_name="s", load_if_exists=True)
     (folder / "train.py").write_text(OBJECTIVE)
     arguments = ("--storage", text, "--study-name", "s", "--n-trials", n_trials, *more)
-    return start_cli(
-        "optimize", "train.py:objective", *arguments, "--devices", "cpu:2", "--json", cwd=folder
-    )
+    arguments += ("--devices", "cpu:2", "--json")
+    return start_cli("optimize", "train.py:objective", *arguments, cwd=folder, env=env)
 
 
 def states(ended: Any) -> list[str]:
@@ -94,6 +100,41 @@ def test_parked_trials_keep_no_connections(tmp_path: Path, start_cli: Callable[.
         assert states(running.wait()) == ["COMPLETE"] * N_TRIALS
         assert "does not answer" not in running.stderr
     assert most < LIMIT - 3  # the superuser's own are left alone
+
+
+@contextmanager
+def directories(count: int) -> Iterator[list[Path]]:
+    """A runtime directory for each host, whose path must be short; their brokers are ended."""
+    with tempfile.TemporaryDirectory(prefix="hermes-", dir="/tmp") as root:
+        made = [Path(root, str(number)) for number in range(count)]
+        for directory in made:
+            directory.mkdir(mode=0o700)
+        try:
+            yield made
+        finally:
+            for directory in made:
+                with suppress(OSError, psutil.Error):
+                    pid = json.loads((directory / "broker.json").read_text())["pid"]
+                    broker = psutil.Process(pid)
+                    broker.terminate()
+                    broker.wait(30)
+
+
+def test_hosts_share_the_few_connections_of_a_server(
+    tmp_path: Path, start_cli: Callable[..., Any]
+) -> None:
+    """Hosts of two slots each complete as many live trials together as there are connections."""
+    hosts, n_trials = 2, 20
+    more = ("--policy", "round-robin", "--slice-seconds", 0.1, "--checkpoint-dir", tmp_path / "c")
+    with small_server() as url, directories(hosts) as made:
+        started = [
+            start(url, tmp_path, start_cli, n_trials, *more, env={RUNTIME_DIR_VARIABLE: str(each)})
+            for each in made
+        ]
+        for running in started:
+            ended = running.wait(300)
+            assert states(ended) == ["COMPLETE"] * n_trials
+            assert "does not answer" not in ended.stderr
 
 
 @pytest.mark.slow

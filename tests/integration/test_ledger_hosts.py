@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Barrier
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy
 
+from optuna_hermes.broker._server._peer_sync import Seen, news_of
 from optuna_hermes.errors import LedgerError, StaleEpochError
 from optuna_hermes.ledger import (
     HostRecord,
@@ -224,6 +226,46 @@ def test_the_time_zone_of_a_connection_does_not_matter(
         assert there.forget_host("here", dead_after_seconds=0.0)
         ends = [held.ended for held in here.load_leases()]
         assert all(end is not None and abs(end - time.time()) < 600 for end in ends)
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """The statements that this process executes in the block, on any engine."""
+    executed: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        executed.append(statement.split()[0])
+
+    sqlalchemy.event.listen(sqlalchemy.Engine, "before_cursor_execute", note)
+    try:
+        yield executed
+    finally:
+        sqlalchemy.event.remove(sqlalchemy.Engine, "before_cursor_execute", note)
+
+
+def test_a_look_at_a_ledger_without_changes_is_one_statement(url: str) -> None:
+    """A host at rest sends one, and every second time its heartbeat, for any number of trials."""
+    presence = HostRecord(name="a", instance="a1")
+    with closing(open_ledger(url)) as ledger:
+        with ledger.batch():
+            for number in range(100):
+                ledger.save_trial(
+                    TrialRecord(study="study", number=number, trial_id=number, state="stored")
+                )
+        ledger.beat(presence)
+        first, seen = news_of("study", presence, {}, Seen(), True, ledger)
+        known = {row.number: row for row in first.trials}
+        assert len(known) == 100
+        with statements() as executed:
+            news, seen = news_of("study", presence, known, seen, False, ledger)
+            assert (news.trials, news.hosts[0].instance) == ((), "a1")
+            assert [each for each in executed if each != "BEGIN"] == ["SELECT"]
+        with statements() as executed:
+            news, seen = news_of("study", presence, known, seen, True, ledger)
+            assert sorted(each for each in executed if each[:5] != "BEGIN") == ["SELECT", "UPDATE"]
+        ledger.save_trial(replace(known[7], units=1))
+        news, seen = news_of("study", presence, known, seen, False, ledger)
+        assert [row.number for row in news.trials] == [7]
 
 
 def holds(ledger: Ledger, instance: str) -> bool:

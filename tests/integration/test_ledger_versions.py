@@ -21,6 +21,7 @@ from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     CheckpointRecord,
     EventRecord,
+    HostRecord,
     LeaseRecord,
     Ledger,
     ReportRecord,
@@ -58,6 +59,13 @@ CHECKPOINT = CheckpointRecord(
     checkpoint=Checkpoint(path="/c/1", units=2, size_bytes=1024, sha256="abc"),
     at=4.5,
 )
+ADDED = (
+    ("hermes_schema", "last_change"),
+    ("hermes_schema", "forgotten_change"),
+    ("hermes_trials", "changed"),
+)
+"""Columns of version 2, by their tables."""
+
 PARKED = EventRecord(study="key", number=0, kind="parked", at=5.5, detail={"x": 1})
 
 
@@ -151,6 +159,52 @@ def test_another_version_is_refused_and_left_alone(url: str, version: int) -> No
     assert "\n" not in str(caught.value)
     assert schema_version(url) == version
     assert dump(url) == before
+
+
+def downgrade(url: str) -> None:
+    """Make the ledger one of version 1, as an earlier release has left it."""
+    with connected(url) as connection:
+        for index in _schema.TRIALS.indexes:
+            index.drop(connection)
+        for table, column in ADDED:
+            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
+        connection.execute(text("UPDATE hermes_schema SET schema_version = 1"))
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_ledger_of_version_1_is_upgraded(url: str, interrupted: bool) -> None:
+    """Nothing in it is lost, also if the process that began it died; changes are counted on."""
+    fill(url)
+    downgrade(url)
+    if interrupted:
+        with connected(url) as connection:
+            added = "ALTER TABLE hermes_schema ADD COLUMN last_change BIGINT NOT NULL DEFAULT 0"
+            connection.execute(text(added))
+    with closing(open_ledger(url)) as ledger:
+        assert_all_is_there(ledger)
+        assert ledger.look().change == 0
+        ledger.save_trial(RUN)
+        assert ledger.load_changed("key", 0) == [("held", RUN)]
+    assert versions(url) == [SCHEMA_VERSION]
+    assert_tables_are_complete(url)
+
+
+def test_a_ledger_is_not_upgraded_under_a_broker_at_work(url: str) -> None:
+    """A broker of an earlier release writes no change numbers: it has to be ended first."""
+    fill(url)
+    with closing(open_ledger(url)) as ledger:
+        ledger.beat(HostRecord(name="a", instance="a1"))
+    downgrade(url)
+    before = dump(url)
+    with pytest.raises(
+        LedgerError, match=r"brokers of an earlier .* at work at .*\. End them, and"
+    ):
+        open_ledger(url)
+    assert dump(url) == before
+    with connected(url) as connection:
+        connection.execute(text("UPDATE hermes_hosts SET seen = seen - 60"))
+    with closing(open_ledger(url)) as ledger:
+        assert_all_is_there(ledger)
 
 
 def test_tables_without_a_version_are_finished(url: str) -> None:

@@ -27,7 +27,7 @@ from optuna_hermes.broker._core._events import (
 from optuna_hermes.broker._core._sharing import watched
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server._ledgers import all_of
-from optuna_hermes.broker._server._peer_sync import news_of, outrun
+from optuna_hermes.broker._server._peer_sync import Seen, news_of, outrun
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger._records import LeaseRecord
@@ -84,6 +84,7 @@ class FakeBroker:
         self.races = 0
         """Number of claim conflicts: another broker was faster."""
         self._connections = 0
+        self._seen: dict[str, Seen] = {}
 
     def apply(self, event: Event) -> list[Command]:
         """Feed one event and keep the commands."""
@@ -115,8 +116,10 @@ class FakeBroker:
         """Read the changes of other hosts from the ledger, and send a heartbeat."""
         for key, study in list(self.handler.state.studies.items()):
             if study.broker is not None:
-                known = watched(study)
-                self.apply(news_of(key, self.handler.presence(), known, self.ledger))
+                seen = self._seen.get(key, Seen())
+                ask = (key, self.handler.presence(), watched(study), seen, True)
+                news, self._seen[key] = news_of(*ask, self.ledger)
+                self.apply(news)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock, with a tick at each wake-up that the state asks for."""

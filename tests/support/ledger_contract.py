@@ -242,15 +242,15 @@ class LedgerContract(SharingContract):
         for record in (first, second, third):
             ledger.save_checkpoint(record)
         assert ledger.load_checkpoints(STUDY) == [first, second, third]
-        assert ledger.load_checkpoints(STUDY, 0) == [first, third]
+        assert ledger.load_checkpoints(STUDY, [0]) == [first, third]
         assert ledger.load_checkpoints(OTHER) == []
 
     def test_a_dropped_checkpoint_is_forgotten(self, ledger: Ledger) -> None:
         """Only that path of that study goes; dropping it again is no error."""
         for record in (checkpoint("/a"), checkpoint("/A"), checkpoint("/a", study=OTHER)):
             ledger.save_checkpoint(record)
-        ledger.drop_checkpoint(STUDY, "/a")
-        ledger.drop_checkpoint(STUDY, "/a")
+        ledger.drop_checkpoint(STUDY, 0, "/a")
+        ledger.drop_checkpoint(STUDY, 0, "/a")
         assert ledger.load_checkpoints(STUDY) == [checkpoint("/A")]
         assert ledger.load_checkpoints(OTHER) == [checkpoint("/a", study=OTHER)]
 

@@ -78,7 +78,7 @@ def content(ledger: Ledger, study: str) -> str:
             ledger.load_overrides(study),
             ledger.load_curves(study),
             ledger.load_checkpoints(study),
-            [ledger.load_checkpoints(study, number) for number in range(3)],
+            [ledger.load_checkpoints(study, [number]) for number in range(3)],
             ledger.load_memory(study),
             ledger.load_events(study),
             [ledger.load_events(study, number) for number in range(3)],
@@ -118,11 +118,11 @@ def _carry_out(ledger: Ledger, study: str, base: int, verb: str, *arguments: Any
     first, *others = arguments
     if verb in ("name_lease", "end_lease"):
         return act(base + first, *others)
-    if verb in ("save_memory", "drop_checkpoint", "trim_events"):
+    if verb in ("save_memory", "trim_events"):
         return act(study, first)
     if verb == "forget_study":
         return act(study)
-    if verb == "save_override":
+    if verb in ("save_override", "drop_checkpoint"):
         return act(study, first, *others)
     if verb == "forget_host":
         return act(_named(study, first), dead_after_seconds=others[0])
@@ -242,7 +242,7 @@ operations = st.one_of(
     st.tuples(st.just("name_lease"), st.tuples(_epochs, _numbers)),
     st.tuples(st.just("end_lease"), st.tuples(_epochs, st.floats(1.0, 2.0))),
     st.tuples(st.just("save_checkpoint"), st.tuples(_checkpoints)),
-    st.tuples(st.just("drop_checkpoint"), st.tuples(_paths)),
+    st.tuples(st.just("drop_checkpoint"), st.tuples(_numbers, _paths)),
     st.tuples(st.just("save_memory"), st.tuples(_json)),
     st.tuples(st.just("add_event"), st.tuples(_events)),
     st.tuples(st.just("trim_events"), st.tuples(_finite)),

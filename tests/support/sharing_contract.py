@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
@@ -12,7 +13,7 @@ import pytest
 
 from optuna_hermes.errors import NotOwnerError, StaleEpochError, StudyFullError
 from optuna_hermes.ledger import Ledger, TrialRecord
-from optuna_hermes.model import TrialStatus
+from optuna_hermes.model import Override, TrialStatus
 from support.records import (
     OTHER,
     STUDY,
@@ -300,6 +301,102 @@ class SharingContract:
                 written, taken = writer.result(timeout=60), taker.result(timeout=60)
                 assert taken.units == written
                 assert ledger.load_trials(STUDY)[number] == taken
+
+    # -- changes -------------------------------------------------------------------------------
+
+    def test_what_has_changed_is_found_by_its_number(self, ledger: Ledger) -> None:
+        """Writes of a trial's row, owner, override or checkpoints are changes of it."""
+        for number in range(3):
+            ledger.save_trial(trial_record(number))
+        ledger.save_trial(trial_record(0, study=OTHER))
+        assert [trial.number for _, trial in ledger.load_changed(STUDY, 0)] == [0, 1, 2]
+
+        def changed(write: Callable[[], object]) -> list[tuple[Override | None, TrialRecord]]:
+            before = ledger.look().change
+            write()
+            assert ledger.look().change > before
+            return ledger.load_changed(STUDY, before)
+
+        saved = trial_record(1, units=3)
+        assert changed(lambda: ledger.save_trial(saved)) == [(None, saved)]
+        assert changed(lambda: ledger.save_override(STUDY, 1, "held")) == [("held", saved)]
+        assert changed(lambda: ledger.save_override(STUDY, 1, None)) == [(None, saved)]
+        mine = replace(trial_record(2), host="b", owner="b1", state="pending", tier=None)
+        assert changed(lambda: claim(ledger, "b1", 2)) == [(None, mine)]
+        new = checkpoint("/a", number=0)
+        assert changed(lambda: ledger.save_checkpoint(new)) == [(None, trial_record(0))]
+        dropped = changed(lambda: ledger.drop_checkpoint(STUDY, 0, "/a"))
+        assert dropped == [(None, trial_record(0))]
+        # Of leases the newest epochs tell, and of brokers the look itself.
+        assert changed(lambda: ledger.commit_lease(lease(1))) == []
+        assert changed(lambda: ledger.name_lease(1, 0)) == []
+        assert changed(lambda: ledger.end_lease(1, 2.0)) == []
+        assert changed(lambda: ledger.forget_host("a1", dead_after_seconds=_AT_ONCE)) == []
+        before = ledger.look()
+        ledger.beat(host("a1"))
+        ledger.add_report(report(1, 0.5))
+        assert ledger.look().change == before.change
+        assert [each.instance for each in ledger.look().hosts] == ["a1"]
+        assert ledger.load_changed(STUDY, before.change) == []
+        wanted = ledger.load_changed(STUDY, before.change, [1, 9])
+        assert wanted == [(None, saved)]
+
+    def test_the_removal_of_rows_is_a_change(self, ledger: Ledger) -> None:
+        """Whoever looks sees that rows were removed after the number that it knows."""
+        ledger.save_trial(trial_record(0))
+        before = ledger.look()
+        assert before.forgotten == 0
+        ledger.forget_study(STUDY)
+        assert ledger.look().forgotten == ledger.look().change > before.change
+
+    def test_a_batch_that_fails_changes_nothing(self, ledger: Ledger) -> None:
+        """Its number is not taken, and the next change has a number of its own."""
+        ledger.save_trial(trial_record(0, owner="a1"), by="a1")
+        before = ledger.look().change
+
+        def write() -> None:
+            with ledger.batch():
+                ledger.save_trial(trial_record(1))
+                ledger.save_trial(trial_record(0), by="b1")
+
+        with pytest.raises(NotOwnerError):
+            write()
+        assert ledger.look().change == before
+        with ledger.batch():
+            ledger.save_trial(trial_record(2))
+            ledger.save_trial(trial_record(3))
+        ledger.save_trial(trial_record(4))
+        assert ledger.look().change == before + 2
+        assert [trial.number for _, trial in ledger.load_changed(STUDY, before + 1)] == [4]
+
+    def test_no_change_is_committed_behind_a_reader(self, ledger: Ledger) -> None:
+        """Who reads on from the number it knows, while several write, has every last row."""
+        threads, rounds, each = 3, 25, 3
+        left = Barrier(threads + 1)
+
+        def write(thread: int) -> None:
+            for units in range(1, rounds + 1):
+                with ledger.batch():
+                    for number in range(thread, threads * each, threads):
+                        ledger.save_trial(trial_record(number, units=units))
+            left.wait(timeout=120)
+
+        seen: dict[int, TrialRecord] = {}
+        with ThreadPoolExecutor(threads) as pool:
+            writers = [pool.submit(write, thread) for thread in range(threads)]
+            change, last = 0, False
+            while True:
+                last = left.n_waiting == threads
+                number = ledger.look().change
+                seen.update((x.number, x) for _, x in ledger.load_changed(STUDY, change))
+                change = number
+                if last:
+                    break
+            left.wait(timeout=120)
+            for writer in writers:
+                writer.result(timeout=120)
+        assert list(seen[number] for number in sorted(seen)) == ledger.load_trials(STUDY)
+        assert {x.units for x in seen.values()} == {rounds}
 
     # -- a bound on new trials -----------------------------------------------------------------
 

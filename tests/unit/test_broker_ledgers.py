@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Write, Wr
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Committed, Ledgers
 from optuna_hermes.errors import LedgerAwayError
-from optuna_hermes.ledger import LeaseRecord, Ledger, ReportRecord
+from optuna_hermes.ledger import EventRecord, LeaseRecord, Ledger, ReportRecord
 from support.memory_ledger import MemoryLedger
 
 DEADLINE = 20.0
@@ -48,6 +48,11 @@ class Desk:
         if url == "hangs":
             self.here.wait(DEADLINE)
         return self.made.setdefault(url, MemoryLedger())
+
+    def heard_of_grants(self) -> list[str]:
+        """The kinds of the events of grants that are to be logged."""
+        told = (each.granted for each in self.heard if isinstance(each, Committed))
+        return [event.kind for events in told for event in events]
 
     def serve(self, study: str = "s", url: str = "one") -> None:
         self.ledgers.read(study, url, lambda ledger: None)
@@ -94,14 +99,20 @@ def test_reading_comes_after_what_waits(desk: Desk) -> None:
 
 
 def test_what_is_committed_and_what_is_refused_is_heard(desk: Desk) -> None:
-    """A lease is named when it is in the ledger, and when it will never be."""
+    """A lease is named when it is in the ledger, and when it will never be; so are its events."""
     desk.serve()
-    desk.ledgers.write([lease(3)])
+    carried_on = EventRecord(study="s", number=0, kind="carried on", at=0.0)
+    desk.ledgers.write([lease(3), carried_on])
     while not any(isinstance(n, Committed) and n.epochs for n in desk.heard):
         desk.calls.get(timeout=DEADLINE)()
-    desk.ledgers.write([lease(2)])
+    assert desk.heard_of_grants() == ["carried on"]
+    desk.ledgers.write([lease(2), carried_on, report(1)])
     failed = desk.hear(WritesFailed)
     assert (failed.study, failed.epochs) == ("s", (2,))
+    assert desk.units() == 1
+    asked = desk.ledgers.read("s", "one", lambda ledger: ledger.load_events("s"))
+    assert len(asked.result(DEADLINE)) == 1
+    assert desk.heard_of_grants() == ["carried on"]
 
 
 def test_a_database_that_is_away_is_heard_of_once(desk: Desk) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import LedgerAway, LedgerBack
+from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Outrun
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
 from optuna_hermes.broker._server._succession import holders
-from optuna_hermes.ledger import DEAD_SECONDS
+from optuna_hermes.ledger import DEAD_SECONDS, TrialRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
@@ -230,6 +230,32 @@ def test_of_two_that_claim_a_trial_one_wins() -> None:
     assert hosts.owners() == ["a"]
     hosts.advance(REFRESH_SECONDS)
     assert hosts.b.handler.state.studies["s"].trials[0].owner == "a"
+    told = [(each.kind, each.detail.get("device")) for each in hosts.ledger.load_events("s", 0)]
+    assert told.count(("granted", "cpu:0")) == 1, "of the loser's grant nothing is told"
+
+
+def test_a_trial_that_another_host_was_faster_with_is_not_told_as_carried_on() -> None:
+    """The event log has the winner's grant alone; the loser tells of its own once it has one."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    store(hosts.a, worker, epoch, 0)
+    hosts.advance(REFRESH_SECONDS)
+    again = hosts.a.worker()
+    hosts.b.worker()
+    assert hosts.b.races == 1
+
+    def carried_on() -> list[dict[str, Any]]:
+        events = hosts.ledger.load_events("s", 0)
+        return [each.detail for each in events if each.kind == "carried on"]
+
+    assert carried_on() == []
+    granted = hosts.a.last(again, "Grant").epoch
+    begin(hosts.a, again, 0)
+    store(hosts.a, again, granted, 0, units=2)
+    hosts.a.hang_up(1)  # no driver there any more
+    hosts.advance(2 * REFRESH_SECONDS)
+    assert carried_on() == [{"host": "b", "from": "a"}]
 
 
 def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> None:
@@ -286,6 +312,82 @@ def test_what_free_of_owner_is_left_to_the_host_that_is_least_busy() -> None:
     assert hosts.b.last(theirs, "Grant").number == 0
     hosts.advance(2 * REFRESH_SECONDS)
     assert not study.defers, "both are equally busy"
+
+
+class CountingLedger(MemoryLedger):
+    """A shared ledger that counts the rows of trials that were read."""
+
+    rows = 0
+
+    def load_changed(self, *arguments: Any) -> list[Any]:
+        found = super().load_changed(*arguments)
+        self.rows += len(found)
+        return found
+
+
+def stored(number: int, **fields: Any) -> TrialRecord:
+    """The row of a trial that any host may carry on."""
+    return TrialRecord(
+        study="s", number=number, trial_id=number, state="stored", tier="disk", **fields
+    )
+
+
+def crowded(count: int = 50) -> tuple[CountingLedger, FakeBroker]:
+    """A ledger of many stored trials, and a broker without workers that has looked at it once."""
+    ledger = CountingLedger(shared=True)
+    for number in range(count):
+        ledger.save_trial(stored(number))
+    broker = FakeBroker(devices=1, ledger=ledger, host="a")
+    broker.driver(policy="round-robin", unstarted=0, limit=count)
+    broker.refresh()
+    ledger.rows = 0
+    return ledger, broker
+
+
+def test_a_look_reads_what_has_changed_and_nothing_else() -> None:
+    """Rows of trials, their overrides and curves are read once after each change."""
+    ledger, broker = crowded()
+    study = broker.handler.state.studies["s"]
+    broker.refresh()
+    assert ledger.rows == 0
+    ledger.save_trial(stored(7, units=2, slices=3))
+    ledger.save_override("s", 8, "held")
+    broker.refresh()
+    assert ledger.rows == 2
+    assert (study.trials[7].slices, study.overrides) == (3, {8: "held"})
+    ledger.save_override("s", 8, None)
+    broker.refresh()
+    broker.refresh()
+    assert ledger.rows == 3
+    assert study.overrides == {}
+
+
+def test_a_row_that_was_not_taken_in_is_read_again() -> None:
+    """A trial that another host was faster with is looked at until its new owner is known."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    store(hosts.a, worker, epoch, 0)
+    hosts.advance(2 * REFRESH_SECONDS)
+    hosts.a.worker()
+    hosts.b.refresh()  # the change is read before the race is lost
+    study = hosts.b.handler.state.studies["s"]
+    hosts.b.apply(Outrun(study="s", epochs=(), numbers=(0,), last_epoch=2))
+    assert study.trials[0].owner == "another broker"
+    hosts.b.refresh()
+    assert study.trials[0].owner == "a"
+
+
+def test_trials_whose_rows_were_removed_are_forgotten() -> None:
+    """A study that is deleted elsewhere leaves no trials that could be granted."""
+    ledger, broker = crowded(3)
+    ledger.forget_study("s")
+    ledger.save_trial(stored(1))
+    broker.refresh()
+    assert list(broker.handler.state.studies["s"].trials) == [1]
+    ledger.rows = 0
+    broker.refresh()
+    assert ledger.rows == 0
 
 
 def test_a_broker_that_follows_has_what_the_one_before_had() -> None:

@@ -8,6 +8,7 @@ from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Ended, Report
+from optuna_hermes.ledger._records import EventRecord
 from optuna_hermes.model import TierName
 
 ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
@@ -15,6 +16,8 @@ ROUTINE = frozenset({"granted", "suspended", "evicted", "moved", "batch size"})
 
 POWER = frozenset({"powered down", "powered up", "power-down failed", "power-up failed"})
 """Events that are logged once for all studies, by the module that runs the commands."""
+
+_OF_GRANTS = frozenset({"carried on", "granted"})
 
 _ORDER: tuple[TierName, ...] = ("resident", "host", "disk")
 
@@ -34,6 +37,11 @@ def granted(turn: Turn, trial: LiveTrial, lease: Lease, came_from: str | None) -
     if len(lease.devices) > 1:
         grant["devices"] = list(lease.devices)
     turn.log(trial.study, trial.number, "granted", grant)
+
+
+def is_of_grant(record: object) -> bool:
+    """True for an event of ``granted``, which is true only once the lease is committed."""
+    return isinstance(record, EventRecord) and record.kind in _OF_GRANTS
 
 
 def suspended(turn: Turn, trial: LiveTrial, tier: TierName) -> None:

@@ -106,7 +106,8 @@ class Refreshed:
         trials: those of others, or without an owner, that have changed.
         curves: of these trials.
         checkpoints: of these trials.
-        overrides: of all trials; None if they have changed here since they were asked for.
+        overrides: of trials that have changed, by their numbers; None for no override.
+        gone: trials whose rows were removed.
     """
 
     study: str
@@ -114,7 +115,8 @@ class Refreshed:
     leases: tuple[LeaseRecord, ...] = ()
     hosts: tuple[HostRecord, ...] = ()
     trials: tuple[TrialRecord, ...] = ()
-    overrides: Mapping[int, Override] | None = None
+    overrides: Mapping[int, Override | None] = field(default_factory=dict)
+    gone: tuple[int, ...] = ()
     curves: Mapping[int, Curve] = field(default_factory=dict)
     checkpoints: tuple[CheckpointRecord, ...] = ()
 
@@ -309,6 +311,7 @@ class DropCheckpoint:
     """Forget a checkpoint whose file the trial has replaced."""
 
     study: str
+    number: int
     path: str
 
 

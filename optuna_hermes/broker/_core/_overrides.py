@@ -65,9 +65,10 @@ class Overrides:
     def refreshed(self, turn: Turn, event: Refreshed) -> None:
         """Take in overrides that were set on other hosts."""
         study = self._state.studies.get(event.study)
-        if study is None or event.overrides is None:
+        if study is None or not event.overrides:
             return
-        study.overrides = dict(event.overrides)
+        overrides = {**study.overrides, **event.overrides}
+        study.overrides = {number: each for number, each in overrides.items() if each is not None}
         for trial in study.trials.values():
             if study.override_of(trial) == "finishing":
                 self._stop(turn, study, trial)

@@ -148,7 +148,7 @@ def keep(turn: Turn, trial: LiveTrial, checkpoint: Checkpoint) -> None:
     if any(each.path == checkpoint.path for each in trial.checkpoints):
         return
     for old in trial.checkpoints[: 1 - KEPT_CHECKPOINTS]:
-        turn.add(DropCheckpoint(study=trial.study, path=old.path))
+        turn.add(DropCheckpoint(study=trial.study, number=trial.number, path=old.path))
     trial.keep([*trial.checkpoints[1 - KEPT_CHECKPOINTS :], checkpoint])
     turn.add(
         CheckpointRecord(

@@ -23,7 +23,7 @@ from optuna_hermes.ledger._records import DEAD_SECONDS, HostRecord, TrialRecord
 REFRESH_SECONDS = 3.0
 """Interval at which a broker notes that it lives, and reads what others have done."""
 
-_FRESH_SECONDS = 3 * REFRESH_SECONDS
+_FRESH_SECONDS = 4 * REFRESH_SECONDS
 """Time for which the presence of a broker counts."""
 
 
@@ -83,6 +83,10 @@ class Sharing:
         alive = self._alive(turn, study, others, event)
         for record in event.trials:
             self._take_in(turn, study, record, event)
+        for number in event.gone:
+            trial = study.trials.get(number)
+            if trial is not None and not (study.owns(trial) or trial.connection or trial.awaited):
+                del study.trials[number]
         for trial in study.trials.values():
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
@@ -193,7 +197,12 @@ _ANOTHER = "another broker"
 def watched(study: Study) -> dict[int, TrialRecord | None]:
     """Trials that others may change, with their rows as they are known; None asks for the row."""
     trials = ((number, trial) for number, trial in study.trials.items() if not study.owns(trial))
-    return {number: None if trial.owner == _ANOTHER else trial.row for number, trial in trials}
+    return {number: None if _is_unread(trial) else trial.row for number, trial in trials}
+
+
+def _is_unread(trial: LiveTrial) -> bool:
+    """True if the row of another host may have been read, but was not taken in."""
+    return trial.owner == _ANOTHER or trial.connection is not None or trial.awaited
 
 
 def _free_of_owner(trial: LiveTrial, now: float) -> None:

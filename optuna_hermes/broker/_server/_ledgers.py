@@ -12,6 +12,7 @@ from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
@@ -53,10 +54,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """Leases, checkpoints and ends of leases that are in the ledger."""
+    """Leases, checkpoints and ends of leases that are in the ledger, with the events of grants."""
 
     epochs: tuple[int, ...]
     paths: tuple[str, ...]
+    granted: tuple[EventRecord, ...] = ()
 
 
 LedgerOutcome = (
@@ -92,6 +94,7 @@ class Ledgers:
         self._post = post
         self._opener = opener
         self._by_url: dict[str, Writer] = {}
+        self._readers: dict[str, Writer] = {}
         self._used: dict[str, float] = {}
         self._url_of: dict[str, str] = {}
         self._away: set[str] = set()
@@ -114,6 +117,14 @@ class Ledgers:
         self._url_of.setdefault(study, url)
         self._hand_over([study])
         return self._by_url[url].read(ask)
+
+    def look(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
+        """Ask as ``read`` does, on a thread and connection that no record waits for."""
+        if url not in self._readers:
+            self._readers[url] = Writer(url, _ignore, opener=self._opener)
+        reader, answer = self._readers[url], Future[T]()
+        self.read(study, url, _nothing).add_done_callback(lambda _: reader.pass_on(ask, answer))
+        return answer
 
     def ask(self, study: str, then: Callable[[], None]) -> None:
         """Call ``then`` when the database of a study has shown that it takes what is written."""
@@ -184,9 +195,14 @@ class Ledgers:
             if not self._studies(url) and url in resting:
                 # It has no work, so that its end waits for nothing.
                 self._by_url.pop(url).close(0.0)
+                if url in self._readers:
+                    self._readers.pop(url).close(0.0)
                 del self._used[url]
 
     def leave(self) -> None:
+        """Have the other brokers know that this one has ended."""
+        for reader in self._readers.values():
+            reader.close(SLOW_SECONDS)  # a heartbeat after that would deny it
         for writer in self._by_url.values():
             writer.read(partial(_leave, self._terms.instance))
 
@@ -203,6 +219,8 @@ class Ledgers:
         """
         self._hand_over(list(self._waiting))
         end = time.monotonic() + seconds
+        for reader in self._readers.values():
+            reader.close(0.0)
         return sum(w.close(max(0.0, end - time.monotonic())) for w in self._by_url.values())
 
     def _open(self, url: str) -> None:
@@ -239,7 +257,9 @@ class Ledgers:
         if isinstance(news, Written):
             if news.items and self._times is not None:
                 self._times.add(news.seconds)
-            self._hear(Committed(epochs=epochs, paths=paths))
+            logged = (each for each in news.items if isinstance(each, EventRecord))
+            granted = tuple(each for each in logged if is_of_grant(each))
+            self._hear(Committed(epochs=epochs, paths=paths, granted=granted))
         else:
             failed = events.WritesFailed(
                 epochs=epochs, paths=paths, study=news.study, reason=news.reason
@@ -288,6 +308,14 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
 def _leave(instance: str, ledger: Ledger) -> None:
     if ledger.shared:
         ledger.forget_host(instance, dead_after_seconds=0.0)
+
+
+def _nothing(ledger: Ledger) -> None:
+    """Ask a ledger nothing: what was written to it before is in it."""
+
+
+def _ignore(outcome: WriteOutcome) -> None:
+    """Ignore that a database is away: its writer says so."""
 
 
 def _touch(ledger: Ledger) -> None:

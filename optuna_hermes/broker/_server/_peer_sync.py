@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._event_handler import EventHandler
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import (
     Claim,
     DropCheckpoint,
@@ -22,13 +24,22 @@ from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import NotOwnerError, StudyFullError
-from optuna_hermes.ledger._records import CheckpointRecord, HostRecord, LeaseRecord, TrialRecord
+from optuna_hermes.ledger._records import (
+    CheckpointRecord,
+    EventRecord,
+    HostRecord,
+    LeaseRecord,
+    TrialRecord,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
 
-_FEW = 500
-"""Trials up to which the database is asked for their curves alone."""
+BEAT_SECONDS = 2 * REFRESH_SECONDS
+"""Age from which a heartbeat is written again although nothing has changed in it."""
+
+_MANY = 10_000
+"""Trials from which the database is asked for all curves: a statement has few parameters."""
 
 
 class PeerSync:
@@ -37,7 +48,7 @@ class PeerSync:
     Args:
         handler: has the studies.
         ledgers: that are read.
-        apply: handles the
+        apply: handles the events.
     """
 
     def __init__(
@@ -47,63 +58,121 @@ class PeerSync:
         self._ledgers = ledgers
         self._apply = apply
         self._asked: set[str] = set()
+        self._seen: dict[str, Seen] = {}
+        self._beats: dict[str, tuple[HostRecord, float]] = {}
 
     async def refresh(self) -> None:
         """Refresh every ``REFRESH_SECONDS`` until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
-            for key, study in list(self._handler.state.studies.items()):
+            studies = self._handler.state.studies
+            self._seen = {key: seen for key, seen in self._seen.items() if key in studies}
+            for key, study in list(studies.items()):
                 if study.broker is not None and key not in self._asked:
                     self._asked.add(key)
                     self._ask(key, study)
 
     def _ask(self, key: str, study: Study) -> None:
-        ask = partial(news_of, key, self._handler.presence(), watched(study))
-        answer = asyncio.wrap_future(self._ledgers.read(key, study.spec.ledger_url, ask))
-        overrides = study.overrides
+        seen, url = self._seen.get(key, Seen()), study.spec.ledger_url
+        presence = self._handler.presence()
+        ask = partial(news_of, key, presence, watched(study), seen, self._is_due(url, presence))
+        answer = asyncio.wrap_future(self._ledgers.look(key, url, ask))
+        overrides = dict(study.overrides)
 
-        def heard(answer: asyncio.Future[Refreshed]) -> None:
+        def heard(answer: asyncio.Future[tuple[Refreshed, Seen]]) -> None:
             self._asked.discard(key)
-            if not answer.cancelled() and answer.exception() is None:
-                news = answer.result()
-                if study.overrides != overrides:  # the overrides changed here meanwhile
-                    news = replace(news, overrides=None)
+            if answer.cancelled() or answer.exception() is not None:
+                self._beats.pop(url, None)
+            else:
+                news, now_seen = answer.result()
+                if study.overrides != overrides:  # they changed here meanwhile: read them again
+                    news, now_seen = replace(news, overrides={}), seen
+                self._seen[key] = now_seen
                 self._apply(news)
 
         answer.add_done_callback(heard)
 
+    def _is_due(self, url: str, presence: HostRecord) -> bool:
+        """True if a heartbeat has to be written; it counts as written from now on."""
+        now = time.monotonic()
+        last, at = self._beats.get(url, (None, 0.0))
+        if last == presence and now - at < BEAT_SECONDS:
+            return False
+        self._beats[url] = presence, now
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """State of a study as a broker has read it last.
+
+    Args:
+        change: the change number up to which it has read all changes.
+        last_epoch: as of ``Refreshed``.
+        leases: as of ``Refreshed``.
+    """
+
+    change: int = 0
+    last_epoch: int = 0
+    leases: tuple[LeaseRecord, ...] = ()
+
 
 def news_of(
-    study: str, presence: HostRecord, known: Mapping[int, TrialRecord | None], ledger: Ledger
-) -> Refreshed:
-    """Read what other hosts have done in a study, and note that this broker lives.
+    study: str,
+    presence: HostRecord,
+    known: Mapping[int, TrialRecord | None],
+    seen: Seen,
+    beats: bool,
+    ledger: Ledger,
+) -> tuple[Refreshed, Seen]:
+    """Read what other hosts have done in a study since this broker has looked last.
 
     Args:
         study: its key.
         presence: of the broker that asks.
         known: the rows of trials that are not this broker's, as it knows them.
+        seen: what it has read before.
+        beats: whether it has to say that it lives.
         ledger: where it is kept.
     """
-    ledger.beat(presence)
-    rows = ledger.load_trials(study)
+    if beats:
+        ledger.beat(presence)
+    # Before the rest: what is changed while it is read is read again the next time.
+    look = ledger.look()
+    again = [number for number, row in known.items() if row is None]
+    if look.change == seen.change and not again:
+        nothing = Refreshed(
+            study=study, last_epoch=seen.last_epoch, leases=seen.leases, hosts=look.hosts
+        )
+        return nothing, seen
+    removed = look.forgotten > seen.change > 0
+    rows = ledger.load_changed(study, 0 if removed else seen.change, again)
     changed = tuple(
         row
-        for row in rows
+        for _, row in rows
         if (row.number in known or row.owner != presence.instance) and row != known.get(row.number)
     )
     numbers = {row.number for row in changed}
-    few = numbers if len(numbers) < _FEW else None
-    checkpoints = ledger.load_checkpoints(study) if changed else []
-    return Refreshed(
-        study=study,
+    some = numbers if len(numbers) < _MANY else None
+    checkpoints = ledger.load_checkpoints(study, some) if changed else []
+    seen = Seen(
+        change=look.change,
         last_epoch=ledger.last_epoch(),
         leases=tuple(ledger.load_leases(study, live=True)),
-        hosts=tuple(ledger.load_hosts()),
-        trials=changed,
-        curves=ledger.load_curves(study, few) if changed else {},
-        checkpoints=tuple(each for each in checkpoints if each.number in numbers),
-        overrides=ledger.load_overrides(study),
     )
+    found = {row.number for _, row in rows}
+    news = Refreshed(
+        study=study,
+        last_epoch=seen.last_epoch,
+        leases=seen.leases,
+        hosts=look.hosts,
+        trials=changed,
+        curves=ledger.load_curves(study, some) if changed else {},
+        checkpoints=tuple(each for each in checkpoints if each.number in numbers),
+        overrides={row.number: override for override, row in rows},
+        gone=tuple(n for n, row in known.items() if row and n not in found) if removed else (),
+    )
+    return news, seen
 
 
 def outrun(
@@ -130,6 +199,7 @@ def outrun(
         and item not in saved
         and not (isinstance(item, TrialRecord) and item.number in undone)
         and not (isinstance(item, NameLease) and item.number == lost)
+        and not (isinstance(item, EventRecord) and is_of_grant(item) and item.number in undone)
     )
     event = Outrun(
         study=study,

@@ -54,7 +54,7 @@ def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
     elif isinstance(item, CheckpointRecord):
         ledger.save_checkpoint(item)
     elif isinstance(item, events.DropCheckpoint):
-        ledger.drop_checkpoint(item.study, item.path)
+        ledger.drop_checkpoint(item.study, item.number, item.path)
     elif isinstance(item, events.SaveMemory):
         ledger.save_memory(item.study, item.memory)
     elif isinstance(item, events.SaveOverride):

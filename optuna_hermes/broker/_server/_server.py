@@ -24,7 +24,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _outage as away
 from optuna_hermes.broker._core._event_handler import EventHandler
-from optuna_hermes.broker._core._event_log import POWER, ROUTINE
+from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._server._ledgers import (
@@ -340,7 +340,9 @@ class Server:
         if self._metrics is not None:
             self._metrics.meter.handled(event, time.monotonic() - now)
         if commands:
-            self._log_events(commands)
+            told = (each for each in commands if isinstance(each, EventRecord))
+            # Another host may be faster to be granted what is granted here: see ``_heard``.
+            self._log_events(each for each in told if not is_of_grant(each))
             self._carry_out(commands)
         if not self._handler.idle:
             self._last_busy = now
@@ -355,9 +357,9 @@ class Server:
         now = time.monotonic()
         self._tell_due = now + max(TELL_SECONDS, (now - begin) / TELL_SHARE)
 
-    def _log_events(self, commands: Sequence[events.Command]) -> None:
-        for each in commands:
-            if isinstance(each, EventRecord) and each.kind not in ROUTINE | POWER:
+    def _log_events(self, records: Iterable[EventRecord]) -> None:
+        for each in records:
+            if each.kind not in ROUTINE | POWER:
                 study = self._handler.state.studies.get(each.study)
                 log_event(each, each.study if study is None else study.spec.name)
 
@@ -392,6 +394,7 @@ class Server:
 
     def _heard(self, news: LedgerOutcome) -> None:
         if isinstance(news, Committed):
+            self._log_events(news.granted)
             self._outbox.release({*news.epochs, *news.paths})
         elif isinstance(news, events.Outrun):
             self._outbox.drop({*news.epochs, *news.paths})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
@@ -125,8 +126,12 @@ class Writer:
     def read(self, ask: Callable[[Ledger], T]) -> Future[T]:
         """Ask the ledger something, after all that was given before is written."""
         answer: Future[T] = Future()
-        self._put(_Question(ask=ask, answer=answer))
+        self.pass_on(ask, answer)
         return answer
+
+    def pass_on(self, ask: Callable[[Ledger], T], answer: Future[T]) -> None:
+        """Ask as ``read`` does; ``answer`` is the caller's."""
+        self._put(_Question(ask=ask, answer=answer))
 
     def retry(self) -> None:
         """Try refused records again that could be right later."""
@@ -301,7 +306,7 @@ class Writer:
         refused = batch.items
         if len(batch.items) > 1:
             refused = tuple(item for item in batch.items if isinstance(item, LeaseRecord))
-            rest = (item for item in batch.items if not isinstance(item, LeaseRecord))
+            rest = (item for item in batch.items if item not in refused and not is_of_grant(item))
             parts = [replace(batch, items=(item,)) for item in rest]
             batches[:0] = parts
             self._replace_first(1, parts)
@@ -350,7 +355,7 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
             same = (item.epoch, item.host, item.started)
             return any((x.epoch, x.host, x.started) == same for x in leases)
         if isinstance(item, CheckpointRecord):
-            known = ledger.load_checkpoints(item.study, item.number)
+            known = ledger.load_checkpoints(item.study, [item.number])
             return any((x.checkpoint.path, x.at) == (item.checkpoint.path, item.at) for x in known)
         if isinstance(item, EventRecord):
             return item in ledger.load_events(item.study, item.number)

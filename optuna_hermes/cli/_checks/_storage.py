@@ -60,7 +60,7 @@ def _trials(numbers: list[int]) -> str:
 
 def _ledger(url: str) -> Iterator[Check]:
     from optuna_hermes.errors import LedgerError
-    from optuna_hermes.ledger import SCHEMA_VERSION, schema_version
+    from optuna_hermes.ledger import SCHEMA_VERSION, UPGRADED_VERSIONS, schema_version
 
     try:
         version = schema_version(url)
@@ -73,7 +73,7 @@ def _ledger(url: str) -> Iterator[Check]:
         return
     other = (
         ""
-        if version == SCHEMA_VERSION
+        if version in (SCHEMA_VERSION, *UPGRADED_VERSIONS)
         else f"This optuna-hermes reads version {SCHEMA_VERSION}: use the one that made it."
     )
     yield judged("ledger", f"schema version {version}", problem=other, state="fail")
