@@ -245,6 +245,7 @@ def chaos(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # a minute and a half where nothing else runs
 def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
     """Twelve faults: every trial completes with the values that it has when left alone."""

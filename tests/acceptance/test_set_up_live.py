@@ -75,6 +75,7 @@ def run(cli: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
     return lambda name, **options: trained(cli, tmp_path, name, **options)
 
 
+@pytest.mark.slow
 def test_an_objective_is_called_before_there_is_a_device(run: Callable[..., Any]) -> None:
     """It comes to its first batch while others train, and trains as it does without."""
     values, times = run("early", waits=False, devices=1)

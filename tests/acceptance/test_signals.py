@@ -160,6 +160,7 @@ def test_a_signal_to_the_driver_alone_suspends_the_study(
     check_that_nothing_was_lost(stopped, cli, storage_url, target)
 
 
+@pytest.mark.slow
 def test_a_job_that_timeout_ends_is_suspended(
     cli: Cli, storage_url: str, target: str, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
@@ -185,6 +186,7 @@ def test_a_job_that_timeout_ends_is_suspended(
     check_that_nothing_was_lost(stopped, cli, storage_url, target)
 
 
+@pytest.mark.slow
 def test_what_is_stopped_for_a_while_loses_nothing(
     start_cli: StartCli, storage_url: str, target: str, wait_for: Callable[..., Any]
 ) -> None:

@@ -129,6 +129,7 @@ def test_each_script_has_a_diff_of_four_lines_at_most() -> None:
         assert marks.count("-") <= marks.count("+") <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_values_stay_the_same(
     start_cli: Callable[..., Any],

@@ -768,7 +768,7 @@ IN_STREAMS = [(1, BATCHES, 3), (BATCHES + 3, 2), (BATCHES, 1, BATCHES - 1)]
 
 
 @pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
-@pytest.mark.parametrize("case", STREAMS)
+@pytest.mark.parametrize("case", some(STREAMS, "workers", "sized"))
 def test_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
     """A run over an iterable data set comes back to any batch of it."""
     make = functools.partial(stream, *STREAMS[case])
@@ -777,7 +777,7 @@ def test_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*IterableDataset:UserWarning")
 @pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
-@pytest.mark.parametrize("case", STREAMS)
+@pytest.mark.parametrize("case", some(STREAMS, "in-process", "sized-workers"))
 def test_lightning_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
     """So it does in Lightning, which fetches a batch ahead where it knows of no length."""
     make = functools.partial(stream, *STREAMS[case])

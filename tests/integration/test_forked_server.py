@@ -282,6 +282,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_trial_may_begin_in_a_fork_and_go_on_in_a_new_python(
     start: Callable[..., subprocess.Popen[str]],
     script: Script,

@@ -51,6 +51,7 @@ def states(ended: Any) -> list[str]:
     return [trial["state"] for trial in json.loads(ended.stdout)["trials"]]
 
 
+@pytest.mark.slow
 def test_calls_wait_for_the_one_that_optimizes_their_study(
     tmp_path: Path, start: Callable[..., Any], wait_for: Callable[..., Any]
 ) -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 COMPARE = Path(__file__).with_name("compare.py")
 
 OPTUNA = """
@@ -70,6 +72,7 @@ def test_what_fails_only_with_hermes_is_named(tmp_path: Path) -> None:
     assert broken[0].endswith("test_that_knows_the_default")
 
 
+@pytest.mark.slow
 def test_fits_are_suspended_to_every_tier(tmp_path: Path) -> None:
     """A fit goes on in another process, in which it is suspended to both tiers of memory."""
     tree = tmp_path / "pytorch-lightning/tests/tests_pytorch/loops"

@@ -49,9 +49,12 @@ SINGLE = ("CMA-ES",)
 
 
 def cases(names: Any) -> list[Any]:
-    """By name; a Gaussian process takes minutes."""
-    slow = {"GP": pytest.mark.slow}
-    return [pytest.param(BASIC[name], id=name, marks=slow.get(name, ())) for name in names]
+    """By name; all of them take minutes, a Gaussian process the most."""
+    fast = ("TPE", "own", "random")
+    return [
+        pytest.param(BASIC[name], id=name, marks=() if name in fast else pytest.mark.slow)
+        for name in names
+    ]
 
 
 def over(base: MakeSampler) -> MakeSampler:
