@@ -64,6 +64,8 @@ from optuna_hermes.ledger._rows import (
 from optuna_hermes.ledger._schema import EVENTS, TRIALS, create_tables
 from optuna_hermes.model import Curve, Override
 
+_BY_HOST = "by_host"
+
 
 class Ledger:
     """Durable store of a study's schedule, under the rules at the top of this file.
@@ -319,16 +321,19 @@ class Ledger:
             connection.execute(sql.DROP_CHECKPOINT, {**of, "of_path": path})
             connection.execute(sql.CHANGE_TRIAL, of)
 
-    def load_memory(self, study: str) -> Any:
-        """The policy's memory (JSON), None if there is none."""
-        with self._database.reading() as connection:
-            text = connection.scalar(sql.LOAD_MEMORY, {"of_study": study})
-        return None if text is None else json.loads(text)
+    def load_memory(self, study: str, host: str = "") -> Any:
+        """The memory (JSON) of the study's policy on a host, None if there is none.
 
-    def save_memory(self, study: str, memory: Any) -> None:
-        """Replace the policy's memory."""
-        found = {"study": study, "memory": json.dumps(memory)}
+        Hosts that share a study have a memory each: each policy decides about devices of its own.
+        """
+        with self._database.reading() as connection:
+            return _memories(connection, study).get(host)
+
+    def save_memory(self, study: str, memory: Any, host: str = "") -> None:
+        """Replace the memory of the study's policy on a host."""
         with self._turn() as connection:
+            memories = {**_memories(connection, study), host: memory}
+            found = {"study": study, "memory": json.dumps({_BY_HOST: memories})}
             if not connection.execute(sql.REPLACE_MEMORY, {**found, "of_study": study}).rowcount:
                 connection.execute(sql.ADD_MEMORY, found)
 
@@ -428,3 +433,14 @@ class Ledger:
 def live_hosts(ledger: Ledger) -> list[HostRecord]:
     """The brokers that share a ledger and whose last heartbeat is under ``DEAD_SECONDS`` old."""
     return [host for host in ledger.load_hosts() if host.age_seconds < DEAD_SECONDS]
+
+
+def _memories(connection: Connection, study: str) -> dict[str, Any]:
+    """The memories of a study's policy, by host."""
+    text = connection.scalar(sql.LOAD_MEMORY, {"of_study": study})
+    if text is None:
+        return {}
+    found = json.loads(text)
+    if isinstance(found, dict) and isinstance(found.get(_BY_HOST), dict):
+        return dict(found[_BY_HOST])
+    return {"": found}  # of a ledger of version 1, which had one

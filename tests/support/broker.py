@@ -117,7 +117,7 @@ class FakeBroker:
         for key, study in list(self.handler.state.studies.items()):
             if study.broker is not None:
                 seen = self._seen.get(key, Seen())
-                ask = (key, self.handler.presence(), watched(study), seen, True)
+                ask = (key, self.handler.presence(self.now), watched(study), seen, True)
                 news, self._seen[key] = news_of(*ask, self.ledger)
                 self.apply(news)
 
@@ -193,7 +193,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
-            **all_of(key, self.handler.presence() if ledger.shared else None, ledger),
+            **all_of(key, self.handler.presence(self.now) if ledger.shared else None, ledger),
         )
         return self.apply(event)
 

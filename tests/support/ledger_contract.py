@@ -254,6 +254,16 @@ class LedgerContract(SharingContract):
         assert ledger.load_checkpoints(STUDY) == [checkpoint("/A")]
         assert ledger.load_checkpoints(OTHER) == [checkpoint("/a", study=OTHER)]
 
+    def test_each_host_has_a_memory(self, ledger: Ledger) -> None:
+        """Policies of hosts that share a study do not overwrite each other's."""
+        ledger.save_memory(STUDY, {"a": 1}, "a")
+        ledger.save_memory(STUDY, None, "b")
+        ledger.save_memory(STUDY, 2, UNICODE)
+        ledger.save_memory(STUDY, {"a": 3}, "a")
+        found = [ledger.load_memory(STUDY, host) for host in ("a", "b", UNICODE, "c")]
+        assert found == [{"a": 3}, None, 2, None]
+        assert ledger.load_memory(STUDY) is None
+
     def test_memory_is_replaced(self, ledger: Ledger) -> None:
         """A study has one memory, the last one saved, of any JSON shape; None can be saved."""
         for memory in ({"a": [1, 2.5, None, True]}, [UNICODE, {"nul": "\0"}], 3, None):

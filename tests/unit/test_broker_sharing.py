@@ -293,6 +293,51 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
     assert (evicted is not None) == wants
 
 
+def parked_best(hosts: Hosts) -> tuple[int, int]:
+    """Host ``a`` trains the best trial and has parked the second best, ``b`` trains the worst.
+
+    Returns:
+        The workers of the trial that is parked, and of the one that ``b`` trains.
+    """
+    hosts.a.driver(policy="hermes", unstarted=3, limit=3)
+    parked = hosts.a.worker()
+    epoch = begin(hosts.a, parked, 0)
+    best = hosts.a.worker()
+    hosts.a.say(parked, report(epoch, 1, 0.5))
+    hosts.a.advance(60.0)
+    hosts.a.say(parked, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True))
+    hosts.now = hosts.a.now
+    epoch = begin(hosts.a, best, 1)
+    hosts.b.advance(hosts.a.now)
+    hosts.b.driver(policy="hermes", unstarted=1, limit=3)
+    worst = hosts.b.worker()
+    other = begin(hosts.b, worst, 2)
+    hosts.a.say(best, report(epoch, 1, 0.1))
+    hosts.b.say(worst, report(other, 1, 0.9))
+    return parked, worst
+
+
+def test_a_host_gets_the_trial_that_its_policy_would_rather_train() -> None:
+    """It asks for one that waits in memory elsewhere by its number; its owner stores it."""
+    hosts = Hosts()
+    parked, _ = parked_best(hosts)
+    for broker in (hosts.b, hosts.b, hosts.a):  # what it wants it knows when it has looked
+        broker.refresh()
+    (presence,) = [host for host in hosts.ledger.load_hosts() if host.name == "b"]
+    assert presence.wants == ("s:0",)
+    assert hosts.a.last(parked, "Evict").tier == "disk"
+    hosts.a.check()
+
+
+def test_a_host_asks_for_no_trial_that_is_worse_than_its_own() -> None:
+    """The best one's host leaves the others where they are."""
+    hosts = Hosts()
+    parked_best(hosts)
+    for broker in (hosts.b, hosts.a, hosts.a):
+        broker.refresh()
+    assert all(not host.wants for host in hosts.ledger.load_hosts() if host.name == "a")
+
+
 def test_what_free_of_owner_is_left_to_the_host_that_is_least_busy() -> None:
     """A host that is at work claims nothing while another one has a device and no trial for it."""
     hosts = Hosts(devices=2)

@@ -224,9 +224,9 @@ class EventHandler:
         tell(turn, self._memory.problem)
         return turn.commands
 
-    def presence(self) -> HostRecord:
+    def presence(self, now: float) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
-        return self._sharing.presence()
+        return self._sharing.presence(now)
 
     @cached_property
     def _recovery(self) -> Recovery:

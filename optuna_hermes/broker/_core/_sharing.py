@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from optuna_hermes.broker._core._admission import coming, known_trial
+from optuna_hermes.broker._core._borrowing import give_away, promised, soon, told, wanted_elsewhere
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import ForgetBroker, Outrun, Refreshed
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
@@ -22,6 +23,9 @@ from optuna_hermes.ledger._records import DEAD_SECONDS, HostRecord, TrialRecord
 
 REFRESH_SECONDS = 3.0
 """Interval at which a broker notes that it lives, and reads what others have done."""
+
+_COMING_SECONDS = 3 * REFRESH_SECONDS
+"""Time until a trial is here that another host is asked for: both have to look."""
 
 _FRESH_SECONDS = 4 * REFRESH_SECONDS
 """Time for which the presence of a broker counts."""
@@ -44,11 +48,18 @@ class Sharing:
 
     # -- this host, for the others -------------------------------------------------------------
 
-    def presence(self) -> HostRecord:
+    def presence(self, now: float) -> HostRecord:
         """Presence of this broker, for those of other hosts."""
         slots = [slot for slot in self._state.slots.values() if slot.device.healthy]
         idle = [slot for slot in slots if self._is_idle(slot)]
-        wants = [key for key, s in self._state.studies.items() if idle and self._wants_more(s)]
+        wants: list[str] = []
+        for key, study in self._state.studies.items():
+            if idle and self._wants_more(study):
+                wants.append(key)
+            if study.broker is not None and study.driver is not None and not study.draining:
+                own = soon(slots, key, now + _COMING_SECONDS)
+                study.asked_for = wanted_elsewhere(study, self._policy_runner, own, now)
+                wants += told(key, study.asked_for)
         return HostRecord(
             name=self._state.host,
             instance=self._state.instance,
@@ -92,10 +103,15 @@ class Sharing:
                 # Its broker is gone, so any host may carry it on.
                 _free_of_owner(trial, turn.now)
         study.coming = coming(study, event.leases, alive)
-        self._look_at_the_idle(study, [host for host in others if host.instance in alive])
+        fresh = [x for x in others if x.instance in alive and x.age_seconds < _FRESH_SECONDS]
+        study.promised = promised(study, fresh, self._state.instance)
+        self._look_at_the_idle(study, fresh)
         self._state.cancel_reservations(study, only_impossible=True)
         self.recount(study)
-        self._make_room(turn, study)
+        if not study.draining:
+            reserved = {each.number for each in self._state.reserved(study.spec.key)}
+            give_away(turn, study, self._memory, reserved)
+            self._make_room(turn, study, reserved)
 
     def _alive(
         self, turn: Turn, study: Study, others: Collection[HostRecord], event: Refreshed
@@ -140,17 +156,16 @@ class Sharing:
     def _look_at_the_idle(self, study: Study, others: Collection[HostRecord]) -> None:
         """Note the hosts that have nothing to train of a study, though they could."""
         key, load = study.spec.key, self._load()
-        idle = [x for x in others if key in x.wants and x.age_seconds < _FRESH_SECONDS]
+        idle = [host for host in others if key in host.wants]
         study.spare = sum(max(1, round(len(x.devices) * (1 - x.load))) for x in idle)
         study.defers = any(host.load < load for host in idle)
 
-    def _make_room(self, turn: Turn, study: Study) -> None:
+    def _make_room(self, turn: Turn, study: Study, reserved: Collection[int | None]) -> None:
         """Store what would wait here longest, so that a host with nothing to do can take it."""
         free = sum(1 for trial in study.trials.values() if _is_free(trial) or trial.asked == "disk")
         missing = study.spare - free
-        if missing <= 0 or study.draining:
+        if missing <= 0:
             return
-        reserved = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         parked = [trial for trial in study.parked if trial.number not in reserved]
         for trial in self._policy_runner.wanted_last(parked, turn.now)[:missing]:
             self._memory.evict(turn, trial, "disk")

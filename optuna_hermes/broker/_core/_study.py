@@ -66,6 +66,9 @@ class Study:
         failures: what is known of trials that failed since its driver came.
         sets_up: whether new trials may be set up before there is a device for them.
         defers: whether idle hosts are less busy than this one: trials without owner are theirs.
+        asked_for: trials parked on other hosts that its policy would rather train here.
+        asks_again_at: until when it asks for no others.
+        promised: trials that other hosts have asked for.
     """
 
     spec: StudySpec
@@ -103,6 +106,9 @@ class Study:
     powered_down: frozenset[str] = frozenset()
     sets_up: bool = False
     defers: bool = False
+    asked_for: tuple[int, ...] = ()
+    asks_again_at: float = 0.0
+    promised: frozenset[int] = frozenset()
     failures: Failures = field(default_factory=Failures)
     overrides: dict[int, Override] = field(default_factory=dict)
 
@@ -196,7 +202,8 @@ class Study:
         """True if ``trial`` could use a device now: it waits, and has or can get a process."""
         waits = trial.state in ("pending", "parked", "stored") and not trial.evicting
         served = trial.connection is not None or self.driver is not None
-        here = not self.is_elsewhere(trial) and not (self.defers and trial.owner is None)
+        left = trial.owner is None and (self.defers or trial.number in self.promised)
+        here = not (left or self.is_elsewhere(trial))
         free = not (trial.stranded or trial.awaited or trial.given_up or self.is_held(trial))
         return waits and served and here and free
 

@@ -301,7 +301,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         "curves": ledger.load_curves(study),
         "checkpoints": tuple(ledger.load_checkpoints(study)),
         "overrides": ledger.load_overrides(study),
-        "memory": ledger.load_memory(study),
+        "memory": ledger.load_memory(study, "" if presence is None else presence.name),
     }
 
 

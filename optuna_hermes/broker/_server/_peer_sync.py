@@ -74,7 +74,7 @@ class PeerSync:
 
     def _ask(self, key: str, study: Study) -> None:
         seen, url = self._seen.get(key, Seen()), study.spec.ledger_url
-        presence = self._handler.presence()
+        presence = self._handler.presence(time.monotonic())
         ask = partial(news_of, key, presence, watched(study), seen, self._is_due(url, presence))
         answer = asyncio.wrap_future(self._ledgers.look(key, url, ask))
         overrides = dict(study.overrides)

@@ -56,7 +56,7 @@ def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
     elif isinstance(item, events.DropCheckpoint):
         ledger.drop_checkpoint(item.study, item.number, item.path)
     elif isinstance(item, events.SaveMemory):
-        ledger.save_memory(item.study, item.memory)
+        ledger.save_memory(item.study, item.memory, terms.host if ledger.shared else "")
     elif isinstance(item, events.SaveOverride):
         ledger.save_override(item.study, item.number, item.override)
     else:

@@ -327,7 +327,7 @@ class Server:
             count = self._ledgers.count(spec.key)
             read = partial(self._ledgers.read, spec.key, spec.ledger_url)
             shared = await asyncio.wrap_future(read(is_shared))
-            presence = self._handler.presence() if shared else None
+            presence = self._handler.presence(time.monotonic()) if shared else None
             known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
