@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Budget, Device, Snapshot, TrialView, moving_average
+from optuna_hermes.model import Budget, Decision, Device, Snapshot, TrialView, moving_average
 from optuna_hermes.policies import Policy
+from optuna_hermes.simulator._sharing import HostView, SharedStudy, Sharing, Traffic
 from optuna_hermes.simulator._trials import OpenedTrials
 from optuna_hermes.simulator._values import Failure, Overheads, Slice, SwitchCosts, Trace
 from optuna_hermes.simulator._workload import Source
@@ -69,7 +70,7 @@ class _Slot:
         self.last: int | None = None
         self.lease = 0
         self.failures = 0
-        self.start = 0.0
+        self.start = self.end = 0.0
         self.switched = False
         self.begun = False
 
@@ -84,6 +85,8 @@ class TrialSimulator:
         source: the trials.
         n_devices: number of devices.
         n_hosts: number of hosts; the devices are distributed evenly, in order.
+        sharing: how these hosts share the study, each with a policy of its own; by default one
+            policy decides about all devices.
         costs: costs of a device that changes to another trial; by default none.
         overheads: device time that goes to openings, decisions and the start; by default none.
         seed: for policies that draw random numbers.
@@ -109,6 +112,7 @@ class TrialSimulator:
         *,
         n_devices: int = 1,
         n_hosts: int = 1,
+        sharing: Sharing | None = None,
         costs: SwitchCosts | None = None,
         overheads: Overheads | None = None,
         seed: int = 0,
@@ -121,7 +125,7 @@ class TrialSimulator:
         self._costs = costs or SwitchCosts()
         self._overheads = overheads or Overheads()
         self._opening_seconds = 0.0
-        self._trials = OpenedTrials(source, self._costs)
+        self._trials = OpenedTrials(source, self._costs, self._changed)
         self._seed = seed
         self._timeout = timeout
         self._slots = [
@@ -129,6 +133,10 @@ class TrialSimulator:
             for i in range(n_devices)
         ]
         self._host_of = {slot.device.id: slot.device.host for slot in self._slots}
+        self._shared: SharedStudy | None = None
+        if sharing is not None:
+            devices = [slot.device for slot in self._slots]
+            self._shared = SharedStudy(policy, devices, sharing, self._trials)
         self._devices_shown: dict[int, tuple[Device, ...]] = {}
         self._events = EventQueue[Callable[[], _Slot | None]]()
         self._begun = self._started = False
@@ -156,7 +164,7 @@ class TrialSimulator:
             touched = self._events.pop()()
             if touched is not None and self._started:
                 self._decide(touched)
-                for slot in self._slots:
+                for slot in self._beside(touched):
                     if slot is not touched:
                         self._decide(slot)
         return Trace(
@@ -167,43 +175,79 @@ class TrialSimulator:
             decisions=self._decisions,
         )
 
+    @property
+    def traffic(self) -> Traffic:
+        """What hosts that share a study have asked their database."""
+        return Traffic() if self._shared is None else self._shared.traffic
+
     def _begin(self) -> _Slot:
         self._started = True
+        if self._shared is not None:
+            hosts = list(self._shared.hosts.values())
+            for place, host in enumerate(hosts):
+                # Hosts do not look at the same moment.
+                first = self._shared.sharing.refresh_seconds * place / len(hosts)
+                self._events.add(self._events.now + first, partial(self._look, host), priority=-1)
         return self._slots[0]
+
+    def _beside(self, slot: _Slot) -> list[_Slot]:
+        """The slots that may be decided about when one has had an event."""
+        if self._shared is None:
+            return self._slots
+        return [each for each in self._slots if each.device.host == slot.device.host]
 
     def _decide(self, slot: _Slot) -> None:
         """Ask the policy about one device, if it is idle and healthy and a trial could use it."""
-        if slot.number is not None or not slot.device.healthy:
-            return
-        unstarted = self._source.unstarted
-        if self._trials.n_waiting == 0 and not unstarted.any:
-            return
-        decision = self._policy.decide(
-            Snapshot(
-                now=self._events.now,
-                seed=self._seed,
-                devices=self._devices(slot),
-                trials=self._trials.live,
-                finished=self._trials.over,
-                unstarted=unstarted,
-                left=self._left(),
-                opening_seconds=self._opening_seconds,
-                memory=self._memory,
-            )
+        while slot.number is None and slot.device.healthy:
+            unstarted = self._source.unstarted
+            if self._trials.n_waiting == 0 and not unstarted.any:
+                return
+            host = None if self._shared is None else self._shared.hosts[slot.device.host]
+            if host is None:
+                decision = self._policy.decide(
+                    self._snapshot(slot, self._trials.live, self._memory)
+                )
+                self._memory = decision.memory
+            else:
+                shown = tuple(host.shown.values())
+                decision = host.policy.decide(self._snapshot(slot, shown, host.memory))
+                host.memory = decision.memory
+            self._decisions += 1
+            for number in decision.pruned:
+                self._trials.prune(number, self._events.now)
+            if not decision.assignments:
+                return
+            assignment = decision.assignments[0]
+            if len(decision.assignments) > 1 or assignment.devices != (slot.device.id,):
+                raise ValueError(
+                    f"A policy may assign {slot.device.id} here, once, but got "
+                    f"{decision.assignments}."
+                )
+            self._carry_out(slot, assignment.trial, host)
+
+    def _snapshot(self, slot: _Slot, trials: tuple[TrialView, ...], memory: Any) -> Snapshot:
+        return Snapshot(
+            now=self._events.now,
+            seed=self._seed,
+            devices=self._devices(slot),
+            trials=trials,
+            finished=self._trials.over,
+            unstarted=self._source.unstarted,
+            left=self._left(),
+            opening_seconds=self._opening_seconds,
+            memory=memory,
         )
-        self._decisions += 1
-        self._memory = decision.memory
-        for number in decision.pruned:
-            self._trials.prune(number, self._events.now)
-        if not decision.assignments:
-            return
-        assignment = decision.assignments[0]
-        if len(decision.assignments) > 1 or assignment.devices != (slot.device.id,):
-            raise ValueError(
-                f"A policy may assign {slot.device.id} here, once, but got {decision.assignments}."
-            )
-        stopped = slot.last
-        self._start(slot, self._trials.take(assignment.trial, self._events.now))
+
+    def _carry_out(self, slot: _Slot, number: int | None, host: HostView | None) -> None:
+        """Start a trial on a device, unless another host was faster to take it."""
+        stopped, claim_seconds = slot.last, 0.0
+        if self._shared is not None and host is not None:
+            new = len(self._trials.recordings) if number is None else number
+            if self._shared.is_taken_over(host, new):
+                claim_seconds = self._shared.sharing.claim_seconds
+            if not self._shared.take(host, new):
+                return
+        self._start(slot, self._trials.take(number, self._events.now), claim_seconds)
         if stopped is not None and stopped != slot.number:
             last_trials = {(each.last, each.device.id) for each in self._slots}
             self._trials.leave(
@@ -219,11 +263,11 @@ class TrialSimulator:
         # Only the device in question is free; the tuples are kept, for they are most of a snapshot.
         if slot.index not in self._devices_shown:
             self._devices_shown[slot.index] = tuple(
-                replace(each.device, free=each is slot) for each in self._slots
+                replace(each.device, free=each is slot) for each in self._beside(slot)
             )
         return self._devices_shown[slot.index]
 
-    def _start(self, slot: _Slot, view: TrialView) -> None:
+    def _start(self, slot: _Slot, view: TrialView, claim_seconds: float = 0.0) -> None:
         unit_seconds = self._trials.recordings[view.number].seconds[view.curve.units]
         cost = 0.0
         here = view.device == slot.device.id
@@ -235,7 +279,7 @@ class TrialSimulator:
         is_new = not view.curve.units
         if is_new:
             cost += self._overheads.opening(unit_seconds)
-        seconds = unit_seconds + cost
+        seconds = unit_seconds + cost + claim_seconds
         if slot.begun:
             seconds += self._overheads.decision_seconds
         slot.begun = True
@@ -247,7 +291,8 @@ class TrialSimulator:
             self._events.add(slot.start + cost, partial(self._train, slot, slot.lease))
         # The lease number makes this event void if the device fails before it.
         event = partial(self._report, slot, slot.lease)
-        self._events.add(slot.start + seconds, event, priority=slot.index)
+        slot.end = slot.start + seconds
+        self._events.add(slot.end, event, priority=slot.index)
 
     def _train(self, slot: _Slot, lease: int) -> None:
         # As a broker measures it.
@@ -266,6 +311,53 @@ class TrialSimulator:
         now = self._events.now
         self._slices.append(Slice(slot.start, now, slot.index, number, unit, value, slot.switched))
         slot.number = None
+
+    # -- hosts that share the study ------------------------------------------------------------
+
+    def _changed(self, number: int) -> None:
+        if self._shared is not None:
+            self._shared.update(number)
+
+    def _look(self, host: HostView) -> _Slot | None:
+        """Have a host read what others have done, store what they want, and ask them for more."""
+        shared = self._shared
+        assert shared is not None
+        if not (self._trials.live or self._source.unstarted.any):
+            return None
+        shared.look(host)
+        later = self._events.now + shared.sharing.store_seconds
+        for number in shared.to_store(host, self._n_idle):
+            self._events.add(later, partial(self._store, host.name, number), priority=-1)
+        soon = self._events.now + 3 * shared.sharing.refresh_seconds
+        own = {device.id for device in host.devices}
+        free = [
+            slot.device
+            for slot in self._slots
+            if slot.device.id in own and (slot.number is None or slot.end <= soon)
+        ]
+        shared.ask(host, free, self._would_do)
+        again = self._events.now + shared.sharing.refresh_seconds
+        self._events.add(again, partial(self._look, host), priority=-1)
+        return next(slot for slot in self._slots if slot.device.host == host.name)
+
+    def _n_idle(self, host: HostView) -> int:
+        own = {device.id for device in host.devices}
+        return sum(slot.device.id in own and slot.number is None for slot in self._slots)
+
+    def _would_do(
+        self, host: HostView, free: Sequence[Device], trials: Sequence[TrialView]
+    ) -> Decision:
+        """What a host's policy would do with these trials if these devices were free."""
+        devices = tuple(replace(device, free=device in free) for device in host.devices)
+        snapshot = self._snapshot(self._slots[0], tuple(trials), host.memory)
+        return host.policy.decide(replace(snapshot, devices=devices))
+
+    def _store(self, host: str, number: int) -> None:
+        """Give up a trial that still waits on the host which was asked for it."""
+        assert self._shared is not None
+        if self._trials.state_of(number) == "parked" and self._shared.is_of(host, number):
+            self._trials.store(number)
+            self._shared.free(number)
 
     def _fail(self, slot: _Slot, seconds: float) -> _Slot:
         now = self._events.now

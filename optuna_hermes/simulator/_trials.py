@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -12,11 +12,20 @@ from optuna_hermes.simulator._workload import Recording, Source
 
 
 class OpenedTrials:
-    """The views of all opened trials: running, waiting in a tier, or over."""
+    """The views of all opened trials: running, waiting in a tier, or over.
 
-    def __init__(self, source: Source, costs: SwitchCosts) -> None:
+    ``changed`` is called with the number of each trial whose view has changed.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        costs: SwitchCosts,
+        changed: Callable[[int], None] = lambda number: None,
+    ) -> None:
         self._source = source
         self._costs = costs
+        self._changed = changed
         self._live: dict[int, TrialView] = {}
         self.recordings: list[Recording] = []
         self.over: tuple[TrialView, ...] = ()
@@ -27,6 +36,19 @@ class OpenedTrials:
     def live(self) -> tuple[TrialView, ...]:
         # A dict keeps a key's place when its value is replaced, so they stay in order.
         return tuple(self._live.values())
+
+    def view_of(self, number: int) -> TrialView | None:
+        """A trial that is not over."""
+        return self._live.get(number)
+
+    def state_of(self, number: int) -> TrialStatus | None:
+        """The state of a trial that is not over."""
+        view = self._live.get(number)
+        return None if view is None else view.state
+
+    def store(self, number: int) -> None:
+        """Put a trial that waits on disk."""
+        self._put(self._live[number], "disk")
 
     def take(self, number: int | None, now: float) -> TrialView:
         """Take a waiting trial, or, for None, a new one."""
@@ -109,6 +131,7 @@ class OpenedTrials:
         state: TrialStatus = "stored" if tier == "disk" else "parked"
         cost = self._costs.seconds(seconds, tier)
         self._live[view.number] = replace(view, tier=tier, state=state, switch_cost_seconds=cost)
+        self._changed(view.number)
 
     def _take_waiting(self, number: int) -> TrialView:
         view = self._live.get(number)
@@ -141,11 +164,13 @@ class OpenedTrials:
             units_left=len(recording.values) - curve.units,
             params=recording.params,
         )
+        self._changed(view.number)
 
     def _end(self, number: int, state: Literal["done", "pruned"], now: float) -> None:
         view = replace(self._live.pop(number), state=state, tier=None, device=None)
         self.over = (*self.over, view)
         self.ends[state][number] = now
+        self._changed(number)
         self._source.ended(number, pruned=state == "pruned")
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import TierName
 from optuna_hermes.simulator._workload import Recording
 
 
-def _check_finite(costs: SwitchCosts | Overheads) -> None:
+def check_finite(costs: Any) -> None:
+    """Refuse numbers of a dataclass that are negative or not finite."""
     for field in fields(costs):
         value = getattr(costs, field.name)
         if not 0 <= value < math.inf:
@@ -41,7 +42,7 @@ class SwitchCosts:
     host_trials: int = 1_000_000
 
     def __post_init__(self) -> None:
-        _check_finite(self)
+        check_finite(self)
 
     @property
     def by_tier(self) -> bool:
@@ -76,7 +77,7 @@ class Overheads:
     startup_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_finite(self)
+        check_finite(self)
 
     def opening(self, unit_seconds: float) -> float:
         """Seconds that an opening takes before a first unit of so many seconds."""
