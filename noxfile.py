@@ -188,6 +188,30 @@ def accelerator(session: nox.Session) -> None:
 
 
 @nox.session
+def slurm(session: nox.Session) -> None:
+    """Studies on a real SLURM, which has to be there (`slurm-wlm` and `munge`); needs root."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test]")
+    session.run("python", "-m", "pytest", "tests/engines/test_slurm.py", "-rs", *session.posargs)
+
+
+@nox.session
+def pods(session: nox.Session) -> None:
+    """A pod as a kubelet runs it, and hosts that share a bucket of S3 and no folder."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test,remote]")
+    session.install("moto[server]>=5.0", "kubernetes-validate>=1.30", "pyyaml")
+    chosen = ("tests/acceptance/test_kubernetes.py", "tests/acceptance/test_remote.py")
+    session.run("python", "-m", "pytest", *chosen, "-rs", *session.posargs)
+
+
+@nox.session
+def ray(session: nox.Session) -> None:
+    """Studies on a real cluster of Ray of three nodes."""
+    session.install(*CONSTRAINED, "-e", ".[lightning,test]")
+    session.install("ray[default]>=2.40")
+    session.run("python", "-m", "pytest", "tests/engines/test_ray.py", "-rs", *session.posargs)
+
+
+@nox.session
 def peers(session: nox.Session) -> None:
     """Optuna's and Lightning's own tests, without and with Hermes: `nox -s peers -- FOLDER`."""
     session.install(*CONSTRAINED, "-e", ".[lightning,test,peers]")

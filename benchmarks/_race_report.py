@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 EXPLANATION = """\
-Means over tasks and seeds. Units: those that had a value within the budget. Inside batches: the
+Means over tasks and seeds. Units: those that had a value within the budget. Simulated: as many as
+the simulator has, given the contest's mean costs (this project's alone). Inside batches: the
 share of devices' time from the first batch's begin to the last one's end. CPU: of all processes of
 the contestant until the end of its budget, its start and its scheduler included. Trials are
 finished once they have been trained to their last unit. Lease to batch: median time from the begin
@@ -27,6 +28,7 @@ than this one's."""
 
 _COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "units": ("units", "{:.0f}".format),
+    "simulated": ("simulated", "{:.0f}".format),
     "repeated": ("trained again", "{:.1f}".format),
     "busy_share": ("inside batches", "{:.1%}".format),
     "cpu_seconds": ("CPU s", "{:.0f}".format),
@@ -70,7 +72,7 @@ def _did(contests: Sequence[Mapping[str, Any]], names: Iterable[str]) -> str:
         mine = [each["figures"] for each in contests if each["contestant"] == name]
         cells = []
         for key, (_, shown) in _COLUMNS.items():
-            known = [each[key] for each in mine if each[key] is not None]
+            known = [each[key] for each in mine if each.get(key) is not None]
             cells.append(shown(statistics.fmean(known)) if known else "n/a")
         rows.append([f"`{name}`", str(len(mine)), *cells])
     return _table(["contestant", "contests", *(head for head, _ in _COLUMNS.values())], rows)

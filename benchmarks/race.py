@@ -41,6 +41,7 @@ from _policies_plot import can_plot
 from _race_compare import compare
 from _race_measure import Record, differing, figures
 from _race_plot import plot
+from _race_predict import simulated_units
 from _race_report import text
 from _race_run import (
     CONTESTANTS,
@@ -213,7 +214,14 @@ def _result(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "setting": _setting(options, records, names),
         "contests": [
-            {**asdict(record)["setting"], "figures": figures(record, UNITS)} for record in records
+            {
+                **asdict(record)["setting"],
+                "figures": {
+                    **figures(record, UNITS),
+                    "simulated": simulated_units(record, UNITS),
+                },
+            }
+            for record in records
         ],
         "exactness": differing(records),
         "comparison": compare(cells, names, UNITS),

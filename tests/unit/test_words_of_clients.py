@@ -7,6 +7,7 @@ import signal
 import types
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -161,7 +162,7 @@ def test_brokers_that_end_at_once(
     running._study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
     pool: Any = types.SimpleNamespace(configure=lambda job: None, status_of=lambda pid: None)
     with pytest.raises(BrokerError) as error:
-        running._serve(pool, None)  # type: ignore[arg-type]
+        running._serve(pool, SimpleNamespace(shared=False))  # type: ignore[arg-type]
     assert str(error.value) == (
         "It is gone. That was the 10th time in a row, so no other one is started."
     )

@@ -1,0 +1,69 @@
+"""A study on a real cluster of Ray with three nodes, on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from support.engines import BATCHES, Training, finished, make
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+N_TRIALS = 24
+
+
+@pytest.fixture
+def ray_cluster() -> Iterator[Any]:
+    pytest.importorskip("ray", reason="needs Ray: pip install 'ray[default]'")
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 0, "include_dashboard": False}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        yield made
+    finally:
+        made.shutdown()
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["all-stay", "one-is-lost"])
+def test_every_node_trains_and_one_may_be_lost(
+    lost: bool,
+    ray_cluster: Any,
+    cli: Callable[..., Any],
+    postgres_url: str,
+    training: Training,
+    wait_for: Callable[..., Any],
+) -> None:
+    """24 of 24 complete; of the node that is gone one unit is trained again."""
+    nodes = [ray_cluster.add_node(num_cpus=1) for _ in range(3)]
+    make(postgres_url)
+    env = {
+        "OPTUNA_HERMES_RUNTIME_DIR": "",
+        "XDG_STATE_HOME": str(training.folder / "state"),
+        "TEST_UNITS": "4",
+    }
+    words = (
+        *("launch", "ray", "--address", ray_cluster.address, "--hosts", 3, "--cpus", 1),
+        *("--grace", 20, "--", training.target, "--storage", postgres_url, "--study-name", "s"),
+        *("--n-trials", N_TRIALS, "--checkpoint-dir", training.folder / "checkpoints"),
+    )
+    launched = cli(*words, cwd=training.folder, env=env)
+    assert launched.returncode == 0, launched.stderr
+    wait_for(lambda: len(training.batches()) > 3 * BATCHES, 180)
+    if lost:
+        ray_cluster.remove_node(nodes[1], allow_graceful=False)
+
+    def is_done() -> bool:
+        return finished(postgres_url) == {"COMPLETE": N_TRIALS}
+
+    wait_for(is_done, 600)
+    asked = ("launch", "status", "s", "--json")
+    hosts = json.loads(cli(*asked, cwd=training.folder, env=env).stdout)["hosts"]
+    assert len(hosts) == 3
+    repeated = training.repeated()
+    assert len(repeated) <= (2 if lost else 0), repeated
+    assert all(count <= BATCHES for count in repeated.values())
+    cli("launch", "stop", "s", cwd=training.folder, env=env)
