@@ -311,7 +311,7 @@ class CooperativeLoop:
 
     def _find(self, session: Session) -> tuple[Checkpoint, Any] | None:
         """The newest checkpoint that can be used."""
-        return read(session.checkpoints, self._name, session.checkpoint_dir)
+        return read(session.checkpoints, self._name, session.checkpoint_dir, session.checkpoint_url)
 
     def _resume(self, session: Session) -> None:
         found = self._find(session)

@@ -82,7 +82,9 @@ class HermesCallback(TrainerCallback):
         found = None
         if session is not None:
             trial = f"trial {getattr(self._trial, 'number', '?')}"
-            found = self._found = read(session.checkpoints, trial, session.checkpoint_dir)
+            found = self._found = read(
+                session.checkpoints, trial, session.checkpoint_dir, session.checkpoint_url
+            )
         try:
             with own_batches(trainer, self._next_step), position(trainer, found) as checkpoint:
                 return trainer.train(resume_from_checkpoint=checkpoint)

@@ -39,6 +39,7 @@ from optuna_hermes._optuna._storages import study_names as study_names
 from optuna_hermes._optuna._studies import Study as Study
 from optuna_hermes._optuna._studies import asked_to_stop as asked_to_stop
 from optuna_hermes._optuna._studies import checkpoint_root as checkpoint_root
+from optuna_hermes._optuna._studies import checkpoint_url as checkpoint_url
 from optuna_hermes._optuna._studies import facts as facts
 from optuna_hermes._optuna._studies import is_deleted as is_deleted
 from optuna_hermes._optuna._studies import known_key as known_key

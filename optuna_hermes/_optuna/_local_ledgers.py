@@ -1,7 +1,7 @@
-"""Claim of a study without a database by one ledger file, which lies in a user's state folder.
+"""Claim of a study without a database by one ledger: a file in a user's folder, or a database.
 
-Several hosts may reach such a study's storage (a journal file, a gRPC proxy), but not the ledger:
-without the claim two of them would each train every trial.
+Several hosts may reach such a study's storage (a journal file, a gRPC proxy), but not a file that
+is its ledger: without the claim two of them would each train every trial.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ import uuid
 
 import optuna
 
-from optuna_hermes._optuna._studies import only_here, shares_its_ledger, state_dir
-from optuna_hermes.errors import StorageError
-
-LEDGER_ATTRIBUTE = "hermes:ledger"
-"""The user attribute of a study with the place of its ledger."""
+from optuna_hermes._optuna._studies import (
+    LEDGER_ATTRIBUTE,
+    named_ledger,
+    only_here,
+    shares_its_ledger,
+    state_dir,
+)
+from optuna_hermes.errors import InvalidInputError, StorageError
 
 MEETING_SECONDS = 10.0
 """Seconds in which hosts that claim a study at the same moment retry."""
@@ -26,15 +29,26 @@ _CLAIM = "hermes:ledger:"
 _LONGEST_PAUSE_SECONDS = 0.5
 
 
-def claim_ledger(study: optuna.Study) -> None:
-    """Claim a study that has no database for the ledger of this host and user.
+def claim_ledger(study: optuna.Study, url: str | None = None) -> None:
+    """Claim a study that has no database for a ledger.
+
+    Args:
+        study: the study.
+        url: of the database that its ledger is in; None for that which it has, or else for that of
+            this host and user.
 
     Raises:
+        InvalidInputError: the study has a database of its own.
         StorageError: another ledger has claimed it.
     """
     if shares_its_ledger(study):
+        if url is not None:
+            raise InvalidInputError(
+                f"ledger must be left out for study {study.study_name!r}, whose ledger is in its "
+                "own database."
+            )
         return
-    here = _here()
+    here = url or named_ledger(study) or _here()
     end = time.monotonic() + MEETING_SECONDS
     while not (marked := study.user_attrs.get(LEDGER_ATTRIBUTE)):
         others = _claimed(study, here)
@@ -78,7 +92,7 @@ def _here() -> str:
 def _elsewhere(study: optuna.Study, marked: str) -> StorageError:
     return StorageError(
         f"A study without a database has one ledger, and that of {study.study_name!r} is in "
-        f"{marked.rpartition(' ')[0]}: go on there, or keep a study of several hosts in PostgreSQL "
-        "or MySQL. If that ledger is lost, with all that was suspended, call "
-        f"study.set_user_attr({LEDGER_ATTRIBUTE!r}, '') and begin again."
+        f"{marked.rpartition(' ')[0] or marked}: go on there. A study of several hosts is kept in "
+        "PostgreSQL or MySQL, or begins with --ledger. If that ledger is lost, with all that was "
+        f"suspended, call study.set_user_attr({LEDGER_ATTRIBUTE!r}, '') and begin again."
     )

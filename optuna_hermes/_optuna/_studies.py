@@ -26,6 +26,9 @@ from optuna_hermes._tables import KEY_ATTRIBUTE, StudyFacts, ends_of
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 
+LEDGER_ATTRIBUTE = "hermes:ledger"
+"""The user attribute with the place of its ledger, of a study that has no database."""
+
 _SEED_ATTRIBUTE = "hermes:seed"
 _giving = threading.Lock()
 
@@ -134,9 +137,17 @@ def study_spec(
     )
 
 
+def named_ledger(study: optuna.Study) -> str | None:
+    """The URL of the database in which a study without one has its ledger; None for a file."""
+    place = str(study.user_attrs.get(LEDGER_ATTRIBUTE, ""))
+    return place if "://" in place else None
+
+
 def ledger_url(study: optuna.Study) -> str:
-    """The URL of the study's ledger: its own database, or a file for storages without one."""
+    """The URL of the study's ledger: its own database, one that it names, or a file."""
     url = database_url(study)
+    if url is None and (named := named_ledger(study)) is not None:
+        return named
     if url is None:
         return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
     if url.get_backend_name() == "sqlite":
@@ -158,6 +169,11 @@ def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
     else:
         folder = state_dir() / "checkpoints"
     return folder.absolute() / study_key(study)
+
+
+def checkpoint_url(study: optuna.Study, chosen: str) -> str:
+    """The place of a study's checkpoints in a store: one per study, as ``checkpoint_root``."""
+    return f"{chosen.rstrip('/')}/{study_key(study)}"
 
 
 def state_dir() -> Path:

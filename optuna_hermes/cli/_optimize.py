@@ -93,7 +93,15 @@ def optimize(
     seed: Annotated[int | None, SEED] = None,
     checkpoint_dir: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="For suspended trials; else beside the database."),
+        typer.Option(
+            metavar="FOLDER", help="Or a URL, for suspended trials; else beside the database."
+        ),
+    ] = None,
+    ledger: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="A database for all hosts of a study in a journal or proxy."
+        ),
     ] = None,
     hang_seconds: Annotated[
         float | None,
@@ -163,6 +171,7 @@ def optimize(
         slice_seconds=slice_seconds,
         seed=seed,
         checkpoint_dir=checkpoint_dir,
+        ledger=ledger,
         hang_seconds=hang_seconds,
         grace=grace,
         power=commands_for(policy, power_down_command, power_up_command),

@@ -98,8 +98,8 @@ def gc(
     storage: Storage,
     study_name: StudyName,
     checkpoint_dir: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="As given to `optimize`, if it was."),
+        str | None,
+        typer.Option(metavar="FOLDER", help="Or URL, as given to `optimize`, if it was."),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
@@ -118,26 +118,34 @@ def gc(
       optuna-hermes gc --storage sqlite:///study.db --study-name digits --dry-run
     """
     from optuna_hermes import _optuna, upkeep
+    from optuna_hermes.suspend import _remote
 
     held_by, now = broker_status(), time.time()
+    remote = checkpoint_dir is not None and _remote.is_url(checkpoint_dir)
+    if remote:
+        _remote.check_url(str(checkpoint_dir))
     serving = [] if held_by is None else [served.key for served in held_by.studies]
     with study_and_ledger(storage, study_name) as (study, ledger):
         folders = [_optuna.checkpoint_root(study)]
-        if checkpoint_dir is not None:
-            folders.append(_optuna.checkpoint_root(study, checkpoint_dir))
+        stores = [_optuna.checkpoint_url(study, str(checkpoint_dir))] if remote else []
+        if checkpoint_dir is not None and not remote:
+            folders.append(_optuna.checkpoint_root(study, Path(checkpoint_dir)))
         held = upkeep.held_trials(held_by, study, ledger)
-        litter = upkeep.find_litter(study, ledger, folders, held, now)
+        litter = upkeep.find_litter(study, ledger, folders, held, now, stores)
         rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
         litter = upkeep.with_files_of(litter, [f.parent for f in folders], rows.studies)
         if not dry_run:
             upkeep.remove(study, ledger, litter)
             upkeep.remove_rows(study, ledger, rows, now)
     if json:
-        files = {str(path): n_bytes for path, n_bytes in litter.files.items()}
+        local = {str(path): n_bytes for path, n_bytes in litter.files.items()}
+        files = {**local, **litter.remote}
         freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
         show_json({**freed, "elsewhere": litter.elsewhere, **dataclasses.asdict(rows)})
         return
-    files_text = f"{plural(len(litter.files), 'file')}, {size(litter.size_bytes)}"
+    files_text = (
+        f"{plural(len(litter.files) + len(litter.remote), 'file')}, {size(litter.size_bytes)}"
+    )
     show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
     cleared = _cleared(rows)
     if cleared:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._away import is_full as is_full
     from optuna_hermes.ledger._away import lost_race as lost_race
     from optuna_hermes.ledger._away import mends as mends
+    from optuna_hermes.ledger._engine import check_shared_url as check_shared_url
     from optuna_hermes.ledger._engine import few_connections as few_connections
     from optuna_hermes.ledger._engine import rest_when_idle as rest_when_idle
     from optuna_hermes.ledger._ledger import Ledger as Ledger
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(("FULL", "is_full", "lost_race", "mends"), "_away"),
-    **dict.fromkeys(("few_connections", "rest_when_idle"), "_engine"),
+    **dict.fromkeys(("check_shared_url", "few_connections", "rest_when_idle"), "_engine"),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
     **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "schema_version"), "_schema"),
 }

@@ -15,7 +15,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
-from optuna_hermes.errors import LedgerError
+from optuna_hermes.errors import InvalidInputError, LedgerError
+from optuna_hermes.ledger._secrets import shown
 
 BACKENDS = ("sqlite", "postgresql", "mysql", "mariadb")
 """Databases that a ledger can live in."""
@@ -59,6 +60,28 @@ def parse(url: str) -> URL:
             f"{parsed.drivername!r}. Keep the study in one of them."
         )
     return _with_file(parsed) if parsed.get_backend_name() == "sqlite" else parsed
+
+
+def check_shared_url(url: str) -> None:
+    """Refuse a URL that is kept in a study for all hosts and is no server's, or has a password.
+
+    Raises:
+        InvalidInputError: with what to do instead.
+    """
+    try:
+        server = parse(url).get_backend_name() != "sqlite"
+    except LedgerError:
+        server = False
+    if not server:
+        raise InvalidInputError(
+            "ledger must be the URL of a PostgreSQL or MySQL database that all hosts reach, as in "
+            "postgresql+psycopg://user@host/database."
+        )
+    if shown(url) != url:
+        raise InvalidInputError(
+            "ledger must hold no password: it is kept in the study, for all to read. Put it into "
+            "~/.pgpass or $PGPASSWORD, or for MySQL into an option file."
+        )
 
 
 def _with_file(url: URL) -> URL:

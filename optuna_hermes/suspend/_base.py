@@ -100,6 +100,9 @@ class Session(Protocol):
     checkpoint_dir: Path | None
     """Folder of this trial's checkpoints; None if the trial cannot leave its process."""
 
+    checkpoint_url: str | None
+    """Place of that folder's checkpoints in a store that other hosts reach; None for the folder."""
+
     batch_size: int | None
     """Samples per batch from the next clean point on; None to leave the size as it is.
 

@@ -17,11 +17,13 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.errors import CheckpointError, UnwritableError
 from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import _remote
 from optuna_hermes.suspend._safetensors import Content, digest
 from optuna_hermes.suspend._tree import pack, unpack
 
@@ -57,6 +59,7 @@ def write(
     trial: str,
     units: int,
     known: Collection[Checkpoint] = (),
+    url: str | None = None,
 ) -> Checkpoint:
     """Write a checkpoint that survives a crash at any moment, and remove outdated ones.
 
@@ -64,10 +67,12 @@ def write(
         folder: this trial's own folder.
         tree: the state, as ``pack`` takes it; must not change meanwhile.
         known: the checkpoints that the ledger names. They stay, and so do all newer ones.
+        url: the folder's place in a store that other hosts reach; the file is a copy then.
 
     Raises:
         CheckpointError: the tree holds what cannot be stored.
-        UnwritableError: the file system has no room, or does not let this user write there.
+        UnwritableError: the file system has no room, or does not let this user write there; or
+            the store is away.
     """
     import torch
 
@@ -75,21 +80,29 @@ def write(
     octets = bytearray(text.encode("utf-8", "surrogatepass"))
     tensors[_TREE] = torch.frombuffer(octets, dtype=torch.uint8)
     with _writing:
-        number = 1 + max((_number(path) for path in _files(folder)), default=0)
+        taken = _files(folder)
+        if url is not None:  # another host may have written those that the ledger names
+            taken += [path for state in known if _is_named(path := Path(state.path))]
+        number = 1 + max(map(_number, taken), default=0)
         path = folder.absolute() / f"{number:06d}-unit-{units}{_SUFFIX}"
         size, sha256 = _put(path, tensors, {**_FORMAT, "trial": trial})
+        if url is not None:
+            return _upload(
+                path, url, Checkpoint(path="", units=units, size_bytes=size, sha256=sha256), known
+            )
         _tidy(folder, {Path(state.path) for state in known})
     return Checkpoint(path=str(path), units=units, size_bytes=size, sha256=sha256)
 
 
 def read(
-    states: Sequence[Checkpoint], trial: str, folder: Path | None
+    states: Sequence[Checkpoint], trial: str, folder: Path | None, url: str | None = None
 ) -> tuple[Checkpoint, Any] | None:
     """Read the newest checkpoint that is intact; None only if there is none at all.
 
     Args:
         states: newest first, as the ledger has them; their paths are checked against ``folder``.
         folder: this trial's own folder, outside of which nothing is read; None if it has none.
+        url: its place in a store, as in ``write``.
 
     Returns:
         The checkpoint, and the tree that was written into it.
@@ -99,10 +112,11 @@ def read(
     """
     global _ahead
     ahead, _ahead = _ahead, None
-    if all(_is_in(folder, state) for state in states) and ahead and ahead[0] == _key(states, trial):
+    inside = all(_is_in(folder, state, url) for state in states)
+    if inside and ahead and ahead[0] == _key(states, trial):
         found = ahead[1].result()
     else:
-        found = _search(states, trial, folder)
+        found = _search(states, trial, folder, url)
     if found is None:
         return None
     state, tree, problems = found
@@ -115,12 +129,19 @@ def read(
     return state, tree
 
 
-def read_ahead(states: Sequence[Checkpoint], trial: str) -> None:
-    """Begin the next ``read`` on a thread; dropped if that is then called for others."""
+def read_ahead(
+    states: Sequence[Checkpoint], trial: str, folder: Path | None = None, url: str | None = None
+) -> None:
+    """Begin the next ``read`` on a thread; dropped if that is then called for others.
+
+    Args:
+        folder, url: as for ``read``, where the trial has a place in a store.
+    """
     global _ahead
-    # Not checked here, as the trial's own folder is not known: ``read`` does it.
-    folder = Path(states[0].path).parent if states else None
-    _ahead = _key(states, trial), _on_thread(_search, tuple(states), trial, folder)
+    if url is None:
+        # Not checked here, as the trial's own folder is not known: ``read`` does it.
+        folder = Path(states[0].path).parent if states else None
+    _ahead = _key(states, trial), _on_thread(_search, tuple(states), trial, folder, url)
 
 
 def _key(states: Sequence[Checkpoint], trial: str) -> object:
@@ -219,6 +240,43 @@ def _write_through(
         return os.fstat(file.fileno()).st_size, sha256
 
 
+def _upload(path: Path, url: str, written: Checkpoint, known: Collection[Checkpoint]) -> Checkpoint:
+    """Upload a file, which becomes the copy of what is there; remove what is outdated there."""
+    # By its content: a host that lost the trial may have written one of the same number there.
+    name = f"{path.stem}-{written.sha256[:12]}{_SUFFIX}"
+    copy = path.with_name(name)
+    try:
+        os.replace(path, copy)
+        _remote.put(copy, f"{url}/{name}")
+    except OSError as error:
+        _remove(path)
+        raise UnwritableError(f"Cannot write checkpoint {copy}: {error.strerror}.") from error
+    except UnwritableError:
+        _remove(copy)  # no other host can read it: it is written again
+        raise
+    names = {Path(state.path).name for state in known if state.path == f"{url}/{_name(state)}"}
+    _tidy(path.parent, {path.with_name(each) for each in names})
+    newest_known = max((_number(Path(each)) for each in names), default=0)
+    with contextlib.suppress(UnwritableError):  # ``gc`` removes it later
+        for file in _remote.files(url):
+            there = Path(file.url)
+            if _is_named(there) and _number(there) < newest_known and there.name not in names:
+                _remote.remove(file.url)
+    return replace(written, path=f"{url}/{name}")
+
+
+def _name(state: Checkpoint) -> str:
+    """The name of a checkpoint's file, where it is one's name."""
+    name = state.path.rpartition("/")[2]
+    return name if _is_named(Path(name)) else ""
+
+
+def remove_copies(folder: Path) -> None:
+    """Remove the files of a trial that is over from this host; those in a store stay."""
+    for path in _files(folder):
+        _remove(path)
+
+
 def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -235,7 +293,8 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
         # before the ledger had it.
         if _number(path) < newest_known and path not in known:
             _remove(path)
-    for pattern in (f"*{_PARTIAL}", _LIBRARY_PARTIAL):  # of a process killed while writing
+    # Of a process killed while it wrote or fetched.
+    for pattern in (f"*{_PARTIAL}", f"*{_remote.PARTIAL}", _LIBRARY_PARTIAL):
         for path in folder.glob(pattern):
             _remove(path)
 
@@ -257,17 +316,20 @@ def _number(path: Path) -> int:
 # -- reading -----------------------------------------------------------------------------------
 
 
-def _search(states: Sequence[Checkpoint], trial: str, folder: Path | None) -> _Found | None:
+def _search(
+    states: Sequence[Checkpoint], trial: str, folder: Path | None, url: str | None
+) -> _Found | None:
     """Return the newest usable checkpoint, its tree, and the errors of the newer ones."""
     problems: list[CheckpointError] = []
     for state in states:
         try:
-            if not _is_in(folder, state):
+            if not _is_in(folder, state, url):
                 raise CheckpointError(
-                    f"Checkpoint {state.path} of {trial} must lie in its folder, {folder}, that is "
+                    f"Checkpoint {state.path} of {trial} must lie in its folder, "
+                    f"{folder if url is None else url}, that is "
                     "no link: give the checkpoint_dir that it was written to."
                 )
-            return state, _load(state, trial), problems
+            return state, _load(_here(folder, state), trial), problems
         except CheckpointError as error:
             problems.append(error)
     if not problems:
@@ -279,11 +341,27 @@ def _search(states: Sequence[Checkpoint], trial: str, folder: Path | None) -> _F
     ) from problems[0]
 
 
-def _is_in(folder: Path | None, state: Checkpoint) -> bool:
+def _is_in(folder: Path | None, state: Checkpoint, url: str | None) -> bool:
     """True if a checkpoint lies directly in a trial's folder, which must not be a link."""
     if folder is None or folder.is_symlink():
         return False
+    if _remote.is_url(state.path):
+        return url is not None and bool(_name(state)) and state.path == f"{url}/{_name(state)}"
     return Path(state.path).parent.resolve() == folder.resolve()
+
+
+def _here(folder: Path | None, state: Checkpoint) -> Checkpoint:
+    """A checkpoint as a file of this host: a copy of one in a store is fetched if it is missing.
+
+    Raises:
+        CheckpointError: it cannot be fetched.
+    """
+    if folder is None or not _remote.is_url(state.path):
+        return state
+    copy = folder / _name(state)
+    if not copy.is_file() or copy.is_symlink() or copy.stat().st_size != state.size_bytes:
+        _remote.get(state.path, copy)
+    return replace(state, path=str(copy))
 
 
 def _load(state: Checkpoint, trial: str) -> Any:

@@ -95,6 +95,8 @@ class Rank:
         self.batch_size: int | None = None
         self.devices = channels.devices
         self.checkpoint_dir = channels.checkpoint_dir
+        self.checkpoint_url: str | None = None
+        """Always None: the process that starts the ranks writes checkpoints."""
         self.checkpoints: tuple[Checkpoint, ...] = ()
         """Always empty: the process that starts the ranks reads checkpoints."""
         self._end = channels.rank_ends[rank]

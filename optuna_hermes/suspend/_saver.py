@@ -96,7 +96,12 @@ class Saver:
             begin, known = time.monotonic(), session.checkpoints
             try:
                 state = write(
-                    session.checkpoint_dir, tree, trial=self._name, units=units, known=known
+                    session.checkpoint_dir,
+                    tree,
+                    trial=self._name,
+                    units=units,
+                    known=known,
+                    url=session.checkpoint_url,
                 )
             except UnwritableError as error:
                 self._warn(error)

@@ -36,11 +36,18 @@ class TierMover:
 
     Args:
         known: the checkpoints that the ledger names, whose files must stay.
+        url: see ``Session.checkpoint_url``.
     """
 
-    def __init__(self, folder: Path | None, known: Callable[[], Collection[Checkpoint]]) -> None:
+    def __init__(
+        self,
+        folder: Path | None,
+        known: Callable[[], Collection[Checkpoint]],
+        url: str | None = None,
+    ) -> None:
         self.tier: TierName | None = None
         self._folder = folder
+        self._url = url
         self._known = known
         self._resident = Resident()
         self._host = Host()
@@ -105,7 +112,12 @@ class TierMover:
         tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
         try:
             stored = write(
-                self._folder, tree, trial=state.name, units=state.units, known=self._known()
+                self._folder,
+                tree,
+                trial=state.name,
+                units=state.units,
+                known=self._known(),
+                url=self._url,
             )
         except CheckpointError as error:
             if self.tier is None and not isinstance(error, UnwritableError):

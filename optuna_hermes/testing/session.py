@@ -25,7 +25,7 @@ class FakeSession:
 
     Args:
         yields: tier to wait in, by the number of batches since this session began.
-        checkpoint_dir, checkpoints, devices: see ``Session``.
+        checkpoint_dir, checkpoint_url, checkpoints, devices: see ``Session``.
         while_parked: called when the trial waits in this process, to stand for other trainings.
         evicts: further tiers that the trial is moved to, after ``while_parked``.
         batch_sizes: size of the next batches, by the number of batches since this session began;
@@ -37,6 +37,7 @@ class FakeSession:
         yields: Mapping[int, TierName] | None = None,
         *,
         checkpoint_dir: Path | None = None,
+        checkpoint_url: str | None = None,
         checkpoints: tuple[Checkpoint, ...] = (),
         while_parked: Callable[[], None] = lambda: None,
         evicts: tuple[TierName, ...] = (),
@@ -49,6 +50,7 @@ class FakeSession:
         self.stretched: list[BatchSizes] = []
         self.devices = devices
         self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_url = checkpoint_url
         self.checkpoints = checkpoints
         self.trainings: list[bool] = []
         self.reports: list[tuple[int, int, float]] = []
@@ -83,6 +85,7 @@ class FakeSession:
         return FakeSession(
             yields,
             checkpoint_dir=self.checkpoint_dir,
+            checkpoint_url=self.checkpoint_url,
             checkpoints=self.checkpoints,
             while_parked=self._while_parked,
             batch_sizes=batch_sizes,
@@ -129,7 +132,9 @@ class FakeSession:
         from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
 
         if self._parking is None:
-            self._parking = TierMover(self.checkpoint_dir, lambda: self.checkpoints)
+            self._parking = TierMover(
+                self.checkpoint_dir, lambda: self.checkpoints, self.checkpoint_url
+            )
         held = self._parking.put(state, tier)
         assert self._parking.tier is not None
         self.parks.append(self._parking.tier)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client._journal import NAME as JOURNAL
 from optuna_hermes.ledger import CheckpointRecord, Ledger
+from optuna_hermes.suspend import _remote
 
 # The output of a trial: kept, since it is no checkpoint.
 LOG_NAME = "output.log"
@@ -29,17 +30,19 @@ class Litter:
         files: each with its size in bytes.
         rows: trials, with paths of their checkpoints, to be dropped from the ledger.
         elsewhere: folders that were not searched though the ledger names checkpoints there, as
-            they were given to ``optimize``.
+            they were given to ``optimize``; and stores.
+        remote: files of stores by their URLs, each with its size in bytes.
     """
 
     files: Mapping[Path, int]
     rows: tuple[tuple[int, str], ...]
     elsewhere: tuple[str, ...] = ()
+    remote: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         """The size of all files."""
-        return sum(self.files.values())
+        return sum(self.files.values()) + sum(self.remote.values())
 
 
 def find_litter(
@@ -48,43 +51,81 @@ def find_litter(
     folders: Collection[Path],
     held: Collection[int],
     now: float,
+    stores: Collection[str] = (),
 ) -> Litter:
     """Find the checkpoints of finished trials, and files that the ledger does not name.
 
-    ``folders`` are this study's alone; the files of ``held`` trials stay.
+    ``folders`` and ``stores``, which are URLs, are this study's alone; the files of ``held`` trials
+    stay.
+
+    Raises:
+        UnwritableError: a store cannot be reached.
     """
     found = [file for folder in folders for file in _files(folder)]
+    there = [file for store in stores for file in _objects(store)]
     # Read after the files: a trial's folder is made after the trial, so each folder has one here.
     trials = study.get_trials(deepcopy=False)
     over = {trial.number for trial in trials if trial.state.is_finished()}
     rows = ledger.load_checkpoints(_optuna.study_key(study))
     # The ledger may name any path: files outside of the folders are neither removed nor forgotten.
-    here = [row for row in rows if _is_below(folders, _path(row))]
+    in_stores = [row for row in rows if _remote.is_url(row.checkpoint.path)]
+    in_folders = [row for row in rows if row not in in_stores]
+    here = [row for row in in_folders if _is_below(folders, _path(row))]
+    here += [row for row in in_stores if _parts(row)[0] in stores]
     stale = [row for row in here if row.number in over]
     # A checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE: users know the first of these.
-    elsewhere = {str(_path(row).parents[2]) for row in rows if row not in here}
-    needed = {_path(row) for row in rows if row.number not in over}
+    elsewhere = {str(_path(row).parents[2]) for row in in_folders if row not in here}
+    elsewhere |= {_parts(row)[0].rpartition("/")[0] for row in in_stores if row not in here}
+    # A copy of what is in a store has that file's name, in the folder of the same trial.
+    copies = {_parts(row)[1:] for row in in_stores if row.number not in over}
+    needed = {_path(row) for row in in_folders if row.number not in over}
+    needed_there = {row.checkpoint.path for row in in_stores if row.number not in over}
     # Of checkpoints beside a journal the ledger may learn long after they were written.
     unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
     litter = [
         file
         for file in found
         if file.path not in needed
+        and (file.path.parent.name, file.path.name) not in copies
         and file.number not in held
         and (
             file.number in over
             or (now - file.changed > ORPHAN_SECONDS and file.path.parent not in unconfirmed)
         )
     ]
+    remote = {
+        file.url: file.size_bytes
+        for number, file in there
+        if file.url not in needed_there
+        and number not in held
+        and (number in over or now - file.changed > ORPHAN_SECONDS)
+    }
     return Litter(
         files={file.path: file.size_bytes for file in litter},
         rows=tuple((row.number, row.checkpoint.path) for row in stale),
+        remote=remote,
         elsewhere=tuple(sorted(elsewhere)),
     )
 
 
 def _path(row: CheckpointRecord) -> Path:
     return Path(row.checkpoint.path)
+
+
+def _parts(row: CheckpointRecord) -> tuple[str, str, str]:
+    """The URL of a study in a store, and the names of the trial's folder and the file."""
+    place, _, name = row.checkpoint.path.rpartition("/")
+    study, _, trial = place.rpartition("/")
+    return study, trial, name
+
+
+def _objects(store: str) -> Iterator[tuple[int, _remote.RemoteFile]]:
+    """The files of a study in a store, each with its trial's number."""
+    for file in _remote.files(store):
+        trial, _, name = file.url.removeprefix(f"{store}/").partition("/")
+        match = _TRIAL_FOLDER.fullmatch(trial)
+        if match is not None and "/" not in name:
+            yield int(match[1]), file
 
 
 def _is_below(folders: Collection[Path], path: Path) -> bool:
@@ -104,10 +145,16 @@ def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
-    """Remove files, then their rows, then folders that are empty."""
+    """Remove files, then their rows, then folders that are empty.
+
+    Raises:
+        UnwritableError: a store cannot be reached; the rows of its files stay.
+    """
     # In this order: rows whose files are gone are found again after an interruption.
     for path in litter.files:
         path.unlink(missing_ok=True)
+    for url in litter.remote:
+        _remote.remove(url)
     key = _optuna.study_key(study)
     for number, row in litter.rows:
         ledger.drop_checkpoint(key, number, row)

@@ -16,7 +16,7 @@ from msgspec import structs
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes._surroundings import end_of_job, surroundings
+from optuna_hermes._surroundings import end_of_job, host_name, surroundings
 from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenStudy, StudyStatus
@@ -27,6 +27,7 @@ from optuna_hermes.errors import (
     StudyTakenError,
 )
 from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
+from optuna_hermes.suspend import _remote
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._saver import forget_warnings
 from optuna_hermes.view.formats import plural
@@ -128,7 +129,7 @@ class Driver:
             BrokerError: the broker cannot be started or kept alive.
         """
         self._stops.expect_end_of_job(end_of_job(self._known))
-        _optuna.patiently(_optuna.claim_ledger, self._study)
+        _optuna.patiently(_optuna.claim_ledger, self._study, self._settings.ledger)
         with _optuna.patient(self._study):
             return self._with_ledger()
 
@@ -178,6 +179,30 @@ class Driver:
             )
         return in_time
 
+    def _checkpoint_place(self, ledger: Ledger) -> tuple[Path, str | None, str | None]:
+        """The folder of the study's checkpoints, its URL in a store, and why nothing is written."""
+        chosen, url = self._settings.checkpoint_dir, None
+        if chosen is None and ledger.shared:
+            self._say_if_hosts_share_no_folder(ledger)
+        if chosen is not None and _remote.is_url(chosen):
+            url, chosen = _optuna.checkpoint_url(self._study, str(chosen)), None
+        folder = None if chosen is None else Path(chosen).expanduser()
+        root = _optuna.checkpoint_root(self._study, folder)
+        problem = why_unwritable(root)
+        if problem is None and url is not None:
+            problem = _remote.why_unwritable(url)
+        return root, url, problem
+
+    def _say_if_hosts_share_no_folder(self, ledger: Ledger) -> None:
+        rows = ledger.load_trials(_optuna.study_key(self._study))
+        others = sorted({str(row.host) for row in rows if row.host} - {host_name()})
+        if others:
+            self._progress.note(
+                f"Checkpoints lie in a folder of this host, and {others[0]} has trials of this "
+                "study too: without one --checkpoint-dir for all hosts, a folder that they share "
+                "or a URL, no host can go on with another one's trials."
+            )
+
     # -- the call ------------------------------------------------------------------------------
 
     def _serve(self, pool: WorkerPool, ledger: Ledger) -> None:
@@ -191,12 +216,9 @@ class Driver:
             hang_seconds=settings.hang_seconds,
             sets_up=True,
         )
-        chosen = settings.checkpoint_dir
-        folder = None if chosen is None else Path(chosen).expanduser()
-        root = _optuna.checkpoint_root(self._study, folder)
         study = _optuna.for_workers(self._study)
+        root, url, problem = self._checkpoint_place(ledger)
         forget_warnings(root)
-        problem = why_unwritable(root)
         if problem is not None:
             self._progress.note(f"{problem} Until then suspended trials wait in memory only.")
         job = WorkerInput(
@@ -204,6 +226,7 @@ class Driver:
             spec=spec,
             seed=seed,
             checkpoint_root=root,
+            checkpoint_url=url,
             unwritable=problem is not None,
         )
         pool.configure(job)

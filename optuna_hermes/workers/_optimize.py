@@ -42,6 +42,7 @@ def optimize(
     slice_seconds: float = 1.0,
     seed: int | None = None,
     checkpoint_dir: str | Path | None = None,
+    ledger: str | None = None,
     hang_seconds: float | None = None,
     grace: float | None = None,
     power_down_command: str | None = None,
@@ -69,7 +70,9 @@ def optimize(
             devices that are not needed are powered down.
         slice_seconds: least length of a slice.
         seed: source of all random numbers of sampler and trials.
-        checkpoint_dir: folder for suspended trials; beside the database if None.
+        checkpoint_dir: folder or URL for suspended trials; beside the database if None.
+        ledger: URL of a database that all hosts reach, for a study in a journal file or behind a
+            gRPC proxy. None for that which the study has, at first a file of this host.
         hang_seconds: a process that trains, and neither reports nor computes for so long, is taken
             to hang: it is killed, and its trial goes on from its last checkpoint. None for 300.
             One that computes is given ten times that, and any time before its first unit.
@@ -101,6 +104,7 @@ def optimize(
         slice_seconds=slice_seconds,
         seed=seed,
         checkpoint_dir=checkpoint_dir,
+        ledger=ledger,
         hang_seconds=hang_seconds,
         grace=grace,
         power=commands_for(policy, power_down_command, power_up_command),

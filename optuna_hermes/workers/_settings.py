@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from optuna_hermes._surroundings import check_grace
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.ledger import check_shared_url
+from optuna_hermes.suspend import _remote
 
 MOST_HANG_SECONDS = 1e7
-
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a path has lost one of its slashes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,8 @@ class Settings:
         policy: as ``--policy``.
         slice_seconds: least length of a slice.
         seed: source of all random numbers of sampler and trials; None draws one, once.
-        checkpoint_dir: folder for suspended trials; None for beside the database.
+        checkpoint_dir: folder or URL for suspended trials; None for beside the database.
+        ledger: URL of the database for the ledger of a study that has none; None for a file.
         hang_seconds: a process that trains, and neither reports nor computes for so long, is
             killed; None for 300 s.
         grace: seconds from a signal to the end of all processes, in which every trial is suspended;
@@ -45,21 +45,21 @@ class Settings:
     slice_seconds: float = 1.0
     seed: int | None = None
     checkpoint_dir: str | Path | None = None
+    ledger: str | None = None
     hang_seconds: float | None = None
     grace: float | None = None
     power: PowerCommands | None = None
 
     def __post_init__(self) -> None:
-        """Refuse times that are negative or infinite, and an address in place of a folder.
+        """Refuse times that are negative or infinite, and a URL that cannot hold checkpoints.
 
         Raises:
             InvalidInputError: an argument is out of its range.
         """
-        if self.checkpoint_dir is not None and _ADDRESS.match(str(self.checkpoint_dir)):
-            raise InvalidInputError(
-                f"checkpoint_dir must be a folder of this host but got {str(self.checkpoint_dir)!r}"
-                ": mount that store, and give the folder."
-            )
+        if self.checkpoint_dir is not None and _remote.is_url(self.checkpoint_dir):
+            _remote.check_url(self.checkpoint_dir)
+        if self.ledger is not None:
+            check_shared_url(self.ledger)
         for name in ("timeout", "device_seconds", "slice_seconds"):
             value = getattr(self, name)
             if value is not None and not 0.0 <= value < math.inf:

@@ -29,6 +29,7 @@ from optuna_hermes.broker._election import runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
 from optuna_hermes.errors import HermesError, Suspended
 from optuna_hermes.model import TrialStatus
+from optuna_hermes.suspend._disk import remove_copies
 from optuna_hermes.suspend._state import seed_everything, trial_seed
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
@@ -56,6 +57,7 @@ class WorkerInput:
         spec: the broker's description of it.
         seed: every trial's seed is derived from it.
         checkpoint_root: folder with one folder for each trial.
+        checkpoint_url: its place in a store that other hosts reach, None if they see the folder.
         unwritable: the user was warned already that nothing can be written there.
     """
 
@@ -63,7 +65,13 @@ class WorkerInput:
     spec: StudySpec
     seed: int
     checkpoint_root: Path
+    checkpoint_url: str | None = None
     unwritable: bool = False
+
+    def place_of(self, number: int) -> tuple[Path, str | None]:
+        """The folder of a trial's checkpoints, and its URL."""
+        name, url = f"trial-{number:05d}", self.checkpoint_url
+        return self.checkpoint_root / name, None if url is None else f"{url}/{name}"
 
 
 def study_of(job: WorkerInput) -> optuna.Study:
@@ -86,6 +94,8 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
     ready = Ready(study=job.spec.key)
     connection = connect_patiently("worker")
     session = TrialSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
+    if job.checkpoint_url is not None:
+        session.place_of = job.place_of
     sessions.worker = session
     say(WAITS, "")
     grant = session.wait_for_grant()
@@ -128,13 +138,13 @@ class _Engagement:
         if end is not None:  # a process died after it had told Optuna, but not yet the broker
             self._session.end("failed" if end == TrialState.FAIL else "done")
             return
-        folder = self._job.checkpoint_root / f"trial-{trial.number:05d}"
+        folder, url = self._job.place_of(trial.number)
         if not write_output_to(folder / "output.log") and self._job.unwritable:
             logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
         faulthandler.enable(file=2, all_threads=False)  # a crash leaves a traceback there
         note = _optuna.Note(self._study, _optuna.trial_id(trial), self._session)
         notes = _Notes(note, partial(_optuna.disconnect, self._study))
-        self._session.checkpoint_dir = folder
+        self._session.checkpoint_dir, self._session.checkpoint_url = folder, url
         self._session.find()
         self._session.noted = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
@@ -191,6 +201,8 @@ class _Engagement:
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
         told = _optuna.tell(self._study, trial, values, state)
+        if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:
+            remove_copies(self._session.checkpoint_dir)
         failed = told.state == TrialState.FAIL
         if failed and error is None:
             error = f"the objective returned {values!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,12 +91,35 @@ def test_a_number_of_devices_is_refused() -> None:
         HermesSampler(devices=2)  # type: ignore[arg-type]
 
 
-def test_an_object_store_is_no_folder(capsys: pytest.CaptureFixture[str], storage_url: str) -> None:
-    """Checkpoints are written beside each other by many processes: a folder is needed."""
-    words = (*OPTIMIZE, "--storage", storage_url, "--checkpoint-dir", "s3://bucket/runs")
-    assert "checkpoint_dir must be a folder" in _refused(capsys, *words)
-    with pytest.raises(InvalidInputError, match=r"'gs://bucket': mount that store"):
-        optimize(optuna.create_study(), abs, checkpoint_dir="gs://bucket")  # type: ignore[arg-type]
+def test_a_store_without_its_package_or_with_a_password_is_refused(
+    capsys: pytest.CaptureFixture[str], storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is named, and the password is not."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    words = (*OPTIMIZE, "--storage", storage_url, "--checkpoint-dir")
+    assert "pip install 'optuna-hermes[remote]'" in _refused(capsys, *words, "gs://bucket/runs")
+    said = _refused(capsys, *words, "ftp://ann:s3cret@host/runs")
+    assert "must hold no password" in said
+    assert "s3cret" not in said
+    with pytest.raises(InvalidInputError, match="seen by other processes"):
+        optimize(optuna.create_study(), abs, checkpoint_dir="memory://x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///l.db", "ledger must be the URL of a PostgreSQL or MySQL database"),
+        ("s3://bucket", "ledger must be the URL of a PostgreSQL or MySQL database"),
+        ("postgresql://ann:s3cret@db/optuna", "ledger must hold no password"),
+    ],
+)
+def test_a_ledger_is_a_database_without_a_password(
+    url: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, storage_url: str
+) -> None:
+    """One line says so, and the password is not in it."""
+    text = _refused(capsys, *OPTIMIZE, "--storage", storage_url, "--ledger", url)
+    assert said in text
+    assert "s3cret" not in text
 
 
 def _text(path: Path) -> None:

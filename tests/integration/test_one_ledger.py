@@ -50,8 +50,10 @@ if __name__ == "__main__":
     if "meet" in sys.argv:  # begin when the other one begins
         print("ready", flush=True)
         sys.stdin.readline()
+    ledger = sys.argv[-1] if "://" in sys.argv[-1] else None
+    how = {"devices": "cpu:1", "show_progress": False, "ledger": ledger}
     try:
-        optimize(study, objective, n_trials=int(sys.argv[3]), devices="cpu:1", show_progress=False)
+        optimize(study, objective, n_trials=int(sys.argv[3]), **how)
     except HermesError as error:
         sys.exit(str(error))
 """
@@ -120,6 +122,32 @@ def test_of_two_hosts_that_start_on_a_journal_file_at_once_one_trains(
         host.stdin.flush()
     assert sorted(host.wait(120) for host in hosts) == [0, 1]
     assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS)}
+
+
+def test_hosts_that_name_a_database_for_the_ledger_share_a_journal_file(
+    tmp_path: Path, start: Start, postgres_url: str
+) -> None:
+    """A third one finds it in the study; one that names another ledger is refused."""
+    url = postgres_url.replace(":@", "@")  # no password, not an empty one
+    hosts = [start("node1", N_TRIALS, "meet", url), start("node2", N_TRIALS, "meet", url)]
+    for host in hosts:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "ready\n"
+    for host in hosts:
+        assert host.stdin is not None
+        host.stdin.write("go\n")
+        host.stdin.flush()
+    for host in hosts:
+        assert host.wait(120) == 0, host.communicate()
+    third = start("node3", N_TRIALS + 2)
+    assert third.wait(120) == 0, third.communicate()
+    assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS + 2)}
+
+    other = start("node4", N_TRIALS + 3, url.replace("postgres@", "other@", 1))
+    said = other.communicate(timeout=120)[1]
+    assert other.returncode == 1
+    assert "--ledger" in said.splitlines()[-1]
+    assert "postgresql" in said.splitlines()[-1]
 
 
 WAITS = """

@@ -23,6 +23,7 @@ from optuna_hermes.ledger import (
     open_ledger,
 )
 from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import _remote
 from support.statuses import broker_status, study_status
 
 NOW = 1_000_000_000.0
@@ -307,3 +308,37 @@ def test_now_is_the_wall_clock(house: House) -> None:
     house.file(77, "1.ckpt", changed=time.time())
     litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), time.time())
     assert litter.files == {}
+
+
+def test_what_is_over_goes_from_a_store_too(house: House, tmp_path: Path) -> None:
+    """Rows and objects go together; what a stored trial needs stays, with this host's copy."""
+    store = f"file://{tmp_path}/bucket"
+    url = _optuna.checkpoint_url(house.study, store)
+    over, stored = house.finished(), house.suspended(1.0)
+    objects = {}
+    for number in (over, stored):
+        copy = house.file(number, "000001-unit-1-abc.safetensors")
+        place = f"{url}/trial-{number:05d}/{copy.name}"
+        _remote.put(copy, place)
+        house.ledger.save_checkpoint(
+            CheckpointRecord(
+                study=house.key,
+                number=number,
+                checkpoint=Checkpoint(path=place, units=1, size_bytes=10, sha256=""),
+                at=OLD,
+            )
+        )
+        objects[number] = place
+    unseen = upkeep.find_litter(house.study, house.ledger, [house.root], (), NOW)
+    assert unseen.elsewhere == (store,)
+    assert unseen.rows == ()
+
+    litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), NOW, [url])
+    assert litter.remote == {objects[over]: 10}
+    assert litter.size_bytes == 20
+    upkeep.remove(house.study, house.ledger, litter)
+    assert [row.checkpoint.path for row in house.ledger.load_checkpoints(house.key)] == [
+        objects[stored]
+    ]
+    assert [file.url for file in _remote.files(url)] == [objects[stored]]
+    assert (house.root / f"trial-{stored:05d}" / "000001-unit-1-abc.safetensors").exists()

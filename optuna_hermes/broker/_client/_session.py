@@ -77,6 +77,9 @@ class TrialSession:
         self.asked: TierName = "resident"
         self.managed = False
         self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_url: str | None = None
+        self.place_of: Callable[[int], tuple[Path, str | None]] | None = None
+        """Returns the folder of a trial by its number, and its URL; None without a store."""
         self.batch_size: int | None = None
         self.checkpoints: tuple[Checkpoint, ...] = ()
         self.devices: tuple[str, ...] = ()
@@ -159,7 +162,8 @@ class TrialSession:
                 self.alone = False  # others train meanwhile
                 return message
             if isinstance(message, wire.Prepare):
-                read_ahead(message.checkpoints, f"trial {message.number}")
+                place = () if self.place_of is None else self.place_of(message.number)
+                read_ahead(message.checkpoints, f"trial {message.number}", *place)
 
     def begin(self, number: int, trial_id: int) -> None:
         """Tell the broker which trial a new lease went to, or was created to be set up."""
@@ -459,7 +463,9 @@ class TrialSession:
         if self._parked_in is None:
             from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
 
-            self._parked_in = TierMover(self.checkpoint_dir, lambda: self.checkpoints)
+            self._parked_in = TierMover(
+                self.checkpoint_dir, lambda: self.checkpoints, self.checkpoint_url
+            )
         return self._parked_in
 
     # -- on the connection's thread ------------------------------------------------------------

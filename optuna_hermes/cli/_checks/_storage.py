@@ -43,7 +43,7 @@ def study(url: str, name: str) -> Iterator[Check]:
         records = ledger.load_trials(key)
         newest = {row.number: row.checkpoint for row in ledger.load_checkpoints(key)}
     stored = [each.number for each in records if each.state == "stored" and each.number in newest]
-    gone = [number for number in stored if not Path(newest[number].path).is_file()]
+    gone = [number for number in stored if not _is_there(newest[number].path)]
     problem = (
         f"The newest checkpoint of {_trials(gone)} is not there, as {newest[gone[0]].path}: mount "
         "its folder, bring it back, or close them with `optuna-hermes finish`."
@@ -52,6 +52,17 @@ def study(url: str, name: str) -> Iterator[Check]:
     )
     words = f"{plural(len(records), 'trial')}, {len(stored)} stored on disk"
     yield judged(f"study {name!r}", words, problem=problem, state="fail")
+
+
+def _is_there(place: str) -> bool:
+    """True if a checkpoint is there; of one in a store the store is asked.
+
+    Raises:
+        CheckpointError: the store cannot be reached.
+    """
+    from optuna_hermes.suspend import _remote
+
+    return _remote.exists(place) if _remote.is_url(place) else Path(place).is_file()
 
 
 def _trials(numbers: list[int]) -> str:

@@ -1,0 +1,205 @@
+"""Checkpoints in a bucket or another store with a URL, by fsspec: the one module that imports it.
+
+A checkpoint there is a whole object: it has its name only once all of it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from optuna_hermes.errors import CheckpointError, InvalidInputError, UnwritableError
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a ``Path`` has lost one of its slashes
+_FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})
+"""Protocols without folders: to make one there could make a bucket."""
+
+_S3 = {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}
+"""Whoever writes a checkpoint tries again itself, and must not wait for long when it is told to."""
+
+PARTIAL = ".fetched"
+"""Suffix of a file that is not whole yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteFile:
+    """A file in a store, changed last at ``changed`` (Unix time)."""
+
+    url: str
+    size_bytes: int
+    changed: float
+
+
+def is_url(place: str | Path) -> bool:
+    """True if a place is a URL and no path."""
+    return _URL.match(str(place)) is not None
+
+
+def check_url(place: str | Path) -> None:
+    """Refuse a URL that cannot hold checkpoints for other processes, or that needs what is missing.
+
+    Raises:
+        InvalidInputError: with what to do instead.
+    """
+    url = str(place)
+    protocol, separator, rest = url.partition("://")
+    # Shown without what follows: there may be a password in it.
+    name = f"checkpoint_dir, a URL of {protocol.partition(':')[0]},"
+    host = rest.rpartition("@")[0]
+    if not separator or not rest.strip("/"):
+        raise InvalidInputError(f"{name} must be like s3://BUCKET/FOLDER: give it as a str.")
+    if ":" in host or "?" in rest or "#" in rest or "::" in url:
+        raise InvalidInputError(
+            f"{name} must hold no password and no options: checkpoints are named by it in the "
+            "ledger. Give them to fsspec by the store's environment variables or ~/.config/fsspec."
+        )
+    if protocol == "memory":
+        raise InvalidInputError(f"{name} must be seen by other processes: give a folder or bucket.")
+    try:
+        import fsspec
+
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise InvalidInputError(
+            f"{name} needs a package that is not installed ({error}): run `pip install "
+            "'optuna-hermes[remote]'` for S3, or install that of another store."
+        ) from error
+    except ValueError as error:
+        raise InvalidInputError(f"{name} must be of a kind that fsspec knows: {error}.") from error
+
+
+def why_unwritable(url: str) -> str | None:
+    """The reason why nothing can be written there, with a way out; None if something can."""
+    probe = f"{url}/probe-{uuid.uuid4().hex}"
+    try:
+        store = _store(url)
+        _make_folder(store, url)
+        store.pipe_file(probe, b"checkpoint")
+        store.rm_file(probe)
+    except Exception as error:  # each store has errors of its own
+        return str(_unwritable(url, error))
+    return None
+
+
+def put(path: Path, url: str) -> None:
+    """Upload a file.
+
+    Raises:
+        UnwritableError: the store is away, or does not take it.
+    """
+    try:
+        store = _store(url)
+        _make_folder(store, url.rpartition("/")[0])
+        store.put_file(str(path), url)
+    except Exception as error:
+        raise _unwritable(url, error) from error
+
+
+def get(url: str, path: Path) -> None:
+    """Download a file, which has its name only when it is whole.
+
+    Raises:
+        CheckpointError: it is not there, or cannot be reached.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _store(url).get_file(url, str(partial))
+        os.replace(partial, path)
+    except Exception as error:
+        raise CheckpointError(f"Checkpoint {url} cannot be read: {_line(error)}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+
+
+def exists(url: str) -> bool:
+    """True if a file is there.
+
+    Raises:
+        CheckpointError: the store cannot be reached.
+    """
+    try:
+        store = _store(url)
+        store.invalidate_cache()
+        return bool(store.exists(url))
+    except Exception as error:
+        raise CheckpointError(f"Checkpoint {url} cannot be read: {_line(error)}") from error
+
+
+def remove(url: str) -> None:
+    """Remove a file, if it is there.
+
+    Raises:
+        UnwritableError: it cannot be removed.
+    """
+    try:
+        _store(url).rm_file(url)
+    except FileNotFoundError:
+        pass
+    except Exception as error:
+        raise _unwritable(url, error) from error
+
+
+def files(url: str) -> Iterator[RemoteFile]:
+    """The files below a URL, at any depth.
+
+    Raises:
+        UnwritableError: the store cannot be reached.
+    """
+    try:
+        store = _store(url)
+        store.invalidate_cache()  # others write there, too
+        found = store.find(url, detail=True)
+        top = store._strip_protocol(url).rstrip("/")
+    except Exception as error:
+        raise _unwritable(url, error) from error
+    for name, info in found.items():
+        below = name[len(top) :]
+        if name.startswith(f"{top}/"):
+            yield RemoteFile(url=url + below, size_bytes=info["size"], changed=_changed(info))
+
+
+def _store(url: str) -> Any:
+    import fsspec
+
+    protocol = url.partition("://")[0]
+    mine = _S3 if protocol in ("s3", "s3a") and not fsspec.config.conf.get("s3") else {}
+    # The cache of instances is fsspec's own, by thread and process.
+    return fsspec.filesystem(protocol, **mine) if mine else fsspec.core.url_to_fs(url)[0]
+
+
+def _make_folder(store: Any, url: str) -> None:
+    if url.partition("://")[0] not in _FLAT:
+        store.makedirs(url, exist_ok=True)
+
+
+def _changed(info: dict[str, Any]) -> float:
+    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+        value = info.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, str):  # of Google's store
+            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+    return float("inf")  # of unknown age: never old enough to be removed
+
+
+def _unwritable(url: str, error: Exception) -> UnwritableError:
+    return UnwritableError(
+        f"Cannot write into {url}: {_line(error)} Bring that store back, let this user write "
+        "there, or give another checkpoint_dir."
+    )
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__).rstrip(".") + "."
