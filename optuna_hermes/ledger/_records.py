@@ -125,7 +125,7 @@ class HostRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """What a broker looks at now and then: it says if there is more to read.
+    """The answer to a look at a ledger, by which a broker knows if there is more to read.
 
     Args:
         change: the newest change number of the ledger.

@@ -21,7 +21,7 @@ from optuna_hermes.simulator._values import check_finite
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """How hosts share a study.
+    """The times of hosts that share a study, and whether they ask each other for trials.
 
     Args:
         refresh_seconds: how often a host reads what others have done; a broker's is 3 s.
@@ -69,7 +69,7 @@ class HostView:
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What hosts have asked their database.
+    """Counts of the questions that hosts have asked their database.
 
     Args:
         looks: looks at the number of the last change.

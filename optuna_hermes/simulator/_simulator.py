@@ -177,7 +177,7 @@ class TrialSimulator:
 
     @property
     def traffic(self) -> Traffic:
-        """What hosts that share a study have asked their database."""
+        """Counts of the questions that hosts which share the study have asked their database."""
         return Traffic() if self._shared is None else self._shared.traffic
 
     def _begin(self) -> _Slot:
@@ -347,7 +347,7 @@ class TrialSimulator:
     def _would_do(
         self, host: HostView, free: Sequence[Device], trials: Sequence[TrialView]
     ) -> Decision:
-        """What a host's policy would do with these trials if these devices were free."""
+        """The decision of a host's policy about these trials if these devices were free."""
         devices = tuple(replace(device, free=device in free) for device in host.devices)
         snapshot = self._snapshot(self._slots[0], tuple(trials), host.memory)
         return host.policy.decide(replace(snapshot, devices=devices))

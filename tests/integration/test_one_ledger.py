@@ -86,6 +86,17 @@ def start(tmp_path: Path, without_torch: dict[str, str]) -> Iterator[Start]:
         process.communicate()
 
 
+def _begin_together(hosts: list[subprocess.Popen[str]]) -> None:
+    """Let scripts that were started with ``meet`` begin at one moment."""
+    for host in hosts:
+        assert host.stdout is not None
+        assert host.stdout.readline() == "ready\n"
+    for host in hosts:
+        assert host.stdin is not None
+        host.stdin.write("go\n")
+        host.stdin.flush()
+
+
 def _trained(folder: Path) -> Counter[str]:
     return Counter((folder / "trained").read_text().split())
 
@@ -113,13 +124,7 @@ def test_of_two_hosts_that_start_on_a_journal_file_at_once_one_trains(
 ) -> None:
     """The other one is refused, and no trial is trained twice."""
     hosts = [start("node1", N_TRIALS, "meet"), start("node2", N_TRIALS, "meet")]
-    for host in hosts:
-        assert host.stdout is not None
-        assert host.stdout.readline() == "ready\n"
-    for host in hosts:
-        assert host.stdin is not None
-        host.stdin.write("go\n")
-        host.stdin.flush()
+    _begin_together(hosts)
     assert sorted(host.wait(120) for host in hosts) == [0, 1]
     assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS)}
 
@@ -130,13 +135,7 @@ def test_hosts_that_name_a_database_for_the_ledger_share_a_journal_file(
     """A third one finds it in the study; one that names another ledger is refused."""
     url = postgres_url.replace(":@", "@")  # no password, not an empty one
     hosts = [start("node1", N_TRIALS, "meet", url), start("node2", N_TRIALS, "meet", url)]
-    for host in hosts:
-        assert host.stdout is not None
-        assert host.stdout.readline() == "ready\n"
-    for host in hosts:
-        assert host.stdin is not None
-        host.stdin.write("go\n")
-        host.stdin.flush()
+    _begin_together(hosts)
     for host in hosts:
         assert host.wait(120) == 0, host.communicate()
     third = start("node3", N_TRIALS + 2)
