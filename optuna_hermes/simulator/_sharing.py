@@ -8,7 +8,7 @@ are parked elsewhere its policy would rather train.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,6 +52,7 @@ class HostView:
         policy: its policy.
         memory: of that policy.
         shown: the trials that it knows, as its policy sees them: those of others as running.
+        there: those of others, as they would be if they were stored.
         read: how many changes of the study it has read.
         asked_for: trials that it has asked for.
         promised: trials that others have asked for.
@@ -62,6 +63,7 @@ class HostView:
     policy: Policy
     memory: Any = None
     shown: dict[int, TrialView] = field(default_factory=dict)
+    there: dict[int, TrialView] = field(default_factory=dict)
     read: int = 0
     asked_for: frozenset[int] = frozenset()
     promised: frozenset[int] = frozenset()
@@ -101,7 +103,9 @@ class SharedStudy:
         self.traffic = Traffic()
         self._trials = trials
         self._owners: dict[int, str | None] = {}
+        self._of: dict[str | None, set[int]] = {name: set() for name in (None, *by_host)}
         self._changes: list[int] = []
+        self._seen: dict[int, tuple[TrialView, TrialView, TrialView]] = {}
 
     def update(self, number: int) -> None:
         """Take in that a trial has changed, which its own host knows at once."""
@@ -113,15 +117,14 @@ class SharedStudy:
     def take(self, host: HostView, number: int) -> bool:
         """Take a new trial, one's own, or one that is nobody's; False if another host has it."""
         host.asked_for -= {number}
-        owner = self._owners.setdefault(number, host.name)
-        if owner is None:
-            self.traffic.claims += 1
-            self._owners[number] = owner = host.name
-        if owner == host.name:
-            return True
-        self.traffic.lost += 1
-        host.shown[number] = _running(host.shown[number])
-        return False
+        owner = self._owners.get(number, host.name)
+        if owner not in (None, host.name):
+            self.traffic.lost += 1
+            self._show(host, number)
+            return False
+        self.traffic.claims += owner is None
+        self._give(number, host.name)
+        return True
 
     def is_of(self, host: str, number: int) -> bool:
         """True if a trial belongs to a host."""
@@ -133,7 +136,7 @@ class SharedStudy:
 
     def free(self, number: int) -> None:
         """Give up a trial that is stored: any host may take it."""
-        self._owners[number] = None
+        self._give(number, None)
         self.update(number)
         for host in self.hosts.values():
             if number in host.shown and host.shown[number].state != "running":
@@ -150,16 +153,22 @@ class SharedStudy:
         for number in sorted(changed | (before ^ host.promised)):
             self._show(host, number)
 
-    def to_store(self, host: HostView, n_idle: Callable[[HostView], int]) -> Iterator[int]:
-        """The parked trials of a host that others ask for, and those that idle ones could train."""
-        own = [view for view in self._own(host) if view.state == "parked"]
-        going = [view.number for view in own if view.number in host.promised]
-        idle = sum(n_idle(each) for each in self.hosts.values() if each is not host)
-        missing = idle - sum(owner is None for owner in self._owners.values()) - len(going)
-        if missing > 0 and n_idle(host) == 0:
-            rest = sorted(own, key=lambda view: view.waiting_since or 0.0)
-            going += [view.number for view in rest if view.number not in host.promised][:missing]
-        yield from going
+    def to_store(self, host: HostView, idle: Mapping[str, int]) -> list[int]:
+        """The parked trials of a host that others ask for, and those that idle ones could train.
+
+        Args:
+            host: the host.
+            idle: how many devices of each host have nothing to train.
+        """
+        own = self._of[host.name]
+        going = sorted(n for n in own & host.promised if self._trials.state_of(n) == "parked")
+        missing = sum(idle.values()) - len(self._of[None]) - len(going)
+        if missing > 0 and not idle.get(host.name):
+            views = [host.shown[number] for number in own - host.promised if number in host.shown]
+            rest = [view for view in views if view.state == "parked"]
+            rest.sort(key=lambda view: (view.waiting_since or 0.0, view.number))
+            going += [view.number for view in rest[:missing]]
+        return going
 
     def ask(
         self,
@@ -168,50 +177,69 @@ class SharedStudy:
         decide: Callable[[HostView, Sequence[Device], Sequence[TrialView]], Decision],
     ) -> None:
         """Note which trials of other hosts a host would train on devices that are free soon."""
-        if not self.sharing.asks:
-            return
-        theirs = {number for number in host.shown if self._is_there(host, number)} - host.promised
+        host.asked_for = frozenset(self._wanted(host, free, decide))
+
+    def _wanted(
+        self,
+        host: HostView,
+        free: Sequence[Device],
+        decide: Callable[[HostView, Sequence[Device], Sequence[TrialView]], Decision],
+    ) -> set[int]:
+        if not (self.sharing.asks and free):
+            return set()
+        theirs = {n for n in host.there if self._owners[n] is not None and self._is_parked(n)}
+        coming = {n for n in host.asked_for if self._owners[n] is None and not self._is_parked(n)}
+        theirs = (theirs | coming) - host.promised
+        if not theirs:
+            return set()
+        on_free = {device.id for device in free}
         views = [
-            replace(view, state="stored", tier="disk", device=None, waiting_since=0.0)
+            host.there.get(number, view)
             if number in theirs
             else _parked(view)
-            if self.is_of(host.name, number) and view.device in {device.id for device in free}
+            if view.device in on_free and number in self._of[host.name]
             else view
             for number, view in host.shown.items()
         ]
-        chosen: set[int | None] = set()
-        if theirs and free:
-            chosen = {each.trial for each in decide(host, free, views).assignments}
-        host.asked_for = frozenset(theirs & chosen)
+        return theirs & {each.trial for each in decide(host, free, views).assignments}
 
-    def _is_there(self, host: HostView, number: int) -> bool:
-        owner, state = self._owners.get(number), self._trials.state_of(number)
-        if owner is None:
-            return state == "stored" and number in host.asked_for
-        return owner != host.name and state == "parked"
+    def _is_parked(self, number: int) -> bool:
+        return self._trials.state_of(number) == "parked"
+
+    def _give(self, number: int, owner: str | None) -> None:
+        self._of[self._owners.get(number)].discard(number)
+        self._of[owner].add(number)
+        self._owners[number] = owner
 
     def _promised(self, host: HostView) -> frozenset[int]:
         """Trials that others have asked for; the first by name gets one that several ask for."""
         found: set[int] = set()
         for each in self.hosts.values():
+            if not each.asked_for:
+                continue
             if each.name < host.name:
                 found |= each.asked_for
             elif each is not host:
                 found |= each.asked_for - host.asked_for
         return frozenset(found)
 
-    def _own(self, host: HostView) -> list[TrialView]:
-        return [v for number, v in host.shown.items() if self._owners.get(number) == host.name]
-
     def _show(self, host: HostView, number: int) -> None:
         view = self._trials.view_of(number)
         owner = self._owners.get(number)
+        host.there.pop(number, None)
         if view is None:
             host.shown.pop(number, None)
         elif owner == host.name or (owner is None and number not in host.promised):
             host.shown[number] = view
         else:
-            host.shown[number] = _running(view)
+            host.shown[number], host.there[number] = self._of_others(view)
+
+    def _of_others(self, view: TrialView) -> tuple[TrialView, TrialView]:
+        """How a host sees another's trial, and how it would if that were stored."""
+        if view.number not in self._seen or self._seen[view.number][0] is not view:
+            stored = replace(view, state="stored", tier="disk", device=None, waiting_since=0.0)
+            self._seen[view.number] = (view, _running(view), stored)
+        return self._seen[view.number][1:]
 
 
 def _running(view: TrialView) -> TrialView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -326,7 +327,7 @@ class TrialSimulator:
             return None
         shared.look(host)
         later = self._events.now + shared.sharing.store_seconds
-        for number in shared.to_store(host, self._n_idle):
+        for number in shared.to_store(host, self._idle()):
             self._events.add(later, partial(self._store, host.name, number), priority=-1)
         soon = self._events.now + 3 * shared.sharing.refresh_seconds
         own = {device.id for device in host.devices}
@@ -340,9 +341,9 @@ class TrialSimulator:
         self._events.add(again, partial(self._look, host), priority=-1)
         return next(slot for slot in self._slots if slot.device.host == host.name)
 
-    def _n_idle(self, host: HostView) -> int:
-        own = {device.id for device in host.devices}
-        return sum(slot.device.id in own and slot.number is None for slot in self._slots)
+    def _idle(self) -> Counter[str]:
+        """How many devices of each host have nothing to train."""
+        return Counter(slot.device.host for slot in self._slots if slot.number is None)
 
     def _would_do(
         self, host: HostView, free: Sequence[Device], trials: Sequence[TrialView]

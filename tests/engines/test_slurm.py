@@ -47,6 +47,17 @@ def script(training: Training, url: str, n_trials: int, *more: str) -> str:
     return f"#!/bin/bash\nexec {' '.join(words)}\n"
 
 
+def launch_words(
+    training: Training, url: str, hosts: int, n_trials: int, *options: object
+) -> tuple[object, ...]:
+    """The command that launches a study on hosts of one slot each."""
+    return (
+        *("launch", "slurm", "--hosts", hosts, "--cpus", 1, *options, "--"),
+        *(training.target, "--storage", url, "--study-name", "s", "--n-trials", n_trials),
+        *("--checkpoint-dir", training.folder / "checkpoints", *NEEDED),
+    )
+
+
 def logs(training: Training) -> str:
     return "\n".join(file.read_text() for file in sorted(training.folder.glob("*.log")))
 
@@ -65,11 +76,7 @@ def test_an_array_over_two_limits_and_a_preemption(
 ) -> None:
     """Three nodes, 24 trials: all complete, and no batch is trained twice."""
     make(postgres_url)
-    words = (
-        *("launch", "slurm", "--hosts", 3, "--cpus", 1, "--time", 2, "--grace", 20, "--"),
-        *(training.target, "--storage", postgres_url, "--study-name", "s", "--n-trials", 24),
-        *("--checkpoint-dir", training.folder / "checkpoints", *NEEDED),
-    )
+    words = launch_words(training, postgres_url, 3, 24, "--time", 2, "--grace", 20)
     launched = cli(*words, cwd=training.folder, env={**env, "TEST_UNITS": "12"})
     assert launched.returncode == 0, launched.stderr
     job = re.search(r"\b\d+\b", launched.stdout + launched.stderr)
@@ -97,11 +104,7 @@ def test_two_tasks_share_a_node(
 ) -> None:
     """They are two hosts, each with a broker."""
     make(postgres_url)
-    words = (
-        *("launch", "slurm", "--hosts", 2, "--cpus", 1, "--sbatch=--nodelist=n1", "--"),
-        *(training.target, "--storage", postgres_url, "--study-name", "s", "--n-trials", 8),
-        *("--checkpoint-dir", training.folder / "checkpoints", *NEEDED),
-    )
+    words = launch_words(training, postgres_url, 2, 8, "--sbatch=--nodelist=n1")
     launched = cli(*words, cwd=training.folder, env=env)
     assert launched.returncode == 0, launched.stderr
     wait_for(lambda: finished(postgres_url) == {"COMPLETE": 8}, 300, message=logs(training))
@@ -147,11 +150,7 @@ def test_a_node_goes_down(
 ) -> None:
     """No signal comes: the batches of one unit of the trial that trained there are repeated."""
     make(postgres_url)
-    words = (
-        *("launch", "slurm", "--hosts", 3, "--cpus", 1, "--"),
-        *(training.target, "--storage", postgres_url, "--study-name", "s", "--n-trials", 12),
-        *("--checkpoint-dir", training.folder / "checkpoints", *NEEDED),
-    )
+    words = launch_words(training, postgres_url, 3, 12)
     launched = cli(*words, cwd=training.folder, env=env)
     assert launched.returncode == 0, launched.stderr
     wait_for(lambda: training.hosts() == {*NODES}, 180, message=logs(training))
@@ -174,11 +173,7 @@ def test_a_launch_is_stopped_and_begun_again(
 ) -> None:
     """``launch stop`` suspends, ``launch status`` says so, and the same launch goes on."""
     make(postgres_url)
-    words = (
-        *("launch", "slurm", "--hosts", 2, "--cpus", 1, "--grace", 20, "--"),
-        *(training.target, "--storage", postgres_url, "--study-name", "s", "--n-trials", 4),
-        *("--checkpoint-dir", training.folder / "checkpoints", *NEEDED),
-    )
+    words = launch_words(training, postgres_url, 2, 4, "--grace", 20)
     at = {"cwd": training.folder, "env": env}
     assert cli(*words, **at).returncode == 0
     wait_for(lambda: len(training.batches()) > 10, 120, message=logs(training))
