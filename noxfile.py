@@ -198,7 +198,7 @@ def slurm(session: nox.Session) -> None:
 def pods(session: nox.Session) -> None:
     """A pod as a kubelet runs it, and hosts that share a bucket of S3 and no folder."""
     session.install(*CONSTRAINED, "-e", ".[lightning,test,remote]")
-    session.install("moto[server]>=5.0", "kubernetes-validate>=1.30", "pyyaml")
+    session.install(*CONSTRAINED, "moto[server]", "kubernetes-validate", "pyyaml")
     chosen = ("tests/acceptance/test_kubernetes.py", "tests/acceptance/test_remote.py")
     session.run("python", "-m", "pytest", *chosen, "-rs", *session.posargs)
 

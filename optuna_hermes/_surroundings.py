@@ -17,8 +17,6 @@ from optuna_hermes.errors import InvalidInputError
 HOST_VARIABLE = "OPTUNA_HERMES_HOST"
 """Name of this host for a ledger, where several of one machine must differ."""
 GRACE_VARIABLE = "OPTUNA_HERMES_GRACE_SECONDS"
-POD_VARIABLE = "POD_NAME"
-"""As manifests name it by custom; a pod in the network of its node has its node's host name."""
 
 DEFAULT_GRACE_SECONDS = 15.0
 SLURM_GRACE_SECONDS = 30.0
@@ -77,12 +75,12 @@ def job_label(environ: Mapping[str, str]) -> str | None:
 
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Name of this host for a ledger: several jobs, or pods, on one node are as many hosts."""
+    """Name of this host for a ledger: several jobs on one node are as many hosts."""
     if named := environ.get(HOST_VARIABLE):
         return named
     host = socket.gethostname()
-    label = job_label(environ) or environ.get(POD_VARIABLE)
-    return host if label in (None, "", host) else f"{host}-{label}"
+    label = job_label(environ)
+    return host if label is None else f"{host}-{label}"
 
 
 def end_of_job(known: Surroundings) -> float | None:

@@ -96,7 +96,7 @@ def test_a_pod_that_is_evicted_suspends_all_and_its_next_one_goes_on(
     )
     assert program == "optuna-hermes"
     told = {each["name"]: each["value"] for each in container["env"] if "value" in each}
-    env = {**os.environ, **told, "OPTUNA_STORAGE": postgres_url, "POD_NAME": "pod-0"}
+    env = {**os.environ, **told, "OPTUNA_STORAGE": postgres_url, "OPTUNA_HERMES_HOST": "pod-0"}
     del env["OPTUNA_HERMES_METRICS"]  # the port is a pod's own, and this host has others
 
     def pod(name: str) -> subprocess.Popen[bytes]:

@@ -88,10 +88,11 @@ def test_what_is_no_job_id_names_no_folder() -> None:
 
 
 def test_jobs_on_one_node_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their names in a ledger differ, as do pods' in the network of their node."""
+    """Their names in a ledger differ; what a user has named goes before."""
     monkeypatch.setattr(socket, "gethostname", lambda: "n1")
-    names = [host_name(each) for each in ({}, JOB, TASK, {"POD_NAME": "p"}, {"POD_NAME": "n1"})]
-    assert names == ["n1", "n1-slurm-17", "n1-slurm-17_2", "n1-p", "n1"]
+    named = {**JOB, "OPTUNA_HERMES_HOST": "pod-0"}
+    names = [host_name(each) for each in ({}, JOB, TASK, named)]
+    assert names == ["n1", "n1-slurm-17", "n1-slurm-17_2", "pod-0"]
 
 
 def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
