@@ -122,6 +122,15 @@ def test_a_ledger_is_a_database_without_a_password(
     assert "s3cret" not in text
 
 
+def test_the_ledger_of_a_study_in_a_database_is_there(storage_url: str) -> None:
+    """Another one cannot be named for it."""
+    study = optuna.create_study(storage=storage_url, study_name="s")
+    with pytest.raises(InvalidInputError, match="ledger must be left out for study 's', whose"):
+        _optuna.claim_ledger(study, "postgresql+psycopg://ann@db/optuna")
+    _optuna.claim_ledger(study)
+    assert "hermes:ledger" not in study.user_attrs
+
+
 def _text(path: Path) -> None:
     path.write_text("not a database, but a text of some length\n" * 100)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +23,7 @@ import sys
 from pathlib import Path
 
 import optuna
-from optuna.storages import JournalStorage
+from optuna.storages import GrpcStorageProxy, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
@@ -37,7 +40,12 @@ def objective(trial):
 
 
 if __name__ == "__main__":
-    storage = JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    port = int(next((word[5:] for word in sys.argv if word.startswith("port=")), 0))
+    storage = (
+        GrpcStorageProxy(host="localhost", port=port)
+        if port
+        else JournalStorage(JournalFileBackend(str(folder / "journal.log")))
+    )
     study = optuna.create_study(
         storage=storage,
         study_name="s",
@@ -56,6 +64,16 @@ if __name__ == "__main__":
         optimize(study, objective, n_trials=int(sys.argv[3]), **how)
     except HermesError as error:
         sys.exit(str(error))
+"""
+
+PROXY = """
+import sys
+
+from optuna.storages import JournalStorage, run_grpc_proxy_server
+from optuna.storages.journal import JournalFileBackend
+
+storage = JournalStorage(JournalFileBackend(sys.argv[1]))
+run_grpc_proxy_server(storage, host="localhost", port=int(sys.argv[2]))
 """
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -84,6 +102,30 @@ def start(tmp_path: Path, without_torch: dict[str, str]) -> Iterator[Start]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture
+def proxy_port(tmp_path: Path, without_torch: dict[str, str]) -> Iterator[int]:
+    """The port of a gRPC proxy before a journal file, which hosts do not see themselves."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = int(free.getsockname()[1])
+    words = [sys.executable, "-c", PROXY, tmp_path / "journal.log", str(port)]
+    with subprocess.Popen(words, env=without_torch) as process:
+        try:
+            wait_for_connection(port, process)
+            yield port
+        finally:
+            process.kill()
+
+
+def wait_for_connection(port: int, process: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(("localhost", port), 1):
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"Nothing listens at port {port}.")
 
 
 def _begin_together(hosts: list[subprocess.Popen[str]]) -> None:
@@ -129,20 +171,22 @@ def test_of_two_hosts_that_start_on_a_journal_file_at_once_one_trains(
     assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS)}
 
 
-def test_hosts_that_name_a_database_for_the_ledger_share_a_journal_file(
-    tmp_path: Path, start: Start, postgres_url: str
+@pytest.mark.parametrize("kind", ["journal", pytest.param("proxy", marks=pytest.mark.slow)])
+def test_hosts_that_name_a_database_for_the_ledger_share_a_study_without_one(
+    kind: str, tmp_path: Path, start: Start, postgres_url: str, request: pytest.FixtureRequest
 ) -> None:
     """A third one finds it in the study; one that names another ledger is refused."""
     url = postgres_url.replace(":@", "@")  # no password, not an empty one
-    hosts = [start("node1", N_TRIALS, "meet", url), start("node2", N_TRIALS, "meet", url)]
+    by = () if kind == "journal" else (f"port={request.getfixturevalue('proxy_port')}",)
+    hosts = [start(f"node{number}", N_TRIALS, *by, "meet", url) for number in (1, 2)]
     _begin_together(hosts)
     for host in hosts:
         assert host.wait(120) == 0, host.communicate()
-    third = start("node3", N_TRIALS + 2)
+    third = start("node3", N_TRIALS + 2, *by)
     assert third.wait(120) == 0, third.communicate()
     assert _trained(tmp_path) == {str(number): 1 for number in range(N_TRIALS + 2)}
 
-    other = start("node4", N_TRIALS + 3, url.replace("postgres@", "other@", 1))
+    other = start("node4", N_TRIALS + 3, *by, url.replace("postgres@", "other@", 1))
     said = other.communicate(timeout=120)[1]
     assert other.returncode == 1
     assert "--ledger" in said.splitlines()[-1]
