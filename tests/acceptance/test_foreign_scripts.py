@@ -119,7 +119,7 @@ def test_a_script_at_its_own_top_level_runs(tmp_path: Path) -> None:
     assert float(done.stdout) >= 0
 
 
-@pytest.mark.parametrize("name", ["random", "torch"])
+@pytest.mark.parametrize("name", [pytest.param("random", marks=pytest.mark.slow), "torch"])
 def test_a_file_may_have_the_name_of_a_library(storage_url: str, tmp_path: Path, name: str) -> None:
     """Libraries, and the file itself, get what they mean, though files beside it have such names.
 

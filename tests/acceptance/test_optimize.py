@@ -226,12 +226,14 @@ def test_ctrl_c_suspends_and_the_same_command_goes_on(
 
 def test_a_timeout_suspends_what_is_left(cli: Cli, storage_url: str) -> None:
     """``--timeout`` ends with status 0, unfinished trials wait, and what goes on is said."""
-    done = cli(*command(storage_url, timeout=12, n_trials=400))
+    done = cli(*command(storage_url, timeout=25, n_trials=400))
     assert done.returncode == 0, done.stderr
     states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
     assert set(states) <= {"COMPLETE", "STORED", "PENDING"}
     assert "to go on" in done.stderr.lower()
-    assert re.search(r"The time is over: \d+\.\d s, \d+\.\d s of it until the", done.stderr)
+    assert re.search(r"The time is over: \d+\.\d s, \d+\.\d s of it until the", done.stderr), (
+        done.stderr
+    )
 
 
 def test_a_timeout_counts_from_the_call(cli: Cli, storage_url: str, tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def test_ones_own_policy_is_told_all_there_is(
     assert states(storage_url) == [TrialState.COMPLETE] * 4
 
 
+@pytest.mark.slow
 def test_no_more_host_memory_is_promised_than_there_is(
     cli: Cli, storage_url: str, folder: Path
 ) -> None:

@@ -764,7 +764,10 @@ STREAMS = {
     "sized": (Sized, 0),
     "sized-workers": (Sized, 1),
 }
-IN_STREAMS = [(1, BATCHES, 3), (BATCHES + 3, 2), (BATCHES, 1, BATCHES - 1)]
+IN_STREAMS = [
+    *[pytest.param(each, marks=pytest.mark.slow) for each in ((1, BATCHES, 3), (BATCHES + 3, 2))],
+    (BATCHES, 1, BATCHES - 1),
+]
 
 
 @pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
@@ -874,7 +877,13 @@ def by_accelerate(make: Callable[[], Any]) -> Any:
     return Accelerator(cpu=True).prepare(make())
 
 
-@pytest.mark.parametrize("stops", [(3,), (BATCHES, 1, BATCHES - 2), (BATCHES - 1, 1, 1)], ids=str)
+IN_EPOCHS = [
+    *[pytest.param(each, marks=pytest.mark.slow) for each in ((3,), (BATCHES - 1, 1, 1))],
+    (BATCHES, 1, BATCHES - 2),
+]
+
+
+@pytest.mark.parametrize("stops", IN_EPOCHS, ids=str)
 @pytest.mark.parametrize("name", some(WORKERS, "0-workers", "3-workers-ahead-4-persistent"))
 @pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
 def test_wrapped_loaders(

@@ -234,7 +234,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize("devices", [pytest.param("cpu:1", marks=pytest.mark.slow), "cpu:2"])
 def test_both_ways_compute_the_same(script: Script, tmp_path: Path, devices: str) -> None:
     """Libraries that the script has loaded take as many threads as in a new process, to the bit."""
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}

@@ -103,7 +103,11 @@ def test_trials_inherit_what_the_first_ones_have_loaded(run_study: Study) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("thread", "threads were started"), ("file", "it keeps files open")]
+    ("kind", "why"),
+    [
+        ("thread", "threads were started"),
+        pytest.param("file", "it keeps files open", marks=pytest.mark.slow),
+    ],
 )
 def test_what_forks_cannot_share_each_trial_loads(run_study: Study, kind: str, why: str) -> None:
     """The user is told once."""

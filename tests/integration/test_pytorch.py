@@ -312,6 +312,7 @@ def test_evicted(tiers: tuple[TierName, TierName], tmp_path: Path) -> None:
     assert trace.seen() == expected("shuffled").seen()
 
 
+@pytest.mark.slow  # as of Lightning in test_lightning_exact
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     processes=st.lists(

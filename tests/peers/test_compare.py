@@ -59,6 +59,7 @@ def compare(folder: Path, only: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.slow
 def test_what_fails_only_with_hermes_is_named(tmp_path: Path) -> None:
     """The table counts, tests that fail anyway do not matter, and the status is 1."""
     tree = tmp_path / "optuna/tests/pruners_tests"

@@ -23,7 +23,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 FOLDER = Path(__file__).parent
 NAMES = sorted(file.stem for file in (FOLDER / "scripts").glob("*.py"))
 # All of them take 80 s on a quiet machine, and five minutes beside other tests.
-SOME, OTHERS = NAMES[::8], [name for name in NAMES if name not in NAMES[::8]]
+SOME, OTHERS = NAMES[::16], [name for name in NAMES if name not in NAMES[::16]]
 
 
 def bits(storage: str) -> dict[str, list[bytes]]:
