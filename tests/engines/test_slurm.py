@@ -77,7 +77,7 @@ def test_an_array_over_two_limits_and_a_preemption(
     """Three nodes, 24 trials: all complete, and no batch is trained twice."""
     make(postgres_url)
     words = launch_words(training, postgres_url, 3, 24, "--time", 2, "--grace", 20)
-    launched = cli(*words, cwd=training.folder, env={**env, "TEST_UNITS": "12"})
+    launched = cli(*words, cwd=training.folder, env={**env, "TEST_UNITS": "8"})
     assert launched.returncode == 0, launched.stderr
     job = re.search(r"\b\d+\b", launched.stdout + launched.stderr)
     assert job is not None

@@ -128,7 +128,7 @@ SelectTypeParameters=CR_Core
 SchedulerParameters=sched_interval=2,bf_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PreemptParameters=send_user_signal
+SlurmctldParameters=preempt_send_user_signal
 KillWait=20
 ReturnToService=2
 JobRequeue=1
@@ -235,7 +235,8 @@ class Cluster:
         end = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > end:
-                raise TimeoutError(self.ask("sinfo"), self.ask("squeue"))
+                outs = [path.read_text()[-500:] for path in sorted(self.folder.glob("*.out"))]
+                raise TimeoutError(self.ask("sinfo"), self.ask("squeue"), *outs)
             time.sleep(0.2)
 
 
