@@ -76,7 +76,10 @@ def test_an_array_over_two_limits_and_a_preemption(
 ) -> None:
     """Three nodes, 24 trials: all complete, and no batch is trained twice."""
     make(postgres_url)
-    words = launch_words(training, postgres_url, 3, 24, "--time", 2, "--grace", 20)
+    words = launch_words(
+        *(training, postgres_url, 3, 24, "--time", 2, "--grace", 20),
+        "--sbatch=--exclusive",  # a node each
+    )
     launched = cli(*words, cwd=training.folder, env={**env, "TEST_UNITS": "8"})
     assert launched.returncode == 0, launched.stderr
     job = re.search(r"\b\d+\b", launched.stdout + launched.stderr)
@@ -126,7 +129,7 @@ def test_a_script_of_ones_own_goes_on_after_its_limit(
 ) -> None:
     """With a signal before the limit, or without one: then the driver asks for the job's end."""
     make(postgres_url)
-    options = ["--time=1", "--requeue", "--open-mode=append", "-o", f"{training.folder}/job.log"]
+    options = ["--time=2", "--requeue", "--open-mode=append", "-o", f"{training.folder}/job.log"]
     job = cluster.submit(
         script(training, postgres_url, 6, "--requeue", "--grace", "15"),
         *options,
