@@ -41,7 +41,7 @@ from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRe
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
-from support.broker_clients import Behaviour, Optuna, Process
+from support.broker_clients import CONTEXT, Behaviour, Optuna, Process
 from support.memory_ledger import MemoryLedger
 
 Wanted = wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
@@ -138,6 +138,7 @@ class World:
             devices=self._read_devices(),
             wall_offset=wall_offset,
             host_budget_bytes=self.budget,
+            context_bytes=CONTEXT,
             grace_seconds=GRACE_SECONDS,
         )
 
@@ -525,7 +526,7 @@ class World:
         if not device.startswith("GPU"):
             return 1000 * SIZE
         there = (*self.processes.values(), *self.away_ones)
-        here = (p.uses for p in there if device in p.devices)
+        here = (p.uses + p.context for p in there if device in p.devices)
         return SIZE - self.strangers[device] - sum(here)
 
     def change(self, device: str, **fields: Any) -> None:
