@@ -62,6 +62,8 @@ class World:
         gpus: whether its devices are GPUs, whose memory counts.
         devices: number of devices.
         told: memory figures that GPUs report: ``all``, ``total`` or ``nothing``.
+        lists: whether GPUs report what each process has, too.
+        exclusive: whether one process at most may use a GPU.
         budget: host memory for suspended trials.
         ledgers: number of databases for the studies, 1 or 2.
         policies: the policy of each study.
@@ -84,14 +86,20 @@ class World:
         random: Random,
         stretches: bool = False,
         sets_up: bool = False,
+        lists: bool = False,
+        exclusive: bool = False,
     ) -> None:
         self.random = random
         self.told = told
+        self.lists = lists
         self.budget = budget
         self.now = 100.0
         self.devices = {
             f"{'GPU' if gpus else 'cpu'}:{index}": Device(
-                id=f"{'GPU' if gpus else 'cpu'}:{index}", kind="gpu" if gpus else "cpu", free=True
+                id=f"{'GPU' if gpus else 'cpu'}:{index}",
+                kind="gpu" if gpus else "cpu",
+                free=True,
+                exclusive=gpus and exclusive,
             )
             for index in range(devices)
         }
@@ -543,7 +551,9 @@ class World:
         if device.kind == "cpu" or self.told == "nothing":
             return device
         free = max(0, self.free(device.id)) if self.told == "all" else None
-        return replace(device, memory_bytes=SIZE, memory_free_bytes=free)
+        here = (p for p in self.processes.values() if p.context and device.id in p.devices)
+        listed = tuple((p.pid, p.uses + p.context) for p in here) if self.lists else ()
+        return replace(device, memory_bytes=SIZE, memory_free_bytes=free, processes=listed)
 
 
 class Stretching(Policy):
