@@ -427,6 +427,26 @@ def test_what_a_process_takes_is_measured() -> None:
     assert broker.last(third, "Grant") is not None
 
 
+def test_trials_of_one_process_have_one_context() -> None:
+    """With ``n_jobs`` several trials share it, and what one of them holds says nothing of it."""
+    broker = on_gpu(context=30, unstarted=0)
+    first, second = (broker.plain(number, pid=7) for number in range(2))
+    for here, need, listed in ((first, 20, 50), (second, 45, 95)):
+        broker.poll(GPU, memory_free_bytes=None, processes=((7, listed),))
+        epoch = broker.last(here, "Grant").epoch
+        broker.say(here, wire.FirstBatch(epoch=epoch, stores=False))
+        broker.say(here, wire.Beat(epoch=epoch, batches=1, memory_bytes=need))
+        broker.advance(1.5)
+        assert broker.last(here, "Yield").tier == "resident"
+        park(broker, here, epoch, free=None, held_bytes=need, stores=False, moves=False)
+    residents = broker.handler.status(broker.now).devices[0].residents
+    assert sorted((each.process_bytes, each.measured) for each in residents) == [
+        (0, False),
+        (30, False),
+    ]
+    assert events(broker) == []
+
+
 @pytest.mark.parametrize("n_parked", [1, 2, 3])
 def test_with_so_many_residents_the_next_one_must_fit(n_parked: int) -> None:
     """Contexts, reserved memory and the peak of the next trial are added up."""

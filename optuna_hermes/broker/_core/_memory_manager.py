@@ -178,16 +178,26 @@ class MemoryManager:
 
         That is the process's context, the code of its kernels, and what libraries keep.
         """
-        listed = dict(slot.device.processes).get(self._state.pid_of(trial.connection) or 0)
-        # While it moves, what it has said does not hold any more.
+        pid = self._state.pid_of(trial.connection)
+        listed = dict(slot.device.processes).get(pid or 0)
+        # While it moves, or another trial of its process trains, what it has said does not hold.
         if listed is None or trial.held_bytes is None or trial.asked:
+            return None
+        if [self._state.pid_of(each.connection) for each in self._there(slot)].count(pid) > 1:
             return None
         return max(0, listed - trial.held_bytes)
 
     def process_bytes(self, slot: Slot, trial: LiveTrial) -> int | None:
-        """What a process takes of a device beside what its trial holds; None if it is not there."""
+        """What a process takes of a device beside what its trial holds; None if it is not there.
+
+        Of several trials of one process, as with ``n_jobs``, it is the first one's.
+        """
         if slot.device.kind == "cpu" or slot.device.id not in trial.devices:
             return None
+        pid = self._state.pid_of(trial.connection)
+        its = (each for each in self._there(slot) if self._state.pid_of(each.connection) == pid)
+        if next(its, trial) is not trial:
+            return 0
         found = self.context_of(slot, trial)
         return self._context(slot) if found is None else found
 
@@ -246,6 +256,11 @@ class MemoryManager:
             return parked
         return [each for each in parked if each.study == study.spec.key]
 
+    def _there(self, slot: Slot) -> list[LiveTrial]:
+        """The trials whose processes have memory of a device: parked ones and its holder."""
+        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
+        return self._state.parked_on(slot) + ([holder] if holder else [])
+
     def _is_alone(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool:
         return not self._others(slot, study, trial) and not self._leaving(slot)
 
@@ -277,9 +292,11 @@ class MemoryManager:
         need = study.need_of(trial)
         if need is None or slot.device.kind == "cpu":
             return need
-        if trial is None or slot.device.id not in trial.devices:
-            return need + self._context(slot)
-        return max(0, need - (trial.held_bytes or 0))
+        if trial is not None and slot.device.id in trial.devices:
+            return max(0, need - (trial.held_bytes or 0))
+        pid = None if trial is None else self._state.pid_of(trial.connection)
+        there = {self._state.pid_of(each.connection) for each in self._there(slot)}
+        return need + (0 if pid is not None and pid in there else self._context(slot))
 
     def _context(self, slot: Slot) -> int:
         """What a process takes of a GPU beside its trial, as measured here or on another GPU."""
@@ -301,8 +318,7 @@ class MemoryManager:
 
     def _unclaimed(self, slot: Slot) -> int | None:
         """A GPU's memory without what trials report to hold there, and their processes take."""
-        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
-        there = self._state.parked_on(slot) + ([holder] if holder else [])
+        there = self._there(slot)
         contexts = sum(self.process_bytes(slot, each) or 0 for each in there)
         taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
         known = [each for each in taken if each is not None]
