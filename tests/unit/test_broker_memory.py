@@ -509,6 +509,17 @@ def test_a_trial_that_could_not_be_stored_after_all_goes_on_alone() -> None:
     assert broker.last(first, "Grant").epoch > epoch
 
 
+def test_trials_of_one_process_share_a_device_for_one_process() -> None:
+    """With ``n_jobs`` they take turns as elsewhere: there is one context."""
+    broker = on_gpu(exclusive=True, unstarted=0)
+    first, second = (broker.plain(number, pid=7) for number in range(2))
+    epoch = broker.last(first, "Grant").epoch
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.advance(1.5)
+    park(broker, first, epoch, free=ALL, held_bytes=1, stores=False, moves=False)
+    assert broker.last(second, "Grant") is not None
+
+
 # -- outgrown
 
 

@@ -72,12 +72,19 @@ class MemoryManager:
             "find them where they can, and wait for them or end them"
         )
 
+    def is_exclusive(self, slot: Slot) -> bool:
+        """True if a device is for one process at most, and there are several that may want it."""
+        if not slot.device.exclusive:
+            return False
+        roles = ("worker", "plain")
+        return len({each.pid for each in self._state.clients.values() if each.role in roles}) > 1
+
     def keeper(self, slot: Slot) -> LiveTrial | None:
         """The parked trial that alone can use a device until it ends, None if there is none.
 
         Where one process at most may use a device, that is who cannot leave its process.
         """
-        if not slot.device.exclusive:
+        if not self.is_exclusive(slot):
             return None
         parked = self._state.parked_on(slot)
         return next((each for each in parked if not (each.stores or each.asked)), None)
@@ -89,7 +96,7 @@ class MemoryManager:
         granted all the same when none is left that could, see ``warn``.
         """
         study, trial = self._next(slot)
-        if slot.device.exclusive and not self._is_alone(slot, study, trial):
+        if self.is_exclusive(slot) and not self._is_alone(slot, study, trial):
             self._evict_all(turn, self._moves(slot, [], turn.now))
             return False  # its process could not use the device
         alone = trial is not None and trial.alone
@@ -121,7 +128,7 @@ class MemoryManager:
         holder = None if slot.lease is None else self._state.trial_of(slot.lease)
         if trial.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
-        if slot.device.exclusive or trial.devices != (slot.device.id,):
+        if self.is_exclusive(slot) or trial.devices != (slot.device.id,):
             return False
         return bool(self._has_room(slot, self._state.studies[trial.study], trial))
 
@@ -217,7 +224,7 @@ class MemoryManager:
         study, trial = self._next(slot)
         others = [*leaving, *self._others(slot, study, trial)]
         host_room = self._state.host_budget_bytes - self._state.host_used_bytes
-        alone = (trial is not None and trial.alone) or slot.device.exclusive
+        alone = (trial is not None and trial.alone) or self.is_exclusive(slot)
         short = self._short(slot, study, trial) if slot.device.kind == "gpu" else 0
         if not alone and short <= 0:
             return {}

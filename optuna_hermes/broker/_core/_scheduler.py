@@ -173,7 +173,7 @@ class Scheduler:
             return self._memory.usable(slot) and self._memory.keeper(slot) is None
         if lease.number is None or self._state.studies[lease.study].away_since is not None:
             return False
-        if lease.training and any(each.device.exclusive for each in together):
+        if lease.training and any(map(self._memory.is_exclusive, together)):
             trial = self._state.trial_of(lease)
             if trial is not None and not trial.stores:
                 return False  # nobody else could use the device while its process lives
