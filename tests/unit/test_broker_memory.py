@@ -411,8 +411,10 @@ def test_what_a_process_takes_is_measured() -> None:
     first, second = broker.worker(), broker.worker()
     epoch = train(broker, first, need=20)
     broker.poll(GPU, memory_free_bytes=75, processes=((first, 25),))
+    assert broker.handler.status(broker.now).devices[0].residents[0].process_bytes == 25
     broker.advance(1.5)
     park(broker, first, epoch, free=75, held_bytes=20)
+    assert broker.handler.state.slots[GPU].context_bytes == 5
     after = train(broker, second, need=20)
     broker.poll(GPU, memory_free_bytes=50, processes=((first, 25), (second, 25)))
     running, parked = broker.handler.status(broker.now).devices[0].residents

@@ -170,8 +170,8 @@ class EventHandler:
             self._watchdog.end(turn)
             if self.state.awaited:
                 self._recovery.end(turn)
+            self._scheduler.extend(turn)  # first: a longer slice may be due to look ahead in
             self._scheduler.look_ahead(turn)
-            self._scheduler.extend(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:

@@ -174,7 +174,10 @@ class MemoryManager:
         return math.inf if free is None else free
 
     def measure_contexts(self, slot: Slot) -> None:
-        """Measure what processes take of a GPU beside what their trials hold."""
+        """Measure what processes take of a GPU beside what their trials hold.
+
+        To be called with a reading that was made after they said so.
+        """
         measured = [self.context_of(slot, trial) for trial in self._state.parked_on(slot)]
         found = [each for each in measured if each is not None]
         if found:
@@ -311,7 +314,13 @@ class MemoryManager:
             return slot.context_bytes
         measured = (each.context_bytes for each in self._state.slots.values())
         known = [each for each in measured if each is not None]
-        return max(known, default=self._state.context_bytes)
+        if known:
+            return max(known)
+        # A process has no larger context than all that is listed for it.
+        ours = {each.pid for each in self._state.clients.values()}
+        listed = (each.device.processes for each in self._state.slots.values())
+        most = [taken for each in listed for pid, taken in each if pid in ours]
+        return min(self._state.context_bytes, max(most, default=self._state.context_bytes))
 
     def _short(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
