@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._broker_state import CONTEXT_BYTES
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.ledger._records import EventRecord
@@ -25,9 +26,10 @@ def on_gpu(
     gpus = [
         Device(id=f"GPU-{i}", kind="gpu", free=True, exclusive=exclusive) for i in range(n_gpus)
     ]
-    broker = FakeBroker(devices=gpus, host_budget_bytes=budget, context_bytes=context)
+    broker = FakeBroker(devices=gpus, host_budget_bytes=budget)
     for gpu in gpus:
         broker.poll(gpu.id, memory_bytes=ALL, memory_free_bytes=ALL)
+        broker.handler.state.slots[gpu.id].context_bytes = context  # as it was measured before
     broker.driver(**{"policy": "round-robin", "unstarted": 2, "max_alive": 4, **driver})
     return broker
 
@@ -411,7 +413,6 @@ def test_what_a_process_takes_is_measured() -> None:
     first, second = broker.worker(), broker.worker()
     epoch = train(broker, first, need=20)
     broker.poll(GPU, memory_free_bytes=75, processes=((first, 25),))
-    assert broker.handler.status(broker.now).devices[0].residents[0].process_bytes == 25
     broker.advance(1.5)
     park(broker, first, epoch, free=75, held_bytes=20)
     assert broker.handler.state.slots[GPU].context_bytes == 5
@@ -427,6 +428,18 @@ def test_what_a_process_takes_is_measured() -> None:
     assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="resident")
     park(broker, second, after, free=50, held_bytes=20)
     assert broker.last(third, "Grant") is not None
+
+
+def test_what_was_never_measured_is_estimated() -> None:
+    """It is what contexts usually take, and no more than an eighth of a small device."""
+    for total, expected in ((80 << 30, 600 << 20), (2 << 30, 256 << 20), (None, 600 << 20)):
+        broker = on_gpu()
+        broker.handler.state.context_bytes = CONTEXT_BYTES
+        broker.handler.state.slots[GPU].context_bytes = None
+        broker.poll(GPU, memory_bytes=total, memory_free_bytes=total)
+        train(broker, broker.worker())
+        (resident,) = broker.handler.status(broker.now).devices[0].residents
+        assert (resident.process_bytes, resident.measured) == (expected, False)
 
 
 def test_trials_of_one_process_have_one_context() -> None:

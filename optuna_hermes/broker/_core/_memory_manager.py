@@ -22,6 +22,9 @@ MEMORY_MARGIN = 1.2
 STRANGE_BYTES = 2 << 30
 """Memory that unknown processes may take where none is listed: the driver, a desktop."""
 
+CONTEXT_SHARE = 8
+"""A process is not expected to take more than this part of a small GPU, or of a slice of one."""
+
 SETTLE_SECONDS = 5.0
 """Time in which memory that a trial has left has to show as free; then the wait is over."""
 
@@ -316,11 +319,8 @@ class MemoryManager:
         known = [each for each in measured if each is not None]
         if known:
             return max(known)
-        # A process has no larger context than all that is listed for it.
-        ours = {each.pid for each in self._state.clients.values()}
-        listed = (each.device.processes for each in self._state.slots.values())
-        most = [taken for each in listed for pid, taken in each if pid in ours]
-        return min(self._state.context_bytes, max(most, default=self._state.context_bytes))
+        total, usual = slot.device.memory_bytes, self._state.context_bytes
+        return usual if total is None else min(usual, total // CONTEXT_SHARE)
 
     def _short(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
