@@ -7,7 +7,24 @@ path is a driver to it. A process loads it once, and never in the process of the
 from __future__ import annotations
 
 from support.nvml._build import build, why_not_built
-from support.nvml._host import GPUS, SLICES, SimulatedHost
+from support.nvml._host import (
+    EXCLUSIVE,
+    GPUS,
+    NEEDS_RESET,
+    PROHIBITED,
+    SLICES,
+    SimulatedHost,
+)
 from support.nvml._remote import RemoteSource
 
-__all__ = ["GPUS", "SLICES", "RemoteSource", "SimulatedHost", "build", "why_not_built"]
+__all__ = [
+    "EXCLUSIVE",
+    "GPUS",
+    "NEEDS_RESET",
+    "PROHIBITED",
+    "SLICES",
+    "RemoteSource",
+    "SimulatedHost",
+    "build",
+    "why_not_built",
+]
