@@ -72,8 +72,9 @@ def serve(uuids: Sequence[str]) -> None:
 
     source = NvmlDevices(uuids, "here")
     answers = os.fdopen(os.dup(1), "wb")
-    while sys.stdin.buffer.peek(1):
-        name, own_pids = pickle.load(sys.stdin.buffer)
+    requests = os.fdopen(0, "rb")
+    while requests.peek(1):
+        name, own_pids = pickle.load(requests)
         answer = source.poll(own_pids) if name == "poll" else getattr(source, name)()
         pickle.dump(answer, answers)
         answers.flush()
