@@ -270,8 +270,13 @@ class Device:
             never free.
         unlisted: no process is listed on it, which may be because none can be listed here: that
             it is free then shows in its memory only.
+        exclusive: one process at most may use it: a trial that is parked there keeps others off.
+        part: it is a slice of a GPU, of which a process can use one only.
+        shown_by: the environment variable that shows it to a process, and its name there; None for
+            a CPU slot.
         memory_bytes: its memory, None if unknown.
         memory_free_bytes: what is free of it now, None if unknown.
+        processes: the bytes that each process has of it, as far as they are known.
         problem: why it is not healthy, or why it cannot be granted now, in words; empty if all is
             well.
         powered: False while it is powered down, or on its way down or up; then it is not free.
@@ -287,8 +292,12 @@ class Device:
     lost: bool = False
     free: bool = False
     unlisted: bool = False
+    exclusive: bool = False
+    part: bool = False
+    shown_by: tuple[str, str] | None = None
     memory_bytes: int | None = None
     memory_free_bytes: int | None = None
+    processes: tuple[tuple[int, int], ...] = ()
     problem: str = ""
     powered: bool = True
     power_watts: float | None = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from optuna_hermes._surroundings import host_name
 from optuna_hermes.broker import _election as election
-from optuna_hermes.broker._devices._source import Devices, parse_devices
+from optuna_hermes.broker._devices._source import Devices, absolute, parse_devices
 from optuna_hermes.broker._server._logs import start_logging
 from optuna_hermes.broker._server._malloc import give_back_large_blocks
 from optuna_hermes.broker._server._server import OF_JOBS, Server
@@ -68,13 +68,14 @@ def run_broker(
     sys.setswitchinterval(SWITCH_SECONDS)
     directory = election.runtime_dir()
     host = host_name()
+    devices = absolute(devices)
     slots = parse_devices(devices)
     source = Devices(slots, host, named=devices != "auto")
     office = election.Office(directory, devices)
     claims: list[socket.socket] = []
     try:
         # CPU slots are no one thing that two could hold, and are not locked.
-        gpus = [slot.id for slot in slots if slot.kind == "gpu"]
+        gpus = [slot.id for slot in slots if slot.kind != "cpu"]
         if gpus:
             from optuna_hermes.broker._devices._claims import claim_devices
 

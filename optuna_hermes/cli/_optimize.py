@@ -47,7 +47,7 @@ Devices = Annotated[
     typer.Option(
         envvar="OPTUNA_HERMES_DEVICES",
         metavar="SPEC",
-        help="auto, or a list of cpu:N, GPU-uuid and MIG-uuid with commas.",
+        help="auto, or a list of cpu:N, GPU-uuid, MIG-uuid and FILE.json with commas.",
     ),
 ]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
 from msgspec import structs
@@ -64,6 +64,7 @@ class Picture:
         key: of the study, empty if there is none.
         studies: the keys of all studies of the broker.
         policy: empty if no broker serves the study.
+        memory: bytes of devices that trials and their processes have, by the trials' numbers.
         trials: their device time has that of their present leases, ``device`` all of their devices.
         best: the best trial and its value.
         overhead_fraction: of device time, None if no broker counts it.
@@ -79,6 +80,7 @@ class Picture:
     policy: str = ""
     maximize: bool = False
     devices: tuple[DeviceLine, ...] = ()
+    memory: Mapping[int, int] = field(default_factory=dict)
     trials: tuple[TrialRow, ...] = ()
     best: tuple[int, float] | None = None
     device_seconds: float = 0.0
@@ -140,6 +142,7 @@ def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None
         policy=study.policy,
         maximize=study.maximize,
         devices=devices,
+        memory=_memory(broker.devices, study.name),
         trials=tuple(_trial(row, held.get(row.number, [])) for row in study.trials),
         best=None if study.best is None else (study.best.trial, study.best.value),
         device_seconds=study.device_seconds,
@@ -170,6 +173,17 @@ def _device(device: DeviceStatus) -> DeviceLine:
         left_seconds=holder.left_seconds,
         slice_seconds=holder.slice_seconds,
     )
+
+
+def _memory(devices: Iterable[DeviceStatus], study: str) -> dict[int, int]:
+    """Bytes that trials of a study and their processes have, as far as they are known."""
+    found: dict[int, int] = {}
+    for device in devices:
+        for each in device.residents:
+            if each.study == study and each.held_bytes is not None:
+                taken = each.held_bytes + (each.process_bytes or 0)
+                found[each.trial] = found.get(each.trial, 0) + taken
+    return found
 
 
 def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> DeviceLine:

@@ -15,7 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
-    from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus
+    from optuna_hermes.broker._protocol import (
+        BrokerStatus,
+        DeviceStatus,
+        ResidentStatus,
+        StudyStatus,
+    )
     from optuna_hermes.view.picture import Picture
 
 Document = Mapping[str, Any]
@@ -73,6 +78,11 @@ def status_view(broker: BrokerStatus | None, study: Document | None) -> Renderab
         devices = map(_device, broker.devices)
         columns = ("device", "trial", "state", "since", "memory")
         parts += _titled(f"Devices of {broker.host}", _table(devices, *columns))
+        for device in broker.devices:
+            if device.residents:
+                columns = ("trial", "state", "process", "of the trial", "of its process")
+                rows = map(_resident, device.residents)
+                parts += _titled(f"Memory of {device.id}", _table(rows, *columns))
         for served in broker.studies:
             title = f"Study {served.name}, policy {served.policy}"
             parts += _titled(title, _table(_served(served)))
@@ -125,6 +135,19 @@ def _device(device: DeviceStatus) -> tuple[str, str, str, str, str]:
     trial = "a new one" if holder.trial is None else str(holder.trial)
     since = formats.duration(holder.since_seconds)
     return device.id, f"{holder.study} {trial}", holder.state, since, memory
+
+
+def _resident(resident: ResidentStatus) -> tuple[str, str, str, str, str]:
+    """Who has memory of a device: a trial, and its process beside that."""
+    held, rest = resident.held_bytes, resident.process_bytes
+    about = "" if resident.measured else "about "
+    return (
+        f"{resident.study} {resident.trial}",
+        "running" if resident.tier is None else f"parked, {resident.tier}",
+        "" if resident.pid is None else str(resident.pid),
+        "?" if held is None else formats.size(held),
+        "?" if rest is None else f"{about}{formats.size(rest)}",
+    )
 
 
 def _served(study: StudyStatus) -> Rows:

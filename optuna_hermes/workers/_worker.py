@@ -104,7 +104,7 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
         say(GRANTED, "")
         # Before the objective is called: CUDA reads it once, when it is initialised. A trial is
         # set up without a device only where there are no GPUs.
-        os.environ.update(environment(grant.devices if isinstance(grant, Grant) else ()))
+        os.environ.update(environment(grant.shown if isinstance(grant, Grant) else ()))
         engagement = _Engagement(job, study, session, say)
         engagement.serve(grant, objective)
         end = engagement.end

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 
 PREAMBLE = """
 import ctypes, dataclasses, json, logging
-from optuna_hermes.broker._devices import _nvml
+from optuna_hermes.broker._devices import _health
 from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.broker._devices._source import Devices, parse_devices
 from optuna_hermes.broker._devices._visible import hidden
@@ -27,7 +29,7 @@ from optuna_hermes.errors import DeviceSpecError
 libc = ctypes.CDLL(None)
 
 def later(seconds):
-    _nvml.LOST_SECONDS = seconds
+    _health.LOST_SECONDS = seconds
 
 def story(*words):
     source = NvmlDevices(["MIG-cccc" if "mig" in words[0] else "GPU-bbbb"])
@@ -88,8 +90,12 @@ def gpu(uuid: str, **fields: Any) -> dict[str, Any]:
         "lost": False,
         "free": True,
         "unlisted": True,
+        "exclusive": False,
+        "part": uuid.startswith("MIG-"),
+        "shown_by": ["CUDA_VISIBLE_DEVICES", uuid],
         "memory_bytes": 80 * GIB,
         "memory_free_bytes": 79 * GIB,
+        "processes": [],
         "problem": "",
         "powered": True,
         "power_watts": None,
@@ -208,7 +214,13 @@ def test_a_driver_that_does_not_run(nvml_library: Path, trait: str) -> None:
 def test_a_gpu_that_computes_for_a_stranger_is_not_free(nvml_library: Path) -> None:
     """One process that is not ours takes the GPU, the others stay as they are."""
     devices = on_host(nvml_library, "foreign", "poll('auto', own_pids=[4242])")
-    stranger = gpu("GPU-bbbb", free=False, unlisted=False, problem=f"process 4343 {STRANGER}")
+    stranger = gpu(
+        "GPU-bbbb",
+        free=False,
+        unlisted=False,
+        processes=[[4242, 3 * GIB]],
+        problem=f"process 4343 {STRANGER}",
+    )
     assert devices == [gpu("GPU-aaaa"), stranger]
 
 
@@ -217,7 +229,8 @@ def test_a_stranger_is_described(nvml_library: Path) -> None:
     devices = on_host(nvml_library, f"pid={os.getpid()}", "poll('GPU-bbbb')")
     me = psutil.Process()
     problem = f"process {me.pid} ({me.name()} of {me.username()}) {STRANGER}"
-    assert devices == [gpu("GPU-bbbb", free=False, unlisted=False, problem=problem)]
+    taken = {"unlisted": False, "processes": [[me.pid, GIB]]}
+    assert devices == [gpu("GPU-bbbb", free=False, problem=problem, **taken)]
 
 
 def test_what_our_runs_start_is_ours(nvml_library: Path) -> None:
@@ -226,13 +239,14 @@ def test_what_our_runs_start_is_ours(nvml_library: Path) -> None:
         expression = f"poll('GPU-bbbb', own_pids=[{os.getpid()}])"
         devices = on_host(nvml_library, f"pid={child.pid}", expression)
         child.communicate(b"\n")
-    assert devices == [gpu("GPU-bbbb", unlisted=False)]
+    assert devices == [gpu("GPU-bbbb", unlisted=False, processes=[[child.pid, GIB]])]
 
 
 def test_a_gpu_that_computes_for_our_trials_is_free_of_strangers(nvml_library: Path) -> None:
     """Processes of the broker's own runs do not count as strangers."""
     devices = on_host(nvml_library, "foreign", "poll('auto', own_pids=[4242, 4343, 1])")
-    assert devices == [gpu("GPU-aaaa"), gpu("GPU-bbbb", unlisted=False)]
+    ours = gpu("GPU-bbbb", unlisted=False, processes=[[4242, 3 * GIB]])
+    assert devices == [gpu("GPU-aaaa"), ours]
 
 
 def test_a_desktop_is_in_nobodys_way(nvml_library: Path) -> None:
@@ -248,9 +262,9 @@ def test_an_old_driver_lists_processes_the_old_way(nvml_library: Path) -> None:
 
 
 def test_memory_of_a_process(nvml_library: Path) -> None:
-    """A process has its bytes; sizes that NVML withholds and processes it lists not are unknown."""
-    expression = "[NvmlDevices(['GPU-bbbb']).memory_of(pid, 'GPU-bbbb') for pid in (4242, 4343, 1)]"
-    assert on_host(nvml_library, "foreign", expression) == [3 * GIB, None, None]
+    """A process has its bytes; where NVML withholds them, or lists nobody, they are unknown."""
+    expression = "NvmlDevices(['GPU-bbbb']).holders('GPU-bbbb')"
+    assert on_host(nvml_library, "foreign", expression) == {"4242": 3 * GIB, "4343": None}
     unlisted = "NvmlDevices(['GPU-bbbb']).holders('GPU-bbbb')"
     assert on_host(nvml_library, "no-processes", unlisted) is None
     assert on_host(nvml_library, "", unlisted) == {}
@@ -311,7 +325,7 @@ def test_one_unknown_error_is_no_loss(nvml_library: Path) -> None:
 
 def test_what_a_program_did_is_no_fault_of_the_device(nvml_library: Path) -> None:
     """XIDs of the program are heard once each, and the device stays."""
-    codes = [13, 31, 43, 45, 68, 109]
+    codes = [13, 31, 43, 45, 68, 69, 94, 109]
     told = "story('', f'xid={c}', f'xid={c}', f'xid={c} xid=13')"
     stories = on_host(nvml_library, "", f"[{told} for c in {codes}]")
     for code, seen in zip(codes, stories, strict=True):
@@ -319,14 +333,14 @@ def test_what_a_program_did_is_no_fault_of_the_device(nvml_library: Path) -> Non
         assert [each[3] for each in seen] == [[], [code], [], [13]]
 
 
-def test_what_the_device_did_takes_it_out(nvml_library: Path) -> None:
-    """XIDs of the device, and unknown ones, end its service until it was away and is back."""
-    codes = [48, 63, 64, 74, 79, 94, 95, 119, 120, 999]
+def test_what_a_device_needs_a_reset_for_takes_it_out(nvml_library: Path) -> None:
+    """Such XIDs end its service until it was away and is back."""
+    codes = [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 140, 143, 158]
     told = "story('', *[f'xid={c}'] * 2, f'lost xid={c}', '')"
     stories = on_host(nvml_library, "", f"[{told} for c in {codes}]")
     for code, seen in zip(codes, stories, strict=True):
         words = seen[1][2]
-        assert words.startswith(f"it reported XID {code}")
+        assert words.startswith(f"it reported XID {code} (")
         assert words.endswith(f": {RESET}")
         assert seen[1:] == [
             [False, False, words, [code]],
@@ -334,6 +348,77 @@ def test_what_the_device_did_takes_it_out(nvml_library: Path) -> None:
             [False, True, LOST, []],
             [True, False, "", []],
         ]
+
+
+def test_what_is_no_more_than_a_notice_takes_no_device_out(nvml_library: Path) -> None:
+    """Memory that was mended, a changed advice, and numbers that nobody knows cost no device."""
+    codes = [63, 92, 154, 999]
+    stories = on_host(nvml_library, "", f"[story('', f'xid={{c}}', '') for c in {codes}]")
+    for code, seen in zip(codes, stories, strict=True):
+        assert seen == [[True, False, "", []], [True, False, "", [code]], [True, False, "", []]]
+
+
+def test_a_driver_that_knows_what_a_device_needs_is_believed(nvml_library: Path) -> None:
+    """If nothing is needed, an XID benches no device; if a reset is, any XID does until then."""
+    fine = "recovery=0"
+    seen = on_host(nvml_library, fine, f"story('{fine}', 'xid=48 {fine}', '{fine}')")
+    assert [each[:3] for each in seen] == [[True, False, ""]] * 3
+    bad = "recovery=1"
+    seen = on_host(nvml_library, "", f"story('', 'xid=154 {bad}', '{bad}', '{fine}')")
+    words = f"its driver says that it has to be reset: {RESET}"
+    assert [each[:3] for each in seen] == [
+        [True, False, ""],
+        [False, False, words],
+        [False, False, words],
+        [True, False, ""],
+    ]
+
+
+# -- compute modes
+
+
+def test_a_gpu_for_one_process_is_known_as_such(nvml_library: Path) -> None:
+    """It can be granted; the broker sees to it that one process at most is on it."""
+    (device,) = on_host(nvml_library, "mode=3", "poll('GPU-bbbb')")
+    assert device == gpu("GPU-bbbb", exclusive=True)
+
+
+def test_a_gpu_for_no_process_is_not_granted(nvml_library: Path) -> None:
+    """Its problem says how its user allows it."""
+    (device,) = on_host(nvml_library, "mode=2", "poll('GPU-bbbb')")
+    words = "its compute mode is Prohibited: allow it with `nvidia-smi --compute-mode=DEFAULT`"
+    assert device == gpu("GPU-bbbb", free=False, unlisted=False, problem=words)
+
+
+@pytest.fixture
+def mps_server(tmp_path: Path) -> Iterator[int]:
+    """A process with the name of NVIDIA's MPS server, as it is shown to everybody."""
+    program = tmp_path / "nvidia-cuda-mps-server"
+    shutil.copy(shutil.which("cat") or "/bin/cat", program)
+    with subprocess.Popen([program], stdin=subprocess.PIPE) as server:
+        yield server.pid
+        server.communicate()
+
+
+def test_an_mps_server_is_no_stranger(nvml_library: Path, mps_server: int) -> None:
+    """The GPU is free, and open to several processes whatever its mode: MPS shares it."""
+    for mode in ("", "mode=3"):
+        (device,) = on_host(nvml_library, f"pid={mps_server} {mode}", "poll('GPU-bbbb')")
+        assert device == gpu("GPU-bbbb")
+
+
+def test_clients_of_an_mps_server_are_the_processes_that_count(
+    nvml_library: Path, mps_server: int
+) -> None:
+    """A client of another user takes the GPU as without MPS; one of ours has its bytes."""
+    words = f"pid={mps_server} client=4242"
+    (device,) = on_host(nvml_library, words, "poll('GPU-bbbb')")
+    taken = {"unlisted": False, "processes": [[4242, 2 * GIB]]}
+    assert device == gpu("GPU-bbbb", free=False, problem=f"process 4242 {STRANGER}", **taken)
+    (device,) = on_host(nvml_library, words, "poll('GPU-bbbb', own_pids=[4242])")
+    assert device == gpu("GPU-bbbb", **taken)
+    (device,) = on_host(nvml_library, f"{words} no-clients", "poll('GPU-bbbb')")
+    assert device == gpu("GPU-bbbb"), "old drivers do not tell"
 
 
 def test_a_slice_hears_its_own_reports(nvml_library: Path) -> None:

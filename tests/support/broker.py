@@ -41,6 +41,7 @@ class FakeBroker:
     Args:
         devices: its devices, or a number of CPU slots.
         host_budget_bytes: as for ``EventHandler``.
+        context_bytes: as for ``EventHandler``; processes take no memory unless a test says so.
         grace_seconds: as for ``EventHandler``.
         ledger: the ledger that it writes to and reads studies from; a new one if None.
         host: its host's name, and its own name where the ledger is shared.
@@ -60,6 +61,7 @@ class FakeBroker:
         *,
         devices: int | Sequence[Device] = 2,
         host_budget_bytes: int = 0,
+        context_bytes: int = 0,
         grace_seconds: float = 300.0,
         ledger: MemoryLedger | None = None,
         host: str = "h",
@@ -72,6 +74,7 @@ class FakeBroker:
             instance=host,
             devices=devices,
             host_budget_bytes=host_budget_bytes,
+            context_bytes=context_bytes,
             grace_seconds=grace_seconds,
             powers=powers,
         )

@@ -13,6 +13,9 @@ from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 UNITS = 4
 """Units that a trial trains; three times as many if it can be trained on several devices."""
 
+CONTEXT = 1
+"""Memory that a process takes of a device beside what its trial needs, from its first batch on."""
+
 Mixed = Literal["twice", "late"]
 """Faults of delivery: a message arrives twice, or after the next one."""
 
@@ -129,6 +132,7 @@ class Process:
     trial: Trial | None = None
     devices: tuple[str, ...] = ()
     uses: int = 0
+    context: int = 0
     epoch: int = 0
     alone: bool = False
     doing: str = "waits"  # "waits", "trains", "parked" or "leaves"
@@ -312,7 +316,8 @@ class Behaviour:
 
     def _fits(self) -> bool:
         assert self._process.trial is not None
-        return self._free() + self._process.uses >= self._process.trial.need
+        here = self._free() + self._process.uses + self._process.context
+        return here >= self._process.trial.need + CONTEXT
 
     def _train(self) -> None:
         process, trial, epoch = self._process, self._process.trial, self._process.epoch
@@ -325,7 +330,7 @@ class Behaviour:
             else:
                 self._say(wire.Released(epoch=epoch, reason="memory", outgrown=True))
             return
-        process.uses = trial.need
+        process.uses, process.context = trial.need, CONTEXT
         trial.units += 1
         self._say(wire.Beat(epoch=epoch, batches=1, memory_bytes=trial.need))
         value = self._random.choice([1 / trial.units, float("nan"), float("inf")])

@@ -161,6 +161,10 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
     missing = None if need is None else need - held
     if fits(slot.device.memory_free_bytes, missing) is False:
         assert not [o for o in parked if o.asked or _could_go(world, o)], "somebody could go"
+    if slot.device.exclusive:
+        others = [p for p in world.processes.values() if p.connection != lease.connection]
+        kept = [p for p in others if p.honest and p.context and slot.device.id in p.devices]
+        assert not kept, "a grant of a device that another process keeps"
     if trial is not None and trial.alone:
         coming = [(each.study, each.number) for each in state.reservations()]
         here = (r for r in state.parked_on(slot) if (r.study, r.number) not in coming)

@@ -41,7 +41,7 @@ from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRe
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import free_devices, opened, unopened
-from support.broker_clients import Behaviour, Optuna, Process
+from support.broker_clients import CONTEXT, Behaviour, Optuna, Process
 from support.memory_ledger import MemoryLedger
 
 Wanted = wire.SetOverrides | wire.Finish | wire.Finished | wire.ChangePolicy
@@ -62,6 +62,8 @@ class World:
         gpus: whether its devices are GPUs, whose memory counts.
         devices: number of devices.
         told: memory figures that GPUs report: ``all``, ``total`` or ``nothing``.
+        lists: whether GPUs report what each process has, too.
+        exclusive: whether one process at most may use a GPU.
         budget: host memory for suspended trials.
         ledgers: number of databases for the studies, 1 or 2.
         policies: the policy of each study.
@@ -84,14 +86,20 @@ class World:
         random: Random,
         stretches: bool = False,
         sets_up: bool = False,
+        lists: bool = False,
+        exclusive: bool = False,
     ) -> None:
         self.random = random
         self.told = told
+        self.lists = lists
         self.budget = budget
         self.now = 100.0
         self.devices = {
             f"{'GPU' if gpus else 'cpu'}:{index}": Device(
-                id=f"{'GPU' if gpus else 'cpu'}:{index}", kind="gpu" if gpus else "cpu", free=True
+                id=f"{'GPU' if gpus else 'cpu'}:{index}",
+                kind="gpu" if gpus else "cpu",
+                free=True,
+                exclusive=gpus and exclusive,
             )
             for index in range(devices)
         }
@@ -138,6 +146,7 @@ class World:
             devices=self._read_devices(),
             wall_offset=wall_offset,
             host_budget_bytes=self.budget,
+            context_bytes=CONTEXT,
             grace_seconds=GRACE_SECONDS,
         )
 
@@ -525,7 +534,7 @@ class World:
         if not device.startswith("GPU"):
             return 1000 * SIZE
         there = (*self.processes.values(), *self.away_ones)
-        here = (p.uses for p in there if device in p.devices)
+        here = (p.uses + p.context for p in there if device in p.devices)
         return SIZE - self.strangers[device] - sum(here)
 
     def change(self, device: str, **fields: Any) -> None:
@@ -542,7 +551,9 @@ class World:
         if device.kind == "cpu" or self.told == "nothing":
             return device
         free = max(0, self.free(device.id)) if self.told == "all" else None
-        return replace(device, memory_bytes=SIZE, memory_free_bytes=free)
+        here = (p for p in self.processes.values() if p.context and device.id in p.devices)
+        listed = tuple((p.pid, p.uses + p.context) for p in here) if self.lists else ()
+        return replace(device, memory_bytes=SIZE, memory_free_bytes=free, processes=listed)
 
 
 class Stretching(Policy):

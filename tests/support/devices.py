@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +22,10 @@ class FakeDevices:
 
     Args:
         devices: the devices that polls return until ``change`` is called.
-        memory: bytes by process and device, for ``memory_of``; missing ones are unknown.
     """
 
-    def __init__(
-        self, devices: Sequence[Device], memory: Mapping[tuple[int, str], int] | None = None
-    ) -> None:
+    def __init__(self, devices: Sequence[Device]) -> None:
         self._devices = {device.id: device for device in devices}
-        self.memory = dict(memory or {})
         self._reports: list[Xid] = []
         self.polls: list[frozenset[int]] = []
         """The ``own_pids`` of every poll so far."""
@@ -56,10 +52,6 @@ class FakeDevices:
         """The XIDs reported since the last call."""
         heard, self._reports = self._reports, []
         return tuple(heard)
-
-    def memory_of(self, pid: int, device: str) -> int | None:
-        """The process's memory as set by the test, None if it is not set."""
-        return self.memory.get((pid, device))
 
     def close(self) -> None:
         """Record that the source was closed."""

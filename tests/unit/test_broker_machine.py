@@ -27,6 +27,7 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._overrides import Overrides
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
@@ -58,6 +59,8 @@ class BrokerMachine(RuleBasedStateMachine):
         gpus=st.booleans(),
         devices=st.integers(1, 3),
         told=st.sampled_from(["all", "all", "total", "nothing"]),
+        lists=st.booleans(),
+        exclusive=st.sampled_from([False, False, True]),
         budget=st.sampled_from([0, 4, 8, 12]),
         ledgers=st.integers(1, 2),
         policies=st.lists(st.sampled_from(sorted(POLICIES)), min_size=2, max_size=2),
@@ -385,6 +388,16 @@ class CrampedMachine(BrokerMachine):
         )
 
 
+class ExclusiveMachine(CrampedMachine):
+    """The same GPU, which one process at most may use."""
+
+    @initialize(seed=numbers)
+    def begin(self, seed: int) -> None:
+        super().begin(seed)
+        self.world.change("GPU:0", exclusive=True)
+        self.world.poll()
+
+
 def grant_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     handle = EventHandler.handle
 
@@ -466,6 +479,14 @@ def test_the_machine_sees_a_planted_bug(
     """What the attack is there to find, it finds."""
     plant(monkeypatch)
     assert_seen(seen, CrampedMachine)
+
+
+def test_the_machine_sees_a_device_that_two_processes_would_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A grant to a trial whose process could not make a context, since another one has one."""
+    monkeypatch.setattr(MemoryManager, "_is_alone", lambda *_: True)
+    assert_seen("a grant of a device that another process keeps", ExclusiveMachine)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._broker_state import CONTEXT_BYTES
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.ledger._records import EventRecord
@@ -16,12 +19,17 @@ BIG = 60
 ALL = 100
 
 
-def on_gpu(*, budget: int = 1000, n_gpus: int = 1, **driver: Any) -> FakeBroker:
+def on_gpu(
+    *, budget: int = 1000, n_gpus: int = 1, context: int = 0, exclusive: bool = False, **driver: Any
+) -> FakeBroker:
     """A broker of GPUs with all their memory free, and a driver that shares them in turn."""
-    gpus = [Device(id=f"GPU-{i}", kind="gpu", free=True) for i in range(n_gpus)]
+    gpus = [
+        Device(id=f"GPU-{i}", kind="gpu", free=True, exclusive=exclusive) for i in range(n_gpus)
+    ]
     broker = FakeBroker(devices=gpus, host_budget_bytes=budget)
     for gpu in gpus:
         broker.poll(gpu.id, memory_bytes=ALL, memory_free_bytes=ALL)
+        broker.handler.state.slots[gpu.id].context_bytes = context  # as it was measured before
     broker.driver(**{"policy": "round-robin", "unstarted": 2, "max_alive": 4, **driver})
     return broker
 
@@ -328,6 +336,203 @@ def test_a_study_is_not_finished_while_a_device_waits_for_its_next_trial() -> No
     broker.say(first, wire.Ended(epoch=1, state="done"))
     assert broker.last(second, "Grant") is None
     assert not broker.handler.status(broker.now).studies[0].finished
+
+
+# -- what processes take
+
+
+def test_a_process_takes_memory_beside_what_its_trial_needs() -> None:
+    """The next trial fits only if its own process does, too."""
+    for context, tier in ((0, "resident"), (10, "host")):
+        broker = on_gpu(context=context)
+        first, _ = broker.worker(), broker.worker()
+        train(broker, first, need=40)
+        broker.poll(GPU, memory_free_bytes=ALL - 40 - context)
+        broker.advance(1.5)
+        assert broker.last(first, "Yield").tier == tier
+
+
+def test_processes_count_where_a_device_does_not_tell_what_is_free() -> None:
+    """Its memory is also without what the processes of the trials there take."""
+    for context, tier in ((0, "resident"), (10, "host")):
+        broker = on_gpu(context=context)
+        broker.poll(GPU, memory_free_bytes=None)
+        first, _ = broker.worker(), broker.worker()
+        train(broker, first, need=45)
+        broker.advance(1.5)
+        assert broker.last(first, "Yield").tier == tier
+
+
+def test_a_process_ends_where_its_memory_is_what_is_missing() -> None:
+    """With all trials off the device their processes are still there: who is wanted last goes."""
+    broker = on_gpu(context=20, unstarted=3, max_alive=3)
+    first, second, third = (broker.worker() for _ in range(3))
+    in_host = {"tier": "host", "held_bytes": 0, "host_bytes": 50}
+    epoch = train(broker, first, need=50)
+    broker.poll(GPU, memory_free_bytes=30)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "host"
+    park(broker, first, epoch, free=80, **in_host)
+    assert broker.last(second, "Grant") is not None, "no process ends for the margin only"
+    after = train(broker, second, need=50)
+    broker.poll(GPU, memory_free_bytes=10)
+    broker.advance(1.5)
+    assert broker.last(second, "Yield").tier == "disk", "in host memory it would leave 60"
+    park(broker, second, after, free=60, tier="disk")
+    assert broker.last(third, "Grant") is None, "its process is still there"
+    broker.poll(GPU, memory_free_bytes=80)
+    broker.hang_up(second)
+    assert broker.last(third, "Grant") is not None
+    assert events(broker) == []
+
+
+def test_trials_in_host_memory_go_to_disk_for_their_processes() -> None:
+    """A device that is full of contexts is granted once enough of them are gone."""
+    broker = on_gpu(context=30, unstarted=3, max_alive=3)
+    first, second, third = (broker.worker() for _ in range(3))
+    epoch = train(broker, first, need=10)
+    broker.poll(GPU, memory_free_bytes=60)
+    broker.advance(1.5)
+    in_host = {"tier": "host", "held_bytes": 0, "host_bytes": 10}
+    park(broker, first, epoch, free=70, **in_host)
+    after = train(broker, second, need=45)
+    broker.poll(GPU, memory_free_bytes=0)
+    broker.advance(1.5)
+    park(broker, second, after, free=40, stores=False, moves=True, **{**in_host, "host_bytes": 45})
+    assert broker.last(third, "Grant") is None
+    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="disk")
+    park(broker, first, epoch, free=40, tier="disk")
+    broker.poll(GPU, memory_free_bytes=70)
+    broker.hang_up(first)
+    assert broker.last(third, "Grant") is not None
+
+
+def test_what_a_process_takes_is_measured() -> None:
+    """What is listed for a parked trial's process, without what the trial holds, is the rest."""
+    broker = on_gpu(context=40, unstarted=3, max_alive=3)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=20)
+    broker.poll(GPU, memory_free_bytes=75, processes=((first, 25),))
+    broker.advance(1.5)
+    park(broker, first, epoch, free=75, held_bytes=20)
+    assert broker.handler.state.slots[GPU].context_bytes == 5
+    after = train(broker, second, need=20)
+    broker.poll(GPU, memory_free_bytes=50, processes=((first, 25), (second, 25)))
+    running, parked = broker.handler.status(broker.now).devices[0].residents
+    assert (parked.trial, parked.pid, parked.tier) == (0, first, "resident")
+    assert (parked.held_bytes, parked.process_bytes, parked.measured) == (20, 5, True)
+    assert (running.trial, running.tier, running.measured) == (1, None, False)
+    assert running.process_bytes == 5, "it takes what another one was measured to take"
+    third = broker.worker()
+    broker.advance(1.5)
+    assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="resident")
+    park(broker, second, after, free=50, held_bytes=20)
+    assert broker.last(third, "Grant") is not None
+
+
+def test_what_was_never_measured_is_estimated() -> None:
+    """It is what contexts usually take, and no more than an eighth of a small device."""
+    for total, expected in ((80 << 30, 600 << 20), (2 << 30, 256 << 20), (None, 600 << 20)):
+        broker = on_gpu()
+        broker.handler.state.context_bytes = CONTEXT_BYTES
+        broker.handler.state.slots[GPU].context_bytes = None
+        broker.poll(GPU, memory_bytes=total, memory_free_bytes=total)
+        train(broker, broker.worker())
+        (resident,) = broker.handler.status(broker.now).devices[0].residents
+        assert (resident.process_bytes, resident.measured) == (expected, False)
+
+
+def test_trials_of_one_process_have_one_context() -> None:
+    """With ``n_jobs`` several trials share it, and what one of them holds says nothing of it."""
+    broker = on_gpu(context=30, unstarted=0)
+    first, second = (broker.plain(number, pid=7) for number in range(2))
+    for here, need, listed in ((first, 20, 50), (second, 45, 95)):
+        broker.poll(GPU, memory_free_bytes=None, processes=((7, listed),))
+        epoch = broker.last(here, "Grant").epoch
+        broker.say(here, wire.FirstBatch(epoch=epoch, stores=False))
+        broker.say(here, wire.Beat(epoch=epoch, batches=1, memory_bytes=need))
+        broker.advance(1.5)
+        assert broker.last(here, "Yield").tier == "resident"
+        park(broker, here, epoch, free=None, held_bytes=need, stores=False, moves=False)
+    residents = broker.handler.status(broker.now).devices[0].residents
+    assert sorted((each.process_bytes, each.measured) for each in residents) == [
+        (0, False),
+        (30, False),
+    ]
+    assert events(broker) == []
+
+
+@pytest.mark.parametrize("n_parked", [1, 2, 3])
+def test_with_so_many_residents_the_next_one_must_fit(n_parked: int) -> None:
+    """Contexts, reserved memory and the peak of the next trial are added up."""
+    broker = on_gpu(context=5, unstarted=n_parked + 1, max_alive=n_parked + 1)
+    broker.poll(GPU, memory_free_bytes=None)
+    workers = [broker.worker() for _ in range(n_parked + 1)]
+    for place, worker in enumerate(workers[:-1]):
+        epoch = train(broker, worker, need=20)
+        broker.advance(1.5)
+        # 25 for each that is there; the next one needs 25, and a fifth of that to spare.
+        fits = ALL - 25 * (place + 1) >= 1.2 * 25
+        assert broker.last(worker, "Yield").tier == ("resident" if fits else "host")
+        if not fits:
+            return
+        park(broker, worker, epoch, free=None, held_bytes=20)
+        assert broker.last(workers[place + 1], "Grant") is not None
+    assert n_parked < 3, "three residents leave no room for a fourth"
+
+
+# -- one process at most
+
+
+def test_a_trial_leaves_its_process_where_only_one_may_use_the_device() -> None:
+    """Parked it would keep all others from the device: it goes to disk, though there is room."""
+    broker = on_gpu(exclusive=True)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=1)
+    broker.poll(GPU, memory_free_bytes=ALL - 1)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "disk"
+    park(broker, first, epoch, free=ALL - 1, tier="disk")
+    assert broker.last(second, "Grant") is None, "its process lives"
+    broker.hang_up(first)
+    assert broker.last(second, "Grant").number is None
+
+
+def test_who_cannot_be_stored_keeps_a_device_that_only_one_may_use() -> None:
+    """It is not asked to yield, and no other process is sent where it could not compute."""
+    broker = on_gpu(exclusive=True)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=1, stores=False)
+    broker.poll(GPU, memory_free_bytes=ALL - 1)
+    broker.advance(60)
+    assert broker.last(first, "Yield") is None
+    assert broker.last(second, "Grant") is None
+    broker.say(first, wire.Ended(epoch=epoch, state="done"))
+    broker.hang_up(first)
+    assert broker.last(second, "Grant") is not None
+
+
+def test_a_trial_that_could_not_be_stored_after_all_goes_on_alone() -> None:
+    """Its disk was full, say: the device that its process keeps is granted to it again."""
+    broker = on_gpu(exclusive=True)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=1)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "disk"
+    park(broker, first, epoch, free=ALL - 1, held_bytes=1, stores=False, moves=False)
+    assert broker.last(second, "Grant") is None
+    assert broker.last(first, "Grant").epoch > epoch
+
+
+def test_trials_of_one_process_share_a_device_for_one_process() -> None:
+    """With ``n_jobs`` they take turns as elsewhere: there is one context."""
+    broker = on_gpu(exclusive=True, unstarted=0)
+    first, second = (broker.plain(number, pid=7) for number in range(2))
+    epoch = broker.last(first, "Grant").epoch
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.advance(1.5)
+    park(broker, first, epoch, free=ALL, held_bytes=1, stores=False, moves=False)
+    assert broker.last(second, "Grant") is not None
 
 
 # -- outgrown

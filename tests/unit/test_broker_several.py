@@ -10,6 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._events import WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._policy_runner import ask
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import (
     Assignment,
@@ -17,6 +18,7 @@ from optuna_hermes.model import (
     Checkpoint,
     Decision,
     Device,
+    Elastic,
     Snapshot,
     TrialView,
 )
@@ -330,3 +332,81 @@ def test_what_the_ledger_refuses_never_was(host: Host) -> None:
     host.broker.apply(WritesFailed(epochs=(epoch,), reason="full"))
     assert host.leases == []
     assert host.trial.state == "stored"
+
+
+# -- slices of GPUs
+
+
+class Greedy(Wanting):
+    """Gives each trial as many devices as it may have, and notes how many that is."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.counts = {trial.number: trial.device_range[1] for trial in snapshot.trials}
+        return super().decide(snapshot)
+
+
+def cut(*parts: bool) -> tuple[Host, Greedy]:
+    """A host whose GPUs are slices or whole, and a policy that gives all it can."""
+    devices = [
+        Device(id=f"{'MIG' if part else 'GPU'}-{place}", kind="gpu", free=True, part=part)
+        for place, part in enumerate(parts)
+    ]
+    host = Host(devices)
+    policy = Greedy()
+    host.broker.handler.state.studies["s"].policy = policy
+    return host, policy
+
+
+def again(host: Host) -> tuple[str, ...]:
+    """The devices of the trial after it was on disk."""
+    host.broker.advance(1.0)
+    if host.broker.last(host.worker, "Yield") is None:
+        return host.trial.devices
+    host.leave()
+    grant: wire.Grant = host.broker.last(host.broker.worker(), "Grant")
+    return grant.devices
+
+
+def test_a_trial_gets_one_slice_at_most() -> None:
+    """A process sees the first slice only: ranks on others would find no device."""
+    host, policy = cut(True, True)
+    assert len(again(host)) == 1
+    assert policy.trial(0).device_range == (1, 1)
+
+
+def test_whole_gpus_beside_slices_are_given_together() -> None:
+    """No slice is added to them."""
+    for parts in ((False, False, True), (True, False, False)):
+        host, policy = cut(*parts)
+        devices = again(host)
+        assert devices
+        assert "MIG" not in "".join(devices) or len(devices) == 1
+        assert policy.trial(0).device_range == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("assigned", "given"),
+    [
+        (("MIG-0", "GPU-1", "GPU-2"), ("GPU-1", "GPU-2")),
+        (("MIG-0", "MIG-3"), ("MIG-0",)),
+        (("GPU-1", "GPU-2"), ("GPU-1", "GPU-2")),
+        (("MIG-3",), ("MIG-3",)),
+    ],
+)
+def test_a_policy_that_mixes_them_gets_the_whole_ones(
+    assigned: tuple[str, ...], given: tuple[str, ...]
+) -> None:
+    """The slices of such an assignment stay free; of slices only, one is left."""
+    host, _ = cut(True, False, False, True)
+    study = host.broker.handler.state.studies["s"]
+    devices = tuple(slot.device for slot in host.broker.handler.state.slots.values())
+    elastic = Elastic(batch_size=8, batch_sizes=(8, 8), devices=(1, 3))
+    trial = TrialView(number=0, state="parked", elastic=elastic)
+
+    class Mixing(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            return Decision(assignments=(Assignment(trial=0, devices=assigned),))
+
+    study.policy = Mixing()
+    (assignment,) = ask(study, Snapshot(devices=devices, trials=(trial,))).assignments
+    assert assignment.devices == given

@@ -562,7 +562,8 @@ def test_the_json_of_a_status_keeps_its_names() -> None:
     assert [*status] == ["host", "host_memory", "awaited", "devices", "studies"]
     assert [*status["host_memory"]] == ["used_bytes", "budget_bytes"]
     named = "id kind healthy memory_bytes memory_free_bytes power power_watts energy_joules"
-    assert [*status["devices"][0]] == [*named.split(), "holder", "problem"]
+    more = ("holder", "problem", "residents", "exclusive", "part")
+    assert [*status["devices"][0]] == [*named.split(), *more]
     named = "study trial state pid epoch since_seconds left_seconds slice_seconds"
     assert [*status["devices"][0]["holder"]] == named.split()
     (study,) = status["studies"]

@@ -61,7 +61,7 @@ def test_a_part_that_means_nothing_is_refused(part: str) -> None:
     with pytest.raises(DeviceSpecError) as caught:
         parse_devices(f"cpu:1,{part}")
     assert str(caught.value) == (
-        "--devices must be auto alone, or a list of cpu:N, GPU-uuid and MIG-uuid, "
+        "--devices must be auto alone, or a list of cpu:N, GPU-uuid, MIG-uuid and FILE.json, "
         f"but got {part!r}; `nvidia-smi -L` prints the UUIDs."
     )
 
@@ -104,18 +104,22 @@ def test_gpus_cannot_be_polled_without_a_driver() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "visible"),
+    ("shown", "expected"),
     [
-        (["GPU-b", "GPU-a"], "GPU-b,GPU-a"),
-        (["MIG-c"], "MIG-c"),
-        (["cpu:0"], ""),
-        (["cpu:1", "GPU-a"], "GPU-a"),
+        ([("CUDA_VISIBLE_DEVICES", "GPU-b"), ("CUDA_VISIBLE_DEVICES", "GPU-a")], "GPU-b,GPU-a"),
+        ([("CUDA_VISIBLE_DEVICES", "MIG-c")], "MIG-c"),
         ([], ""),
     ],
 )
-def test_a_process_sees_its_devices_only(ids: list[str], visible: str) -> None:
+def test_a_process_sees_its_devices_only(shown: list[tuple[str, str]], expected: str) -> None:
     """Granted GPUs are visible in the order of the grant, and a CPU slot shows none."""
-    assert environment(ids) == {"CUDA_VISIBLE_DEVICES": visible}
+    assert environment(shown) == {"CUDA_VISIBLE_DEVICES": expected}
+
+
+def test_a_process_sees_listed_devices_by_their_own_variable() -> None:
+    """The variable is that of the list; CUDA's is left as it is, which ROCm reads too."""
+    shown = [("HIP_VISIBLE_DEVICES", "1"), ("HIP_VISIBLE_DEVICES", "0")]
+    assert environment(shown) == {"HIP_VISIBLE_DEVICES": "1,0"}
 
 
 @pytest.mark.usefixtures("no_nvml")
@@ -126,20 +130,18 @@ def test_cpu_slots_are_free_and_of_unknown_memory() -> None:
         Device(id="cpu:0", host="here", kind="cpu", free=True),
         Device(id="cpu:1", host="here", kind="cpu", free=True),
     )
-    assert source.memory_of(1, "cpu:0") is None
     source.close()
 
 
 def test_fake_devices_do_what_the_test_says() -> None:
     """The twin for tests is a source, changes on demand and remembers what it was asked."""
-    fake = FakeDevices(CpuSlots(2).poll(), memory={(7, "cpu:1"): 5})
+    fake = FakeDevices(CpuSlots(2).poll())
     source: DeviceSource = fake
     before = source.poll(own_pids=[7])
     fake.change("cpu:1", free=False)
     assert [device.free for device in before] == [True, True]
     assert [device.free for device in source.poll()] == [True, False]
     assert fake.polls == [{7}, frozenset()]
-    assert (source.memory_of(7, "cpu:1"), source.memory_of(7, "cpu:0")) == (5, None)
     with pytest.raises(KeyError):
         fake.change("cpu:2", free=False)
     source.close()

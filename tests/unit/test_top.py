@@ -174,7 +174,8 @@ def test_nothing_is_cut_at_either_size(size: tuple[int, int], gpus: bool) -> Non
             replace(device(i, **fields, joules=9.0, watts=312.0), id=f"GPU-{i}a2b3c4d-{i}")
             for i in range(4)
         ]
-        many = {"devices": tuple(cards), "watt_hours": 12.5}
+        memory = {3: 3 << 29, 4: 5 << 20}
+        many = {"devices": tuple(cards), "watt_hours": 12.5, "memory": memory}
 
     async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
         lines = screen(app)
@@ -188,6 +189,7 @@ def test_nothing_is_cut_at_either_size(size: tuple[int, int], gpus: bool) -> Non
         assert lines[-1].rstrip().endswith("q quit")
         assert "…" not in "\n".join(lines[:2])
         assert ("312 W" in seen, "50.0/80 GiB" in seen) == (gpus, gpus)
+        assert ("1.5 GiB" in seen, "5.0 MiB" in seen) == (gpus, gpus)
         whole = ("device time", "suspensions", "slices", "override")
         assert [word for word in whole if word in seen] == (list(whole) if size == WIDE else [])
         row = next(line for line in lines if line.split()[:2] == ["3", "stored"])

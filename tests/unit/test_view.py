@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.console import Console, RenderableType
 
-from optuna_hermes.broker._protocol import StudyStatus
+from optuna_hermes.broker._protocol import BrokerStatus, StudyStatus
 from optuna_hermes.view import chart as charts
 from optuna_hermes.view import notebook, progress, tables
 from optuna_hermes.view.chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
+from optuna_hermes.view.picture import picture_of
 from support.statuses import broker_status, device_status, study_status
 
 RUN: dict[str, Any] = {
@@ -284,6 +286,47 @@ def test_status_says_why_a_device_is_idle() -> None:
     taken = broker_status(devices=[device_status(problem=problem)])
     text = rendered(tables.status_view(taken, None))
     assert problem in text.replace("\n", " ")
+
+
+def resident(trial: int, **fields: Any) -> dict[str, Any]:
+    known = {"study": "digits", "trial": trial, "pid": 70 + trial, "tier": "resident"}
+    known |= {"held_bytes": 3 << 30, "process_bytes": 400 << 20, "measured": True}
+    return known | fields
+
+
+def on_gpu(*residents: dict[str, Any]) -> BrokerStatus:
+    memory = {"memory_bytes": 24 << 30, "memory_free_bytes": 10 << 30}
+    device = device_status(id="GPU-a", kind="gpu", residents=list(residents), **memory)
+    return broker_status(digits(), devices=[device])
+
+
+def test_status_says_who_holds_what_of_a_gpu() -> None:
+    """Each trial with its process: what is measured, what is estimated, and what nobody knows."""
+    broker = on_gpu(
+        resident(1, tier=None, measured=False, process_bytes=600 << 20),
+        resident(2),
+        resident(3, tier="host", held_bytes=None),
+    )
+    lines = rendered(tables.status_view(broker, None)).splitlines()
+    begin = next(i for i, line in enumerate(lines) if "Memory of GPU-a" in line)
+    found = [line.replace("│", " ").split() for line in lines[begin + 1 :]]
+    for words in (
+        "digits 1 running 71 3.0 GiB about 600.0 MiB",
+        "digits 2 parked, resident 72 3.0 GiB 400.0 MiB",
+        "digits 3 parked, host 73 ? 400.0 MiB",
+    ):
+        assert words.split() in found
+
+
+def test_a_picture_has_what_each_trial_takes_of_its_devices() -> None:
+    """With its process, and of all devices that it sits on; unknown is left out."""
+    picture = picture_of(on_gpu(resident(2), resident(3, held_bytes=None)), "s", 0.0)
+    assert picture.memory == {2: (3 << 30) + (400 << 20)}
+    two = device_status(id="GPU-b", kind="gpu", residents=[resident(2, process_bytes=None)])
+    one = on_gpu(resident(2), resident(4, study="another")).devices[0]
+    broker = broker_status(digits(), devices=[two])
+    broker = structs.replace(broker, devices=(one, *broker.devices))
+    assert picture_of(broker, "s", 0.0).memory == {2: (6 << 30) + (400 << 20)}
 
 
 def ledger_trial(number: int, state: str = "stored") -> dict[str, Any]:

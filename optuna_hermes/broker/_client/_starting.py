@@ -53,8 +53,10 @@ def connect_or_start(
         BrokerError: none could be started.
     """
     if devices != "auto":
-        from optuna_hermes.broker._devices._source import parse_devices  # slow; most only ask
+        # Slow to import, and most only ask.
+        from optuna_hermes.broker._devices._source import absolute, parse_devices
 
+        devices = absolute(devices)
         parse_devices(devices)
     texts = () if power is None else power.texts
     deadline = time.monotonic() + CONNECT_SECONDS

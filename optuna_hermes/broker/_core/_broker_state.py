@@ -19,6 +19,9 @@ from optuna_hermes.model import Device, TierName
 
 PowerState = Literal["on", "going", "off", "coming"]
 
+CONTEXT_BYTES = 600 << 20
+"""Memory that a process takes of a GPU beside what its trial holds, before it was measured."""
+
 
 @dataclass(kw_only=True)
 class Lease:
@@ -104,6 +107,8 @@ class Slot:
     ``awaited`` has it from an earlier broker, and no other gets it.
 
     Args:
+        context_bytes: what a process was measured to take of it beside what its trial holds, None
+            before the first time.
         idle_since: since when it has had no lease although a study could use it, else None.
         power: see ``_device_changes``; memory and processes of a device are known while it is on.
         spare: no policy has a use for it, as of when one was asked last.
@@ -116,6 +121,7 @@ class Slot:
     reservation: Reservation | None = None
     idle_since: float | None = None
     settles_at: float = 0.0
+    context_bytes: int | None = None
     awaited: int | None = None
     power: PowerState = "on"
     spare: bool = False
@@ -176,6 +182,8 @@ class BrokerState:
         instance: this broker, as other hosts know it.
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that trials may take for what they move off their devices.
+        context_bytes: what a process takes of a GPU beside what its trial holds, where that was
+            never measured.
         awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
         openings: how many trials it has had set up without a device.
@@ -185,6 +193,7 @@ class BrokerState:
     instance: str = ""
     wall_offset: float = 0.0
     host_budget_bytes: int = 0
+    context_bytes: int = CONTEXT_BYTES
     epoch: int = 0
     slots: dict[str, Slot] = field(default_factory=dict)
     studies: dict[str, Study] = field(default_factory=dict)

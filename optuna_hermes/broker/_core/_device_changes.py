@@ -31,6 +31,8 @@ class DeviceChanges:
             if slot is None or slot.power != "on":  # it has no power, and is not lost
                 continue
             was, slot.device = slot.device, device
+            if device.processes:
+                self._memory.measure_contexts(slot)
             if device.healthy and not was.healthy:
                 self._tell(turn, slot, "device back", "")
             elif not device.healthy and (was.healthy or device.lost > was.lost):

@@ -24,7 +24,13 @@ from optuna_hermes.broker._core._admission import (
     refusal,
     take_charge,
 )
-from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease, Slot
+from optuna_hermes.broker._core._broker_state import (
+    CONTEXT_BYTES,
+    BrokerState,
+    Client,
+    Lease,
+    Slot,
+)
 from optuna_hermes.broker._core._device_changes import DeviceChanges
 from optuna_hermes.broker._core._drain import Drains
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
@@ -66,6 +72,7 @@ class EventHandler:
         instance: this broker, as other hosts know it: no other ever had this name.
         wall_offset: wall clock minus monotonic clock, in seconds.
         host_budget_bytes: host memory that trials may take for what they move off their devices.
+        context_bytes: as in ``BrokerState``.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
     """
@@ -78,6 +85,7 @@ class EventHandler:
         instance: str = "",
         wall_offset: float = 0.0,
         host_budget_bytes: int = 0,
+        context_bytes: int = CONTEXT_BYTES,
         grace_seconds: float = GRACE_SECONDS,
         powers: bool = False,
     ) -> None:
@@ -86,6 +94,7 @@ class EventHandler:
             instance=instance,
             wall_offset=wall_offset,
             host_budget_bytes=host_budget_bytes,
+            context_bytes=context_bytes,
         )
         self.state.slots = {device.id: Slot(device=device) for device in devices}
         self._power: Power | None = None
@@ -161,8 +170,8 @@ class EventHandler:
             self._watchdog.end(turn)
             if self.state.awaited:
                 self._recovery.end(turn)
+            self._scheduler.extend(turn)  # first: a longer slice may be due to look ahead in
             self._scheduler.look_ahead(turn)
-            self._scheduler.extend(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
             if study.problem and not study.draining:
@@ -258,8 +267,8 @@ class EventHandler:
         return CurveCache(shape_of)
 
     def status(self, now: float, *, trials: bool = True, curves: bool = False) -> wire.BrokerStatus:
-        problem, shapes = self._memory.problem, self._shapes if curves else None
-        return broker_status(self.state, now, problem=problem, trials=trials, shapes=shapes)
+        shapes = self._shapes if curves else None
+        return broker_status(self.state, now, memory=self._memory, trials=trials, shapes=shapes)
 
     # -- messages ------------------------------------------------------------------------------
 

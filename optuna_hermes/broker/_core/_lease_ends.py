@@ -87,6 +87,9 @@ class LeaseEnds:
         elif message.tier == "host":
             self._memory.left(trial.devices, now)
         trial.park(message)
+        for id_ in trial.devices:
+            if id_ in self._state.slots:
+                self._memory.measure_contexts(self._state.slots[id_])
 
     def out_of_memory(self, turn: Turn, slots: Sequence[Slot], trial: LiveTrial, what: str) -> None:
         """Handle that the memory of a device, or of one of several, did not suffice for its trial.

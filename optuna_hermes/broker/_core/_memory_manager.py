@@ -22,8 +22,8 @@ MEMORY_MARGIN = 1.2
 STRANGE_BYTES = 2 << 30
 """Memory that unknown processes may take where none is listed: the driver, a desktop."""
 
-CONTEXT_BYTES = 600 << 20
-"""Memory that a process takes on a GPU beside what it reports to hold."""
+CONTEXT_SHARE = 8
+"""A process is not expected to take more than this part of a small GPU, or of a slice of one."""
 
 SETTLE_SECONDS = 5.0
 """Time in which memory that a trial has left has to show as free; then the wait is over."""
@@ -75,6 +75,23 @@ class MemoryManager:
             "find them where they can, and wait for them or end them"
         )
 
+    def is_exclusive(self, slot: Slot) -> bool:
+        """True if a device is for one process at most, and there are several that may want it."""
+        if not slot.device.exclusive:
+            return False
+        roles = ("worker", "plain")
+        return len({each.pid for each in self._state.clients.values() if each.role in roles}) > 1
+
+    def keeper(self, slot: Slot) -> LiveTrial | None:
+        """The parked trial that alone can use a device until it ends, None if there is none.
+
+        Where one process at most may use a device, that is who cannot leave its process.
+        """
+        if not self.is_exclusive(slot):
+            return None
+        parked = self._state.parked_on(slot)
+        return next((each for each in parked if not (each.stores or each.asked)), None)
+
     def ready(self, turn: Turn, slot: Slot) -> bool:
         """True if an empty device can be granted to its reservation.
 
@@ -82,6 +99,9 @@ class MemoryManager:
         granted all the same when none is left that could, see ``warn``.
         """
         study, trial = self._next(slot)
+        if self.is_exclusive(slot) and not self._is_alone(slot, study, trial):
+            self._evict_all(turn, self._moves(slot, [], turn.now))
+            return False  # its process could not use the device
         alone = trial is not None and trial.alone
         # The memory of CPU slots is not read, so there is nothing to wait for.
         if slot.device.kind == "cpu" and not alone:
@@ -111,7 +131,7 @@ class MemoryManager:
         holder = None if slot.lease is None else self._state.trial_of(slot.lease)
         if trial.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
-        if trial.devices != (slot.device.id,):
+        if self.is_exclusive(slot) or trial.devices != (slot.device.id,):
             return False
         return bool(self._has_room(slot, self._state.studies[trial.study], trial))
 
@@ -156,6 +176,44 @@ class MemoryManager:
         free = self.free_bytes(slot)
         return math.inf if free is None else free
 
+    def measure_contexts(self, slot: Slot) -> None:
+        """Measure what processes take of a GPU beside what their trials hold.
+
+        To be called with a reading that was made after they said so.
+        """
+        measured = [self.context_of(slot, trial) for trial in self._state.parked_on(slot)]
+        found = [each for each in measured if each is not None]
+        if found:
+            slot.context_bytes = max(found)
+
+    def context_of(self, slot: Slot, trial: LiveTrial) -> int | None:
+        """What a parked trial's process takes of a GPU beside the trial, None if it is not known.
+
+        That is the process's context, the code of its kernels, and what libraries keep.
+        """
+        pid = self._state.pid_of(trial.connection)
+        listed = dict(slot.device.processes).get(pid or 0)
+        # While it moves, or another trial of its process trains, what it has said does not hold.
+        if listed is None or trial.held_bytes is None or trial.asked:
+            return None
+        if [self._state.pid_of(each.connection) for each in self._there(slot)].count(pid) > 1:
+            return None
+        return max(0, listed - trial.held_bytes)
+
+    def process_bytes(self, slot: Slot, trial: LiveTrial) -> int | None:
+        """What a process takes of a device beside what its trial holds; None if it is not there.
+
+        Of several trials of one process, as with ``n_jobs``, it is the first one's.
+        """
+        if slot.device.kind == "cpu" or slot.device.id not in trial.devices:
+            return None
+        pid = self._state.pid_of(trial.connection)
+        its = (each for each in self._there(slot) if self._state.pid_of(each.connection) == pid)
+        if next(its, trial) is not trial:
+            return 0
+        found = self.context_of(slot, trial)
+        return self._context(slot) if found is None else found
+
     # -- who goes ------------------------------------------------------------------------------
 
     def _next(self, slot: Slot) -> tuple[Study, LiveTrial | None]:
@@ -172,7 +230,7 @@ class MemoryManager:
         study, trial = self._next(slot)
         others = [*leaving, *self._others(slot, study, trial)]
         host_room = self._state.host_budget_bytes - self._state.host_used_bytes
-        alone = trial is not None and trial.alone
+        alone = (trial is not None and trial.alone) or self.is_exclusive(slot)
         short = self._short(slot, study, trial) if slot.device.kind == "gpu" else 0
         if not alone and short <= 0:
             return {}
@@ -180,11 +238,15 @@ class MemoryManager:
         from optuna_hermes.broker._core import _residency as residency
 
         if alone:
-            return residency.clear(map(residency.sitter_of, self._unasked(others)), host_room)
+            sitters = [residency.sitter_of(each, 0) for each in self._unasked(others)]
+            return residency.clear(sitters, host_room)
         here = [each for each in others if each.tier != "host"]
         in_host = [each for each in self._state.trials() if each.tier == "host"]
         free = self._unasked(self._wanted_last([*here, *in_host], now))
-        return residency.make_room(short, list(map(residency.sitter_of, free)), host_room)
+        sitters = [residency.sitter_of(each, self.process_bytes(slot, each)) for each in free]
+        # Processes do not end for the margin's sake.
+        spare = (MEMORY_MARGIN - 1) * (self._missing(slot, study, trial) or 0)
+        return residency.make_room(short, sitters, host_room, spare_bytes=spare)
 
     def _unasked(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
         """Those that have no open request, and no reservation either."""
@@ -207,6 +269,11 @@ class MemoryManager:
             return parked
         return [each for each in parked if each.study == study.spec.key]
 
+    def _there(self, slot: Slot) -> list[LiveTrial]:
+        """The trials whose processes have memory of a device: parked ones and its holder."""
+        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
+        return self._state.parked_on(slot) + ([holder] if holder else [])
+
     def _is_alone(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool:
         return not self._others(slot, study, trial) and not self._leaving(slot)
 
@@ -221,7 +288,7 @@ class MemoryManager:
 
     def _is_settling(self, slot: Slot, study: Study, trial: LiveTrial | None, now: float) -> bool:
         """True if memory that a process left may still become free, and would suffice."""
-        missing, free = _missing(slot, study, trial), self.free_bytes(slot)
+        missing, free = self._missing(slot, study, trial), self.free_bytes(slot)
         if now >= slot.settles_at or _less(self._unclaimed(slot), missing):
             return False
         return self._leaving(slot) or _less(free, missing)
@@ -231,40 +298,62 @@ class MemoryManager:
     def _has_room(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool | None:
         if slot.device.kind == "cpu":
             return None
-        return fits(self.free_bytes(slot), _missing(slot, study, trial))
+        return fits(self.free_bytes(slot), self._missing(slot, study, trial))
+
+    def _missing(self, slot: Slot, study: Study, trial: LiveTrial | None) -> int | None:
+        """Bytes that the next trial needs beside what it and its process have on the device."""
+        need = study.need_of(trial)
+        if need is None or slot.device.kind == "cpu":
+            return need
+        if trial is not None and slot.device.id in trial.devices:
+            return max(0, need - (trial.held_bytes or 0))
+        pid = None if trial is None else self._state.pid_of(trial.connection)
+        there = {self._state.pid_of(each.connection) for each in self._there(slot)}
+        return need + (0 if pid is not None and pid in there else self._context(slot))
+
+    def _context(self, slot: Slot) -> int:
+        """What a process takes of a GPU beside its trial, as measured here or on another GPU."""
+        if slot.context_bytes is not None:
+            return slot.context_bytes
+        measured = (each.context_bytes for each in self._state.slots.values())
+        known = [each for each in measured if each is not None]
+        if known:
+            return max(known)
+        total, usual = slot.device.memory_bytes, self._state.context_bytes
+        return usual if total is None else min(usual, total // CONTEXT_SHARE)
 
     def _short(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
-        free, missing = self.free_bytes(slot), _missing(slot, study, trial)
+        free, missing = self.free_bytes(slot), self._missing(slot, study, trial)
         if free is None or missing is None:
             return math.inf
-        going = (r for r in self._state.parked_on(slot) if r.evicting and r.tier != "host")
-        coming = sum(trial.takes_bytes or 0 for trial in going)
+        going = [r for r in self._state.parked_on(slot) if r.evicting]
+        coming = sum(trial.takes_bytes or 0 for trial in going if trial.tier != "host")
+        coming += sum(self._context(slot) for trial in going if trial.asked == "disk")
         return MEMORY_MARGIN * missing - free - coming
 
     def _unclaimed(self, slot: Slot) -> int | None:
-        """A GPU's memory without what the trials there report to hold."""
-        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
-        there = self._state.parked_on(slot) + ([holder] if holder else [])
+        """A GPU's memory without what trials report to hold there, and their processes take."""
+        there = self._there(slot)
+        contexts = sum(self.process_bytes(slot, each) or 0 for each in there)
         taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
         known = [each for each in taken if each is not None]
         if slot.device.memory_bytes is None or len(known) < len(taken):
             return None
-        return slot.device.memory_bytes - sum(known)
+        return slot.device.memory_bytes - sum(known) - contexts
 
     def _strange(self, slot: Slot) -> int:
         """Bytes that are taken and that no trial reports to hold; 0 if that is not known."""
         free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
         if free is None or unclaimed is None:
             return 0
-        here = {trial.connection for trial in self._state.parked_on(slot)}
         going = [c for c in self._state.clients.values() if slot.device.id in c.leaving]
-        return unclaimed - free - CONTEXT_BYTES * (len(here) + len(going))
+        return unclaimed - free - self._context(slot) * len(going)
 
     def warn(self, turn: Turn, slot: Slot) -> None:
         """Add an event if a device is granted whose memory does not suffice for its reservation."""
         study, trial = self._next(slot)
-        free, missing = self.free_bytes(slot), _missing(slot, study, trial)
+        free, missing = self.free_bytes(slot), self._missing(slot, study, trial)
         if not _less(free, missing):
             return
         name = "A new trial" if trial is None else f"Trial {trial.number}"
@@ -287,14 +376,6 @@ def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
 def size(count: int | None) -> str:
     """Number of bytes in words."""
     return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
-
-
-def _missing(slot: Slot, study: Study, trial: LiveTrial | None) -> int | None:
-    """Bytes that the next trial needs beside what it holds on the device."""
-    need = study.need_of(trial)
-    if need is None or trial is None or slot.device.id not in trial.devices:
-        return need
-    return max(0, need - (trial.held_bytes or 0))
 
 
 def _less(count: int | None, than: int | None) -> bool:

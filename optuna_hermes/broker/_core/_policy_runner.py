@@ -113,6 +113,10 @@ class PolicyRunner:
                 or (trial.connection is None and seats == 0),
             )
             (views if trial.live else finished).append(seen)
+        parts = [slot.device.part for slot in self._state.slots.values()]
+        if any(parts):
+            whole = max(1, parts.count(False))
+            views = [_at_most_devices(view, whole) for view in views]
         return Snapshot(
             now=now,
             seed=study.spec.seed,
@@ -175,6 +179,29 @@ class PolicyRunner:
             return False
         least, most = trial.device_range
         return least == most
+
+
+def _at_most_devices(view: TrialView, most: int) -> TrialView:
+    """View of a trial that may be given fewer devices: a process uses one slice of a GPU only."""
+    if view.device_range[1] <= most:
+        return view
+    elastic = view.elastic
+    if elastic is not None:
+        least, _ = elastic.devices
+        elastic = replace(elastic, devices=(min(least, most), most))
+    return replace(view, devices_wanted=min(view.devices_wanted, most), elastic=elastic)
+
+
+def _without_parts(decision: Decision, snapshot: Snapshot) -> Decision:
+    """The decision without further devices for trials that would have a slice of a GPU."""
+    parts = {device.id for device in snapshot.devices if device.part}
+    if not any(parts.intersection(a.devices) for a in decision.assignments if len(a.devices) > 1):
+        return decision
+    given = []
+    for each in decision.assignments:
+        whole = tuple(id_ for id_ in each.devices if id_ not in parts)
+        given.append(replace(each, devices=whole or each.devices[:1]))
+    return replace(decision, assignments=tuple(given))
 
 
 def _fixed(view: TrialView) -> TrialView:
@@ -255,6 +282,7 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
     try:
         decision = study.policy.decide(snapshot)
         _check(decision, snapshot)
+        decision = _without_parts(decision, snapshot)
     except Exception as error:  # a policy is the user's code: it may not end the broker
         study.problem = (
             f"Policy {study.spec.policy!r} raised {error!r}: mend it, or choose another with "

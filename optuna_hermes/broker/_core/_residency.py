@@ -1,12 +1,14 @@
 """Residency: suspended trials that stay in a device's memory, and those that make room. Pure.
 
 A parked trial keeps its memory while the next one fits beside it. If it does not, those that will
-be wanted last go: to host memory while there is room for them, then to disk.
+be wanted last go: to host memory while there is room for them, then to disk. A process takes memory
+of the device even when its trial is in host memory: where that is what is missing, it has to end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -24,6 +26,8 @@ class Sitter:
         trial: the trial.
         tier: ``resident`` on the device that needs room, or ``host`` (from any device).
         takes_bytes: what it takes there, of the device or of the host, None if unknown.
+        process_bytes: what its process takes of the device that needs room beside that, None if
+            the process is not there.
         moves: whether it can go to host memory.
         stores: whether it can go to disk.
     """
@@ -31,35 +35,42 @@ class Sitter:
     trial: TrialId
     tier: TierName
     takes_bytes: int | None
+    process_bytes: int | None = None
     moves: bool = False
     stores: bool = False
 
 
-def sitter_of(trial: LiveTrial) -> Sitter:
+def sitter_of(trial: LiveTrial, process_bytes: int | None) -> Sitter:
     """Sitter for a trial; one on several devices stays there, or goes to disk."""
     in_host = trial.tier == "host"
     return Sitter(
         trial=(trial.study, trial.number),
         tier="host" if in_host else "resident",
         takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
+        process_bytes=process_bytes,
         moves=trial.moves and not in_host and not trial.others,
         stores=trial.stores,
     )
 
 
 def make_room(
-    short_bytes: float, sitters: Sequence[Sitter], host_room_bytes: int
+    short_bytes: float,
+    sitters: Sequence[Sitter],
+    host_room_bytes: int,
+    *,
+    spare_bytes: float = 0.0,
 ) -> dict[TrialId, TierName]:
     """Moves by which ``short_bytes`` of a device become free.
 
     A trial goes to host memory if there is room for it, or can be made: those that wait there and
     will be wanted later than it go to disk first, and it follows when it is asked about again.
-    Otherwise it goes to disk, or stays if it cannot.
+    Otherwise it goes to disk, or stays if it cannot. If all that does not suffice, processes end.
 
     Args:
         short_bytes: what is missing; infinite means that all have to go.
         sitters: the one that will be wanted last at the front, without the trial that comes next.
         host_room_bytes: what is left of the host budget.
+        spare_bytes: the part of ``short_bytes`` for which no process has to end.
     """
     moves: dict[TrialId, TierName] = {}
     for place, sitter in enumerate(sitters):
@@ -72,13 +83,31 @@ def make_room(
             host_room_bytes -= sitter.takes_bytes or 0
         elif later := _make_way(sitter, sitters[:place], host_room_bytes):
             moves.update(later)
-            break  # the rest is decided when they have gone
+            return moves  # the rest is decided when they have gone
         elif sitter.stores:
             moves[sitter.trial] = "disk"
+            short_bytes -= sitter.process_bytes or 0
         else:
             continue
         short_bytes -= sitter.takes_bytes or 0
+    if spare_bytes < short_bytes < math.inf:
+        moves |= _end_processes(short_bytes - spare_bytes, sitters, moves)
     return moves
+
+
+def _end_processes(
+    short_bytes: float, sitters: Sequence[Sitter], moves: Mapping[TrialId, TierName]
+) -> dict[TrialId, TierName]:
+    """Trials that go to disk for the memory of their processes, beside those that go there."""
+    further: dict[TrialId, TierName] = {}
+    for sitter in sitters:
+        if short_bytes <= 0:
+            break
+        away = sitter.tier == "host" or moves.get(sitter.trial) == "host"
+        if sitter.process_bytes and sitter.stores and away:
+            further[sitter.trial] = "disk"
+            short_bytes -= sitter.process_bytes
+    return further
 
 
 def clear(sitters: Iterable[Sitter], host_room_bytes: int) -> dict[TrialId, TierName]:

@@ -55,7 +55,7 @@ class Scheduler:
             return
         for reservation in self._state.reservations():
             empty = [slot for slot in self._state.slots_of(reservation) if not slot.lease]
-            usable = all(self._memory.usable(slot) for slot in empty)
+            usable = all(self._is_open_to(reservation, slot) for slot in empty)
             late = self._is_late(reservation, turn.now)
             if empty and (not usable or late or self._is_hopeless(reservation)):
                 self._state.unreserve(reservation)
@@ -72,6 +72,7 @@ class Scheduler:
                     open_ = _whole(sorted(open_, key=lambda slot: _rank(slot, study))[:quota])
                 if open_ or (self._state.asleep and not shared):
                     self._decide(turn, study, open_)
+        self._reserve_for_keepers()
         self.fill(turn)
         self._note_idle(studies, turn.now)
         for study in studies:
@@ -169,9 +170,13 @@ class Scheduler:
         if any(x.reservation or not x.device.healthy or x.awaited is not None for x in together):
             return False
         if lease is None:
-            return self._memory.usable(slot)
+            return self._memory.usable(slot) and self._memory.keeper(slot) is None
         if lease.number is None or self._state.studies[lease.study].away_since is not None:
             return False
+        if lease.training and any(map(self._memory.is_exclusive, together)):
+            trial = self._state.trial_of(lease)
+            if trial is not None and not trial.stores:
+                return False  # nobody else could use the device while its process lives
         return lease.deadline <= now and not lease.yielding
 
     def _decide(self, turn: Turn, study: Study, slots: list[Slot]) -> None:
@@ -219,6 +224,25 @@ class Scheduler:
         )
         for slot in slots:
             slot.reservation = reservation
+
+    def _is_open_to(self, reservation: Reservation, slot: Slot) -> bool:
+        """True if an empty device may be granted to who it is reserved for."""
+        keeper = self._memory.keeper(slot)
+        own = keeper is None or keeper is self._state.trial_of(reservation)
+        return own and self._memory.usable(slot)
+
+    def _reserve_for_keepers(self) -> None:
+        """Reserve devices that one process at most may use for the trials that cannot leave."""
+        for slot in self._state.slots.values():
+            keeper = None if slot.lease or slot.reservation else self._memory.keeper(slot)
+            if keeper is None or not self._memory.usable(slot):
+                continue
+            study = self._state.studies[keeper.study]
+            slots = [self._state.slots[id_] for id_ in keeper.devices if id_ in self._state.slots]
+            free = not any(each.lease or each.reservation for each in slots)
+            if free and study.can_begin(keeper) and study.needs_device:
+                devices = tuple(each.device.id for each in slots)
+                self._reserve(study, slots, Assignment(trial=keeper.number, devices=devices))
 
     def _end(self, study: Study, tier: TierName | None, seconds: float | None, now: float) -> float:
         """End of a slice that begins now.
@@ -327,7 +351,8 @@ class Scheduler:
         for slot in slots:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
-        turn.send(connection, _grant_message(lease, trial, alone, reservation.batch_size))
+        grant = _grant_message(lease, slots, trial, alone, reservation.batch_size)
+        turn.send(connection, grant)
 
     def _lease(
         self,
@@ -459,11 +484,16 @@ def _resize(turn: Turn, study: Study, lease: Lease, batch_size: int | None) -> N
 
 
 def _grant_message(
-    lease: Lease, trial: LiveTrial | None, alone: bool, batch_size: int | None
+    lease: Lease,
+    slots: Sequence[Slot],
+    trial: LiveTrial | None,
+    alone: bool,
+    batch_size: int | None,
 ) -> Grant:
     return Grant(
         epoch=lease.epoch,
         devices=lease.devices,
+        shown=tuple(slot.device.shown_by for slot in slots if slot.device.shown_by),
         alone=alone,
         number=trial.number if trial else None,
         trial_id=trial.trial_id if trial else None,

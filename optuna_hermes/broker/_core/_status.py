@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, get_args
 
 from optuna_hermes.broker._core import _failures as failures
@@ -16,6 +16,7 @@ from optuna_hermes.broker._protocol import (
     DeviceStatus,
     HolderStatus,
     HostMemory,
+    ResidentStatus,
     StudyStatus,
     TrialCounts,
     TrialRow,
@@ -25,6 +26,7 @@ from optuna_hermes.model import OverheadKind, Override
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._curve_shape import Shape
+    from optuna_hermes.broker._core._memory_manager import MemoryManager
     from optuna_hermes.curves import CurveCache
 
 JOULES_PER_WATT_HOUR = 3600.0
@@ -37,7 +39,7 @@ def broker_status(
     state: BrokerState,
     now: float,
     *,
-    problem: Callable[[Slot], str],
+    memory: MemoryManager,
     trials: bool,
     shapes: CurveCache[Shape] | None = None,
 ) -> BrokerStatus:
@@ -46,7 +48,7 @@ def broker_status(
     Args:
         state: the broker's state.
         now: seconds of the broker's clock.
-        problem: why a device cannot be granted; empty if it can.
+        memory: knows why a device cannot be granted, and what processes take of it.
         trials: whether to list every trial of every study.
         shapes: of the curves of the trials that are listed; None leaves them out.
     """
@@ -60,7 +62,9 @@ def broker_status(
             used_bytes=state.host_used_bytes, budget_bytes=state.host_budget_bytes
         ),
         awaited=tuple(sorted({each.holder.pid for each in state.awaited.values()})),
-        devices=all_devices(state, now, problem),
+        devices=all_devices(
+            state, now, memory.problem, lambda slot: _residents(slot, state, memory)
+        ),
         studies=tuple(
             study_status(
                 study, state, now, tuple(_row(trial, study, next(found)) for trial in each)
@@ -71,12 +75,25 @@ def broker_status(
 
 
 def all_devices(
-    state: BrokerState, now: float, problem: Callable[[Slot], str]
+    state: BrokerState,
+    now: float,
+    problem: Callable[[Slot], str],
+    residents: Callable[[Slot], Iterable[ResidentStatus]] = lambda slot: (),
 ) -> tuple[DeviceStatus, ...]:
-    return tuple(_device(slot, state, now, problem(slot)) for slot in state.slots.values())
+    """The devices: why each cannot be granted, if it cannot, and who has memory of it."""
+    return tuple(
+        _device(slot, state, now, problem(slot), tuple(residents(slot)))
+        for slot in state.slots.values()
+    )
 
 
-def _device(slot: Slot, state: BrokerState, now: float, problem: str) -> DeviceStatus:
+def _device(
+    slot: Slot,
+    state: BrokerState,
+    now: float,
+    problem: str,
+    residents: tuple[ResidentStatus, ...],
+) -> DeviceStatus:
     device, lease = slot.device, slot.lease
     return DeviceStatus(
         id=device.id,
@@ -89,7 +106,29 @@ def _device(slot: Slot, state: BrokerState, now: float, problem: str) -> DeviceS
         energy_joules=device.energy_joules,
         holder=None if lease is None else _holder(lease, state, now),
         problem=problem,
+        residents=residents,
+        exclusive=device.exclusive,
+        part=device.part,
     )
+
+
+def _residents(slot: Slot, state: BrokerState, memory: MemoryManager) -> Iterator[ResidentStatus]:
+    if slot.device.kind == "cpu":
+        return
+    holder = None if slot.lease is None else state.trial_of(slot.lease)
+    parked = sorted(state.parked_on(slot), key=lambda trial: (trial.study, trial.number))
+    for trial in (*([holder] if holder else []), *parked):
+        # While it trains what it has changes with every batch.
+        held = trial.need_bytes if trial is holder else trial.held_bytes
+        yield ResidentStatus(
+            study=state.studies[trial.study].spec.name,
+            trial=trial.number,
+            pid=state.pid_of(trial.connection),
+            tier=None if trial is holder else trial.tier,
+            held_bytes=held,
+            process_bytes=memory.process_bytes(slot, trial),
+            measured=memory.context_of(slot, trial) is not None,
+        )
 
 
 def _holder(lease: Lease, state: BrokerState, now: float) -> HolderStatus:

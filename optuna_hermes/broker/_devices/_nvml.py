@@ -6,43 +6,32 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
+from optuna_hermes.broker._devices._health import Health
 from optuna_hermes.broker._devices._nvml_events import Listener
-from optuna_hermes.broker._devices._source import described, is_ours
+from optuna_hermes.broker._devices._source import described, is_mps_server, is_ours
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, Gpu, visible
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
-LOST_SECONDS = 5.0
-"""A GPU that answers with errors for this long is lost; some say at once that they are."""
-
 _LOOK = "see what `nvidia-smi` says"
 _STRANGER = "computes on it: wait for it, or end it"
 
+_NO_RECOVERY = 0  # NVML_GPU_RECOVERY_ACTION_NONE, which older bindings do not know
+_RESET = "end the broker, reset the GPU with `nvidia-smi --gpu-reset` or restart the host"
+
 T = TypeVar("T")
-
-
-@dataclass(kw_only=True)
-class _Health:
-    """Knowledge of a device from earlier polls."""
-
-    failing_since: float | None = None
-    """Time of the first error, None if it answers."""
-    lost: bool = False
-    """It does not answer, and is not waited for."""
-    fault: str = ""
-    """Its last report of a fault of its own, empty if there is none."""
 
 
 class NvmlDevices:
     """GPUs and MIG slices, as NVML reports them.
 
-    A device that cannot be read is not healthy, and neither is one that has reported a fault of
-    its own, until it was away and is back.
+    A device that cannot be read is not healthy, and neither is one that has to be reset: until it
+    was away and is back, or its driver says that it needs nothing.
 
     Args:
         uuids: ``GPU-...`` or ``MIG-...``.
@@ -60,8 +49,10 @@ class NvmlDevices:
         self._host = host
         self._named = named
         self._nvml = start_driver(self._uuids)
-        self._health = {uuid: _Health() for uuid in self._uuids}
+        self._health = {uuid: Health() for uuid in self._uuids}
         self._heard: list[Xid] = []
+        self._reported: set[str] = set()
+        """Devices whose driver is asked whether they have to be reset."""
         self._listener = Listener(self._nvml, self._uuids)
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
@@ -69,10 +60,9 @@ class NvmlDevices:
         for xid in self._listener.hear():
             self._heard.append(xid)
             if not xid.is_of_program:
-                self._health[xid.device].fault = (
-                    f"it reported {xid}: end the broker, reset the GPU with `nvidia-smi "
-                    "--gpu-reset` or restart the host"
-                )
+                self._reported.add(xid.device)
+            if xid.needs_reset:
+                self._health[xid.device].fault = f"it reported {xid}: {_RESET}"
         return tuple(self._read(uuid, own_pids) for uuid in self._uuids)
 
     def heard(self) -> tuple[Xid, ...]:
@@ -87,18 +77,19 @@ class NvmlDevices:
         except self._nvml.NVMLError:
             return None
 
-    def memory_of(self, pid: int, device: str) -> int | None:
-        """Bytes that a process holds on a device; None if that is unknown or it is not listed."""
-        # Not 0: one that is not listed is no proof of freed memory, for a container may list none.
-        return (self.holders(device) or {}).get(pid)
-
     def close(self) -> None:
         """Close the driver; the object is of no use afterwards."""
         self._listener.close()
         self._nvml.nvmlShutdown()
 
     def _read(self, uuid: str, own_pids: Collection[int]) -> Device:
-        device = Device(id=uuid, host=self._host, kind="gpu")
+        device = Device(
+            id=uuid,
+            host=self._host,
+            kind="gpu",
+            part=uuid.startswith("MIG-"),
+            shown_by=(VISIBLE_VARIABLE, uuid),
+        )
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
@@ -107,10 +98,21 @@ class NvmlDevices:
             # A desktop in the list of those that draw shows that processes can be listed here.
             draws = holders == {} and bool(_drawing(nvml, handle))
         except nvml.NVMLError as error:
-            return self._unread(device, error)
+            gone = isinstance(error, nvml.NVMLError_GpuIsLost | nvml.NVMLError_ResetRequired)
+            now = time.monotonic()
+            return self._health[uuid].unread(device, str(error), now, gone=gone, look=_LOOK)
         self._answers(uuid)
+        mode = _tried(nvml, lambda: nvml.nvmlDeviceGetComputeMode(handle))
+        servers = [pid for pid in holders or () if pid not in own_pids and is_mps_server(pid)]
+        if holders is not None and servers:
+            clients = _tried(nvml, lambda: _mps_clients(nvml, handle)) or {}
+            # What the server has is its clients' memory.
+            holders = {pid: holders[pid] for pid in holders if pid not in servers} | clients
         device = replace(
             device,
+            # Under MPS the one process that may use it is the server.
+            exclusive=mode == nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS and not servers,
+            processes=tuple((pid, taken) for pid, taken in (holders or {}).items() if taken),
             memory_bytes=total,
             memory_free_bytes=free,
             # MIG slices have none of the three.
@@ -120,9 +122,14 @@ class NvmlDevices:
             ),
             used=_tried(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu > 0),
         )
+        if uuid in self._reported:
+            self._ask_for_recovery(uuid, handle)
         fault = self._health[uuid].fault
         if fault:
             return replace(device, healthy=False, problem=fault)
+        if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+            way_out = "allow it with `nvidia-smi --compute-mode=DEFAULT`"
+            return replace(device, problem=f"its compute mode is Prohibited: {way_out}")
         # Where a container lists no processes, a GPU that the user has named is taken all the same.
         if holders is None and not self._named:
             problem = (
@@ -135,24 +142,20 @@ class NvmlDevices:
             return replace(device, problem=f"{described(strangers[0])} {_STRANGER}")
         return replace(device, free=True, unlisted=not holders and not draws)
 
-    def _unread(self, device: Device, error: Exception) -> Device:
-        health, now = self._health[device.id], time.monotonic()
-        if health.failing_since is None:
-            health.failing_since = now
-        gone = isinstance(error, self._nvml.NVMLError_GpuIsLost)
-        health.lost = health.lost or gone or now - health.failing_since >= LOST_SECONDS
-        way_out = "reset it, or restart the host" if health.lost else _LOOK
-        problem = f"it cannot be read ({error}): {way_out}"
-        healthy = not (health.lost or health.fault)
-        return replace(device, healthy=healthy, lost=health.lost, problem=problem)
-
     def _answers(self, uuid: str) -> None:
-        health = self._health[uuid]
-        health.failing_since = None
-        if health.lost:  # it was reset, so that what it reported before is over
-            health.lost, health.fault = False, ""
+        if self._health[uuid].answers():
+            self._reported.discard(uuid)
             self._listener.close()
             self._listener = Listener(self._nvml, self._uuids)
+
+    def _ask_for_recovery(self, uuid: str, handle: Any) -> None:
+        """Ask the driver whether a GPU that has reported something has to be reset."""
+        action = _recovery(self._nvml, handle)
+        health = self._health[uuid]
+        if action == _NO_RECOVERY:
+            health.fault = ""
+        elif action is not None and not health.fault:
+            health.fault = f"its driver says that it has to be reset: {_RESET}"
 
 
 # -- the driver
@@ -293,6 +296,22 @@ def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
         if processes is not None:
             return {process.pid: process.usedGpuMemory for process in processes}
     return None
+
+
+def _mps_clients(nvml: Any, handle: Any) -> dict[int, int | None]:
+    found = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
+    return {process.pid: process.usedGpuMemory for process in found}
+
+
+def _recovery(nvml: Any, handle: Any) -> int | None:
+    """What a GPU needs before it can be relied on again, None if the driver does not tell."""
+    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+    if field is None:  # as in older bindings
+        return None
+    found = _tried(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])[0])
+    if found is None or found.nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    return int(found.value.uiVal)
 
 
 def _drawing(nvml: Any, handle: Any) -> list[Any]:

@@ -6,9 +6,11 @@ A GPU is known by its UUID: indices change with ``CUDA_VISIBLE_DEVICES`` and fro
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from optuna_hermes.errors import DeviceSpecError
@@ -22,6 +24,8 @@ DEFAULT_CPU_SLOTS = 2
 
 MAX_CPU_SLOTS = 1024
 
+_LIST = ".json"
+
 log = logging.getLogger(__name__)
 
 
@@ -29,11 +33,13 @@ log = logging.getLogger(__name__)
 class DeviceSlot:
     """One device of a specification: ``cpu:0``, or the UUID of a GPU or of a MIG slice.
 
-    ``kind`` names the source in ``Devices`` that knows its state.
+    ``kind`` names the source in ``Devices`` that knows its state; ``listed_in`` is the file that
+    lists the device, where its kind is ``listed``.
     """
 
     id: str
-    kind: Literal["cpu", "gpu"]
+    kind: Literal["cpu", "gpu", "listed"]
+    listed_in: str = ""
 
 
 class DeviceSource(Protocol):
@@ -48,9 +54,6 @@ class DeviceSource(Protocol):
     def heard(self) -> tuple[Xid, ...]:
         """Return what the driver has reported up to the last poll, each report once."""
 
-    def memory_of(self, pid: int, device: str) -> int | None:
-        """Return the bytes that a process holds on a device, None if that is not known."""
-
     def close(self) -> None:
         """Close the driver."""
 
@@ -60,8 +63,9 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
 
     Args:
         spec: ``auto`` (every healthy GPU that ``CUDA_VISIBLE_DEVICES`` shows, or two CPU slots
-            where there is none), or a list, with commas, of ``cpu:N`` (N slots) and of UUIDs
-            (``GPU-...``, ``MIG-...``) as ``nvidia-smi -L`` prints them.
+            where there is none), or a list, with commas, of ``cpu:N`` (N slots), of UUIDs
+            (``GPU-...``, ``MIG-...``) as ``nvidia-smi -L`` prints them, and of files that list
+            devices of other makers (``FILE.json``, see ``DeviceList``).
 
     Raises:
         DeviceSpecError: a part means nothing, names a device this host does not have, or names
@@ -83,6 +87,12 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
     return slots
 
 
+def absolute(spec: str) -> str:
+    """A ``--devices`` text with the paths of its files made absolute, for other processes."""
+    parts = [part.strip() for part in spec.split(",")]
+    return ",".join(os.path.abspath(part) if part.endswith(_LIST) else part for part in parts)
+
+
 class CpuSlots:
     """CPU slots: always healthy, and never a stranger's."""
 
@@ -98,10 +108,6 @@ class CpuSlots:
     def heard(self) -> tuple[Xid, ...]:
         """Nothing."""
         return ()
-
-    def memory_of(self, pid: int, device: str) -> int | None:
-        """Unknown: the slots share the host's memory."""
-        return None
 
     def close(self) -> None:
         """Nothing: there is no driver."""
@@ -128,23 +134,25 @@ class Devices:
             from optuna_hermes.broker._devices._nvml import NvmlDevices  # CPU slots have no driver
 
             by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
-        self._sources = {slot.id: by_kind[slot.kind] for slot in slots}
+        self._sources = {slot.id: by_kind[slot.kind] for slot in slots if slot.kind != "listed"}
+        for path in dict.fromkeys(slot.listed_in for slot in slots if slot.listed_in):
+            from optuna_hermes.broker._devices._listed import ListedDevices, read_list
+
+            found = read_list(Path(path))
+            source = ListedDevices(found.devices, found.variable, host)
+            self._sources |= dict.fromkeys((each.id for each in found.devices), source)
+        self._order = [slot.id for slot in slots]
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
         """See ``DeviceSource``."""
         # One source serves several devices, and is polled once.
         polled = [source.poll(own_pids) for source in set(self._sources.values())]
         devices = {device.id: device for each in polled for device in each}
-        return tuple(devices[id_] for id_ in self._sources)
+        return tuple(devices[id_] for id_ in self._order)
 
     def heard(self) -> tuple[Xid, ...]:
         """See ``DeviceSource``."""
         return tuple(xid for source in set(self._sources.values()) for xid in source.heard())
-
-    def memory_of(self, pid: int, device: str) -> int | None:
-        """See ``DeviceSource``."""
-        source = self._sources.get(device)
-        return None if source is None else source.memory_of(pid, device)
 
     def close(self) -> None:
         """See ``DeviceSource``."""
@@ -167,6 +175,16 @@ def is_ours(pid: int, own_pids: Collection[int]) -> bool:
         return False
 
 
+def is_mps_server(pid: int) -> bool:
+    """True for NVIDIA's MPS server: it computes for its clients, and is nobody's trial."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).name().startswith("nvidia-cuda-mps")  # may be cut
+    except psutil.Error:
+        return False
+
+
 def described(pid: int) -> str:
     """A process and its user, in words."""
     import psutil
@@ -182,13 +200,18 @@ def described(pid: int) -> str:
 
 
 def _slots(part: str) -> list[DeviceSlot]:
+    if part.endswith(_LIST):
+        from optuna_hermes.broker._devices._listed import read_list  # few have such devices
+
+        listed = read_list(Path(part)).devices
+        return [DeviceSlot(id=each.id, kind="listed", listed_in=part) for each in listed]
     if re.fullmatch(r"(GPU|MIG)-\S+", part):
         return [DeviceSlot(id=part, kind="gpu")]
     match = re.fullmatch(r"cpu:([0-9]{1,9})", part)
     if match is None:
         raise DeviceSpecError(
-            "--devices must be auto alone, or a list of cpu:N, GPU-uuid and MIG-uuid, but got "
-            f"{part!r}; `nvidia-smi -L` prints the UUIDs."
+            "--devices must be auto alone, or a list of cpu:N, GPU-uuid, MIG-uuid and FILE.json, "
+            f"but got {part!r}; `nvidia-smi -L` prints the UUIDs."
         )
     n_slots = int(match[1])
     if not 1 <= n_slots <= MAX_CPU_SLOTS:

@@ -54,12 +54,18 @@ def is_gpu(device_id: str) -> bool:
     return device_id.startswith(("GPU-", "MIG-"))
 
 
-def environment(device_ids: Iterable[str]) -> dict[str, str]:
-    """Environment variables that show a process these devices and no others."""
-    # They work only if they are set before the process initialises CUDA.
-    gpus = [id_ for id_ in device_ids if is_gpu(id_)]
-    # CPU slots alone give an empty value, which shows no GPU.
-    return {VISIBLE_VARIABLE: ",".join(gpus)}
+def environment(shown: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Environment variables that show a process these devices and no others.
+
+    Args:
+        shown: the variable of each device, and its name there: ``Device.shown_by``.
+    """
+    # They work only if they are set before the process initialises its accelerator.
+    names: dict[str, list[str]] = {}
+    for variable, name in shown:
+        names.setdefault(variable, []).append(name)
+    # An empty value shows no GPU to CUDA, where there are CPU slots only.
+    return {each: ",".join(its) for each, its in names.items()} or {VISIBLE_VARIABLE: ""}
 
 
 def hidden(device_ids: Iterable[str]) -> bool:

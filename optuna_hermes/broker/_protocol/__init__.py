@@ -61,6 +61,7 @@ from optuna_hermes.broker._protocol._status import DeviceStatus as DeviceStatus
 from optuna_hermes.broker._protocol._status import FailureSummary as FailureSummary
 from optuna_hermes.broker._protocol._status import HolderStatus as HolderStatus
 from optuna_hermes.broker._protocol._status import HostMemory as HostMemory
+from optuna_hermes.broker._protocol._status import ResidentStatus as ResidentStatus
 from optuna_hermes.broker._protocol._status import StudyStatus as StudyStatus
 from optuna_hermes.broker._protocol._status import TrialCounts as TrialCounts
 from optuna_hermes.broker._protocol._status import TrialLoss as TrialLoss
@@ -72,4 +73,4 @@ from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 11
+VERSION = 12

@@ -37,11 +37,14 @@ class Grant(Message, frozen=True, kw_only=True):
 
     ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
     this broker holds memory of the devices. ``lost`` are the names of openings of one new trial
-    whose processes died. ``batch_size`` is what its batches shall have from now on, None as before.
+    whose processes died. ``shown`` are the environment variables that show the devices, each with
+    the name of one of them. ``batch_size`` is what its batches shall have from now on, None as
+    before.
     """
 
     epoch: int
     devices: tuple[str, ...]
+    shown: tuple[tuple[str, str], ...] = ()
     alone: bool = True
     number: int | None = None
     trial_id: int | None = None

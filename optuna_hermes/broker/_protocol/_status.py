@@ -35,10 +35,33 @@ class HolderStatus(msgspec.Struct, frozen=True, kw_only=True):
     slice_seconds: float
 
 
+class ResidentStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial whose process has memory of a device: the one that trains there, or a parked one.
+
+    Args:
+        tier: where its state is, None while it trains.
+        held_bytes: what the trial has of the device, or was seen to need while it trains; None if
+            unknown.
+        process_bytes: what its process has beside that, as measured or else as estimated; None
+            for a CPU slot.
+        measured: whether ``process_bytes`` was measured for this process.
+    """
+
+    study: str
+    trial: int
+    pid: int | None
+    tier: TierName | None
+    held_bytes: int | None
+    process_bytes: int | None
+    measured: bool = False
+
+
 class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A device; figures that are None are unknown.
 
-    ``holder`` is its lease; ``problem`` is why it cannot be granted, empty if it can.
+    ``holder`` is its lease; ``problem`` is why it cannot be granted, empty if it can. ``residents``
+    have memory of a GPU; they are left out for CPU slots, which share the host's. ``exclusive`` and
+    ``part`` are as in ``Device``.
     """
 
     id: str
@@ -52,6 +75,9 @@ class DeviceStatus(msgspec.Struct, frozen=True, kw_only=True):
     energy_joules: float | None
     holder: HolderStatus | None
     problem: str
+    residents: tuple[ResidentStatus, ...] = ()
+    exclusive: bool = False
+    part: bool = False
 
 
 class WorkerCounts(msgspec.Struct, frozen=True, kw_only=True):

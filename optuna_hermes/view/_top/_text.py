@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from rich.style import Style
@@ -56,7 +56,13 @@ def columns(width: int, picture: Picture) -> list[Column]:
         if wide
         else Column("", 1, lambda t, _: OVERRIDE_MARKS.get(t.override or "", ""), _override_colour),
         Column("value", 9, lambda t, _: formats.number(t.value), _ink),
-        Column("slope", 10, lambda t, _: _signed(t.slope), _slope_colour(picture.maximize)),
+        # Eight suffice; more are nicer where there is room.
+        Column(
+            "slope",
+            10 if wide or not picture.memory else 8,
+            lambda t, _: _signed(t.slope),
+            _slope_colour(picture.maximize),
+        ),
         Column("curve", 0, lambda t, w: formats.sparkline(t.curve, w), _state_colour, right=False),
         Column("units", 5, lambda t, _: str(t.units), _ink),
         Column("device time" if wide else "time", 11 if wide else 9, _seconds, _ink),
@@ -75,8 +81,10 @@ def columns(width: int, picture: Picture) -> list[Column]:
             Column("slices", 6, lambda t, _: str(t.slices), lambda _: DIM),
             Column("suspensions", 11, lambda t, _: str(t.suspensions), lambda _: DIM),
         ]
-    else:
+    elif not picture.memory:
         found.append(Column("susp", 4, lambda t, _: str(t.suspensions), lambda _: DIM))
+    if picture.memory:
+        found.append(Column("memory", 9, _memory_of(picture.memory), _state_colour))
     if wide and picture.watt_hours is not None:
         found.append(Column("energy", 9, lambda t, _: formats.energy(t.watt_hours), lambda _: DIM))
     left = width - 1 - (len(found) - 1) - sum(column.width for column in found)
@@ -134,6 +142,14 @@ def _slope_colour(maximize: bool) -> Callable[[TrialRow], str]:
 
 def _signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2g}"
+
+
+def _memory_of(memory: Mapping[int, int]) -> Callable[[TrialRow, int], str]:
+    def text(trial: TrialRow, width: int) -> str:
+        taken = memory.get(trial.number)
+        return "" if taken is None else formats.size(taken)
+
+    return text
 
 
 def _seconds(trial: TrialRow, width: int) -> str:

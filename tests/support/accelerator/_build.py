@@ -17,6 +17,7 @@ import filelock
 import torch
 
 _SOURCES = Path(__file__).parent
+_HOST = _SOURCES.parent / "nvml" / "host.h"
 _NAME = "simulated_accelerator"
 
 
@@ -29,7 +30,7 @@ def why_not_built() -> str | None:
 
 def built() -> Path:
     """The compiled library; compiling takes about a minute, the first time."""
-    parts = sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")])
+    parts = sorted([*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h"), _HOST])
     versions = f"{torch.__version__} {sys.version}"
     content = versions.encode() + b"".join(part.read_bytes() for part in parts)
     folder = _cache() / hashlib.sha256(content).hexdigest()[:16]

@@ -47,7 +47,7 @@ int count() {
     }
     use_driver();
   }
-  return kDevices;
+  return visible_devices();
 }
 
 struct Hooks final : public at::PrivateUse1HooksInterface {
@@ -130,6 +130,7 @@ void check_not_forked() {
 
 void use(int device) {
   check_not_forked();
+  check_reachable(device);
   std::lock_guard<std::recursive_mutex> held(lock());
   if (!has_context[device]) {
     use_driver();

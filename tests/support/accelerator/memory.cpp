@@ -78,6 +78,7 @@ void release_unused(int index) {
       device.blocks.erase(block);
       madvise(device.open + start, size, MADV_REMOVE);
       device.reserved -= size;
+      give_segment(index, size);
       each = device.segments.erase(each);
     } else {
       ++each;
@@ -97,10 +98,12 @@ size_t gap(const Device& device, size_t size) {
   return start + size <= kMost ? start : kMost;
 }
 
-bool add_segment(Device& device, size_t size, c10::StreamId stream) {
+bool add_segment(int index, size_t size, c10::StreamId stream) {
+  Device& device = mapped(index);
   size = rounded(size, kSegment);
   size_t start = gap(device, size);
-  if (device.context + device.reserved + size > device.limit || start == kMost) {
+  if (device.context + device.reserved + size > device.limit || start == kMost ||
+      !take_segment(index, size)) {
     return false;
   }
   device.segments[start] = size;
@@ -170,11 +173,15 @@ class DeviceMemory final : public c10::DeviceAllocator {
     auto stream = current_stream(index).id();
     auto block = find_free(device, size, stream);
     if (block == device.blocks.end()) {
-      if (!add_segment(device, size, stream)) {
+      if (!add_segment(index, size, stream)) {
         release_unused(index);
+        bool added = add_segment(index, size, stream);
+        if (!added) {
+          note_refusal(index);
+        }
         TORCH_CHECK_WITH(
             OutOfMemoryError,
-            add_segment(device, size, stream),
+            added,
             "Simulated device ", index, " out of memory. Tried to allocate ", bytes, " bytes; of ",
             device.limit, " bytes ", device.allocated, " are allocated, ", device.reserved,
             " are reserved, and the context has ", device.context, ".");
@@ -250,7 +257,10 @@ class DeviceMemory final : public c10::DeviceAllocator {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
     std::lock_guard<std::recursive_mutex> held(lock());
     Device& device = devices[index];
-    size_t taken = device.context + device.reserved;
+    size_t taken = device.context + device.reserved, free = 0, total = 0;
+    if (shared_info(index, &free, &total)) {
+      return {free, total};
+    }
     return {device.limit > taken ? device.limit - taken : 0, device.limit};
   }
 };
@@ -361,6 +371,7 @@ void reserve_context(int index) {
   Device& device = mapped(index);
   TORCH_CHECK(
       device.limit >= kContext, "CUDA error: out of memory (simulated, of a context).");
+  take_context(index, kContext);
   device.context = kContext;
 }
 

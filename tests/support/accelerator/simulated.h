@@ -36,6 +36,21 @@ void note_use_of_pinned(const void* address, c10::Stream stream);
 c10::Allocator* device_allocator();
 c10::Allocator* pinned_allocator();
 
+// -- shared.cpp: without a simulated host nothing is shared, and nothing of it does anything ------
+
+int visible_devices();
+// Raise if a device has fallen off the bus.
+void check_reachable(int device);
+// Take the memory of a context from the host's device, or raise as CUDA does.
+void take_context(int device, size_t bytes);
+// Take memory for a segment; false if there is not as much.
+bool take_segment(int device, size_t bytes);
+void give_segment(int device, size_t bytes);
+// Count an allocation that failed.
+void note_refusal(int device);
+// What is free, and all that there is; false without a host.
+bool shared_info(int device, size_t* free, size_t* total);
+
 // -- streams.cpp ---------------------------------------------------------------------------------
 
 // One lock for all: allocators, queues and the kernels that run. No kernel takes the GIL.

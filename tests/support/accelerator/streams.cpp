@@ -129,7 +129,7 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
     return 0.0;
   }
   c10::DeviceIndex deviceCount() const noexcept override {
-    return kDevices;
+    return static_cast<c10::DeviceIndex>(visible_devices());
   }
   bool queryStream(const c10::Stream& stream) const override {
     synchronizeStream(stream);
