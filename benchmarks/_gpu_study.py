@@ -19,12 +19,15 @@ from _gpu_device import Add, Setting, open_device
 if TYPE_CHECKING:
     from optuna import Trial
 
+    from optuna_hermes.model import TierName
+
 N_TRIALS, EPOCHS = 16, 15
 DRY_TRIALS, DRY_EPOCHS = 3, 2
 TURNS_MB = 100
+TIERS: tuple[TierName, ...] = ("resident", "host", "disk")
 
 
-def objective(trial: Trial) -> float | None:
+def objective(trial: Trial) -> float:
     """The quickstart's network and data, in a loop of one's own on the device."""
     dry = os.environ["HERMES_GPU_DRY"] == "1"
     setting = open_device(Path.cwd(), dry=dry)
@@ -55,11 +58,12 @@ def objective(trial: Trial) -> float | None:
             out = model(x.to(device, non_blocking=True))
             loss = nn.functional.cross_entropy(out, y.to(device, non_blocking=True))
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         model.eval()
         with torch.no_grad():
             run.report(nn.functional.cross_entropy(model(x_held_out), y_held_out).item())
+    assert run.value is not None
     return run.value
 
 
@@ -120,7 +124,7 @@ def take_turns(setting: Setting, add: Add) -> None:
     from _switch_runs import read_switches
 
     size, switches, warm_up = (1, 2, 2) if setting.dry else (TURNS_MB, 20, 4)
-    for tier in ("resident",) if setting.dry else ("resident", "host", "disk"):
+    for tier in TIERS[:1] if setting.dry else TIERS:
         folder = setting.folder / tier
         folder.mkdir()
         batches = measure_hermes(tier, int(1e6 * size), folder, switches=warm_up + switches)

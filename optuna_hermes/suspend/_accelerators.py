@@ -129,7 +129,7 @@ class _Cuda(Accelerator):
 
     def inexact(self, roots: Iterable[object]) -> dict[str, str]:
         cudnn = torch.backends.cudnn  # for ROCm it is MIOpen, which does the same
-        if not (cudnn.is_available() and cudnn.enabled):
+        if not (cudnn.is_available() and cudnn.enabled):  # type: ignore[no-untyped-call]
             return {}
         found = {}
         # Its state is kept in a static variable of torch's, which cannot be read or set.

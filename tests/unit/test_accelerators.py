@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def reasons(*roots: object) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-def test_dropout_within_recurrent_layers(kind: type[nn.RNNBase]) -> None:
+def test_dropout_within_recurrent_layers(kind: Callable[..., nn.RNNBase]) -> None:
     """CuDNN draws it from a state of its own, wherever in the model the layer is."""
     layer = kind(4, 4, num_layers=2, dropout=0.3)
     assert reasons(object(), nn.Sequential(nn.Linear(4, 4), layer)) == {"cudnn dropout"}
