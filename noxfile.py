@@ -181,8 +181,15 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def accelerator(session: nox.Session) -> None:
-    """Suspension on a simulated accelerator, which is compiled once: g++ has to be there."""
+    """Suspension on a simulated accelerator, which is compiled once: g++ has to be there.
+
+    With `-- lines` it counts which lines that no CPU test runs these tests run.
+    """
     session.install(*CONSTRAINED, "-e", ".[lightning,test]", "ninja")
+    if session.posargs == ["lines"]:
+        session.install("coverage>=7.10")
+        session.run("python", "tests/accelerator/lines.py")
+        return
     chosen = ("-m", "accelerator", "tests/accelerator")
     session.run("python", "-m", "pytest", *chosen, *session.posargs)
 

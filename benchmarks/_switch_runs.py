@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from optuna_hermes.suspend._accelerators import used_accelerator
+
 LAYERS = 16
 COPIES = 3
 """AdamW keeps two more tensors for each parameter."""
@@ -46,9 +48,9 @@ def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs:
 
 
 def wait() -> None:
-    """Until the GPU has done what it was given."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    """Until the accelerator has done what it was given."""
+    if used_accelerator() is not None:
+        torch.accelerator.synchronize()
 
 
 class Batches:

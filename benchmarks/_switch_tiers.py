@@ -17,7 +17,8 @@ from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend import Footprint, read
 from optuna_hermes.suspend._tier_mover import TierMover
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+_FOUND = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+DEVICE = "cpu" if _FOUND is None else _FOUND.type
 RUN = "trial 0"
 
 
@@ -145,7 +146,7 @@ def measure_tier(
 def copy_bandwidth(size_bytes: int, repetitions: int) -> dict[str, float]:
     """Bytes a second of one plain copy, out of the device and back in; a GPU's host is pinned."""
     device = torch.zeros(size_bytes, dtype=torch.uint8, device=DEVICE)
-    host = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=DEVICE == "cuda")
+    host = torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=DEVICE != "cpu")
     out = [_seconds(partial(host.copy_, device)) for _ in range(1 + repetitions)]
     into = [_seconds(partial(device.copy_, host)) for _ in range(1 + repetitions)]
     return {

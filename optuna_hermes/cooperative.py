@@ -35,8 +35,9 @@ from optuna_hermes.suspend import (
     rng_state,
     set_rng_state,
 )
+from optuna_hermes.suspend._accelerators import used_accelerator
 from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._saver import Saver, warn_of_lost
+from optuna_hermes.suspend._saver import Saver, warn_of_inexact, warn_of_lost
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge, settled
 from optuna_hermes.suspend._tree import frozen
@@ -101,7 +102,7 @@ class CooperativeLoop:
         self._reported: frozenset[int] = frozenset()
         self._restored: dict[str, Any] | None = None
         self._saver: Saver | None = None
-        self._begun = self._unsaved = False
+        self._begun = self._unsaved = self._warned_of_inexact = False
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -265,7 +266,9 @@ class CooperativeLoop:
         if session.must_yield:
             self._park(session, stores=here)
         if self._unsaved and here and saver is not None and self.saves_now(saver):
-            saver.begin(self._settled_dump(rng_state()), units=self._unit)
+            settled(self.roots())  # what the device still computes is no part of the cost
+            began = time.monotonic()
+            saver.begin(self._settled_dump(rng_state()), units=self._unit, since=began)
             self._unsaved = False
         # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
@@ -279,6 +282,8 @@ class CooperativeLoop:
         session.training(stores=self.storable)
 
     def _park(self, session: Session, *, stores: bool) -> None:
+        if self._saver is not None:
+            self._saver.free()  # it may be pinned, and this trial waits for long
         with kept_rng() as rng:
             session.park(_LoopState(self, rng, stores=stores))
         # A save that was given up for the sake of the suspension is due again.
@@ -291,7 +296,17 @@ class CooperativeLoop:
     def _settled_dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         # Reading a tensor waits for the current stream only, and others may still write to it.
         settled(self.roots())
+        self._warn_of_inexact()
         return self._dump(rng)
+
+    def _warn_of_inexact(self) -> None:
+        """Log what makes the device's kernels draw or round otherwise in the next process, once."""
+        if self._warned_of_inexact or self._session is None:
+            return
+        self._warned_of_inexact = True
+        used = used_accelerator()
+        if used is not None:
+            warn_of_inexact(self._name, self._session.checkpoint_dir, used.inexact(self.roots()))
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         warning = self.inexact()

@@ -43,12 +43,13 @@ MOST_SIZES = 64
 LIVE_STATES: frozenset[TrialStatus] = frozenset({"pending", "running", "parked", "stored"})
 
 
-OverheadKind = Literal["idle", "opening", "resuming", "suspending"]
+OverheadKind = Literal["idle", "opening", "resuming", "saving", "suspending"]
 """Kinds of device time outside of batches.
 
 A device is ``idle`` while a trial that waits or may be created could use it. A new trial is
 ``opening``, and a suspended one ``resuming``, from its lease to its first batch; it is
-``suspending`` from its last batch to the end of its lease.
+``saving`` while it trains no batch for the sake of a checkpoint, and ``suspending`` from its last
+batch to the end of its lease.
 """
 
 

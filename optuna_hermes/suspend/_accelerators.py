@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 
 class Accelerator:
@@ -45,6 +46,14 @@ class Accelerator:
         """True if this process has captured graphs: they hold addresses, so nothing may move."""
         kind = getattr(self.module, self.graph, None) if self.graph else None
         return kind is not None and any(isinstance(each, kind) for each in gc.get_objects())
+
+    def inexact(self, roots: Iterable[object]) -> dict[str, str]:
+        """Reasons why a training in the next process may differ from this one, by name.
+
+        Args:
+            roots: objects of the trial, with all its modules.
+        """
+        return {}
 
     # -- random numbers ------------------------------------------------------------------------
 
@@ -118,6 +127,33 @@ class _Cuda(Accelerator):
 
     graph = "CUDAGraph"
 
+    def inexact(self, roots: Iterable[object]) -> dict[str, str]:
+        cudnn = torch.backends.cudnn  # for ROCm it is MIOpen, which does the same
+        if not (cudnn.is_available() and cudnn.enabled):  # type: ignore[no-untyped-call]
+            return {}
+        found = {}
+        # Its state is kept in a static variable of torch's, which cannot be read or set.
+        if any(self._drops_within(each) for each in _modules(roots)):
+            found["cudnn dropout"] = (
+                "dropout=... of nn.LSTM, nn.GRU and nn.RNN draws from a generator of cuDNN's that "
+                "no checkpoint holds. Put nn.Dropout between layers of their own, or set "
+                "torch.backends.cudnn.enabled = False."
+            )
+        if cudnn.benchmark:
+            found["cudnn benchmark"] = (
+                "torch.backends.cudnn.benchmark chooses kernels by timing them, in each process "
+                "anew, and others may round otherwise. Set it to False."
+            )
+        return found
+
+    def _drops_within(self, module: nn.Module) -> bool:
+        """True for a recurrent layer that cuDNN computes, dropout included."""
+        return (
+            isinstance(module, nn.RNNBase)
+            and module.dropout > 0
+            and any(weight.device.type == self.kind for weight in module.parameters())
+        )
+
     def _free_workspaces(self) -> None:
         # cuBLAS keeps its workspaces allocated, and empty_cache frees only unused segments.
         getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
@@ -125,6 +161,12 @@ class _Cuda(Accelerator):
 
 class _Xpu(Accelerator):
     graph = "XPUGraph"
+
+
+def _modules(roots: Iterable[object]) -> Iterator[nn.Module]:
+    for root in roots:
+        if isinstance(root, nn.Module):
+            yield from root.modules()
 
 
 _KINDS: dict[str, Callable[[str], Accelerator]] = {"cuda": _Cuda, "xpu": _Xpu}

@@ -146,8 +146,12 @@ class Session(Protocol):
             memory_bytes: the most device memory it has needed until now, None if unknown.
         """
 
-    def saved(self, checkpoint: Checkpoint) -> None:
-        """Report a checkpoint that is safe on disk while the trial goes on."""
+    def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
+        """Report a checkpoint that is safe on disk while the trial goes on.
+
+        Args:
+            blocked_seconds: time for which the training stood still for it.
+        """
 
     def park(self, state: TrialState) -> None:
         """Yield the device, suspending to the tier that was asked for, and wait for the next grant.

@@ -1,11 +1,12 @@
 """One process (a rank) of a trial that trains in several.
 
-All ranks stop after the same batch, without a message for each batch. Rank 0 sees that the trial
-must yield, and writes the number of its present point into shared memory before it trains the next
-batch. Each rank stops at its first clean point after that one. To synchronise the gradients of that
-batch a rank must wait for rank 0, so that it reads the number in time. Where gradients are not
-synchronised, ranks come to different points: those that wait then train on, and all try a later
-one.
+All ranks stop after the same batch, without a message for each batch. Each writes the number of
+its present point into shared memory. Rank 0 sees that the trial must yield, and writes there the
+highest of these numbers before it trains the next batch: other ranks may be ahead, as NCCL only
+queues what synchronises gradients, and wait within a batch for rank 0 to come up with them. Each
+rank stops at its first clean point after that number. Nothing makes a rank read it in time, so that
+all then say to the parent process where they are: if they differ, those that wait train on, and all
+try a later point.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from optuna_hermes.errors import Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 from optuna_hermes.suspend._tree import frozen
 
-YIELD, STOP = 0, 1
-"""Indices of the shared numbers: 1 if the trial must yield, and the point rank 0 has written."""
+YIELD, STOP, POINTS = 0, 1, 2
+"""Indices of the shared numbers: 1 if the trial must yield, the point rank 0 has written, and, from
+``POINTS`` on, the present point of each rank."""
 _ENDED_SECONDS = 0.25
 """Interval at which a waiting rank checks if it is to end."""
 _TERMINATED = 128 + 15
@@ -52,7 +54,7 @@ class RankChannels:
     Args:
         rank_ends: the end of each rank's pipe.
         parent_ends: the other ends.
-        flags: shared numbers, see ``YIELD``.
+        flags: shared numbers, see ``POINTS``.
         parent: the process that started them.
         leased: True if the trial has a session.
         checkpoint_dir: see ``Session``.
@@ -107,10 +109,12 @@ class Rank:
     def pass_point(self) -> None:
         """Count a point between two batches; to be called before anything else there."""
         self._point += 1
+        flags = self._flags
+        flags[POINTS + self.rank] = self._point
         # Written once: all ranks must see the same point, also those that read it late.
-        if self.rank == 0 and self._flags[YIELD] and not self._flags[STOP]:
-            self._flags[STOP] = self._point
-        self.must_yield = 0 < self._flags[STOP] < self._point
+        if self.rank == 0 and flags[YIELD] and not flags[STOP]:
+            flags[STOP] = max(flags[POINTS:])
+        self.must_yield = 0 < flags[STOP] < self._point
 
     def training(self, *, stores: bool) -> None:
         self._tell("training", {"stores": stores})
@@ -128,15 +132,18 @@ class Rank:
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         self._tell("beat", {"batches": batches, "memory_bytes": memory_bytes})
 
-    def saved(self, checkpoint: Checkpoint) -> None:
+    def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """Do nothing: the process that saves reports it."""
 
-    def begin(self, tree: Tree, *, units: int) -> None:
+    def begin(self, tree: Tree, *, units: int, since: float | None = None) -> None:
         """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
         self._request("save", units, packed(tree))
 
     def finish(self, *, wait: bool) -> None:
         """Do nothing: the parent process writes; see ``Saver``."""
+
+    def free(self) -> None:
+        """Do nothing: what was copied is sent at once; see ``Saver``."""
 
     def park(self, state: Any) -> None:
         """See ``Session``; also returns if the ranks have to go on to a later point.

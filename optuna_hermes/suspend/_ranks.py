@@ -17,6 +17,7 @@ from typing import Any
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.suspend._base import Session
 from optuna_hermes.suspend._rank import (
+    POINTS,
     STOP,
     YIELD,
     Answer,
@@ -63,7 +64,7 @@ class Ranks:
         self.channels = RankChannels(
             rank_ends=tuple(child for _, child in pipes),
             parent_ends=tuple(parent for parent, _ in pipes),
-            flags=context.RawArray("q", 2),
+            flags=context.RawArray("q", POINTS + count),
             parent=os.getpid(),
             leased=session is not None,
             checkpoint_dir=session.checkpoint_dir if session is not None else None,

@@ -7,15 +7,18 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnwritableError
 from optuna_hermes.suspend._base import Session
 from optuna_hermes.suspend._disk import write
-from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._state import on_device
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._copies import Copies, Copy
 
 RETRY_SECONDS = 1.0
 """Least delay before writing a checkpoint is tried again."""
@@ -52,24 +55,52 @@ class Saver:
         self._saving: Future[None] | None = None
         self._give_up = threading.Event()
         self._unwritable = False
+        self._copies: Copies | None = None
+        self._blocked_seconds = 0.0
 
     @property
     def busy(self) -> bool:
         """True if a checkpoint is being written, or its result was not yet seen by ``finish``."""
         return self._saving is not None
 
-    def begin(self, tree: dict[str, Any], *, units: int) -> None:
+    def begin(self, tree: dict[str, Any], *, units: int, since: float | None = None) -> None:
         """Copy a state and begin to write it, after finishing the checkpoint before.
+
+        Args:
+            since: when the training stopped for it, by ``time.monotonic``; None for now.
 
         Raises:
             CheckpointError: the checkpoint before holds something that cannot be stored.
         """
-        self.finish(wait=True)
+        began = time.monotonic() if since is None else since
+        copies = self._open_copies()
+        if not on_device(tree):  # a copy beside the one that is written would only take memory
+            self.finish(wait=True)
+        copy = copies.copy(tree)
+        try:
+            self.finish(wait=True)
+        except BaseException:
+            copy.release()
+            raise
         self.gave_up, self._give_up = False, threading.Event()
+        self._blocked_seconds += time.monotonic() - began
         # An executor, unlike in ``_disk``: the interpreter joins its thread at exit.
         thread = ThreadPoolExecutor(1, "hermes-save")
-        self._saving = thread.submit(self._save, frozen(tree), units, self._give_up)
+        self._saving = thread.submit(self._save, copy, units, self._give_up)
         thread.shutdown(wait=False)
+
+    def free(self) -> None:
+        """Give back host memory that no checkpoint is being written from."""
+        if self._copies is not None:
+            self._copies.free()
+
+    def _open_copies(self) -> Copies:
+        # Loaded on first use, as it needs torch.
+        from optuna_hermes.suspend._copies import Copies
+
+        if self._copies is None:
+            self._copies = Copies()
+        return self._copies
 
     def finish(self, *, wait: bool) -> None:
         """Take the result of the checkpoint that is being written.
@@ -88,7 +119,13 @@ class Saver:
             self._saving = None
             saving.result()
 
-    def _save(self, tree: dict[str, Any], units: int, give_up: threading.Event) -> None:
+    def _save(self, copy: Copy, units: int, give_up: threading.Event) -> None:
+        try:
+            self._write(copy.tree, units, give_up)
+        finally:
+            copy.release()
+
+    def _write(self, tree: dict[str, Any], units: int, give_up: threading.Event) -> None:
         session = self._session
         assert session.checkpoint_dir is not None
         self._before()
@@ -111,7 +148,8 @@ class Saver:
                     return
             else:
                 self._unwritable = False
-                session.saved(state)
+                blocked, self._blocked_seconds = self._blocked_seconds, 0.0
+                session.saved(state, blocked_seconds=blocked)
                 return
 
     def _warn(self, error: UnwritableError) -> None:
@@ -137,6 +175,20 @@ def warn_of_lost(trial: str, folder: Path | None, names: Iterable[str], way_out:
         ", ".join(found),
         way_out,
     )
+
+
+def warn_of_inexact(trial: str, folder: Path | None, reasons: Mapping[str, str]) -> None:
+    """Log reasons why a trial differs once it comes back from disk, each once per study.
+
+    Args:
+        folder: of the trial's checkpoints; those of the study's other trials are beside it.
+        reasons: by a name that tells them apart.
+    """
+    for name, reason in reasons.items():
+        if folder is None or is_first(folder.parent, name):
+            log.warning(
+                "%s is not exact when it comes back from disk: %s", trial.capitalize(), reason
+            )
 
 
 def forget_warnings(folder: Path) -> None:

@@ -67,18 +67,22 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
     return json.loads(text, object_hook=_Unpacker(tensors).decode)
 
 
-def frozen(tree: Any) -> Any:
-    """Copy a tree into main memory, so that later changes of the original do not affect it."""
-    copies: dict[int, torch.Tensor] = {}
+def frozen(tree: Any, copies: Mapping[int, torch.Tensor] | None = None) -> Any:
+    """Copy a tree into main memory, so that later changes of the original do not affect it.
+
+    Args:
+        copies: those of its tensors that are copied already, by the ``id`` of the original.
+    """
+    known = dict(copies or {})
 
     def copy(value: Any) -> Any:
         if type(value) is np.ndarray:
             return value.copy()
-        if not _storable(value):
+        if not storable(value):
             return value  # also what cannot be stored: ``pack`` raises its error
-        if id(value) not in copies:  # a tensor that occurs twice stays one object
-            copies[id(value)] = value.detach().to("cpu", copy=True)
-        return copies[id(value)]
+        if id(value) not in known:  # a tensor that occurs twice stays one object
+            known[id(value)] = value.detach().to("cpu", copy=True)
+        return known[id(value)]
 
     try:
         return mapped(tree, copy)
@@ -131,7 +135,7 @@ class _Packer:
     def _of_library(self, value: Any, place: tuple[Any, ...]) -> dict[str, Any]:
         import torch
 
-        if _storable(value):
+        if storable(value):
             return {"$tensor": self._tensor(value)}
         if type(value) is torch.Size:
             return {"$size": list(value)}
@@ -235,7 +239,7 @@ def _mapping(kind: Any, items: dict[Any, Any], attributes: dict[str, Any]) -> An
     return mapping
 
 
-def _storable(value: Any) -> bool:
+def storable(value: Any) -> bool:
     """True for a tensor that is fully described by its values, dtype and shape."""
     import torch
 

@@ -24,7 +24,7 @@ from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
 from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
 from optuna_hermes.suspend._state import filled, moved, on_device
-from optuna_hermes.suspend._tree import _storable
+from optuna_hermes.suspend._tree import storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
@@ -151,7 +151,7 @@ class _ValueWriter(_Writer):
     def _of_library(self, value: Any, place: tuple[str, ...]) -> list[Any] | None:
         kind = type(value)
         if isinstance(value, torch.Tensor):
-            if not _storable(value):
+            if not storable(value):
                 raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
             return ["tensor", value, on_device(value), value.requires_grad and value.is_leaf]
         if kind is deque:

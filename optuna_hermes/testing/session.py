@@ -58,6 +58,7 @@ class FakeSession:
         self.beats: list[int] = []
         self.parks: list[TierName] = []
         self.states: list[Checkpoint] = []
+        self.blocked_seconds = 0.0
         self.script = dict(yields or {})
         self._while_parked = while_parked
         self._evicts = evicts
@@ -108,8 +109,9 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.beats.append(batches)
 
-    def saved(self, checkpoint: Checkpoint) -> None:
+    def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """See ``suspend.Session``."""
+        self.blocked_seconds += blocked_seconds
         self.states.append(checkpoint)
         self.checkpoints = (checkpoint, *self.checkpoints[:1])
 

@@ -52,7 +52,7 @@ class OptimizeResult:
         switches: suspended trials brought back, in this call.
         overhead_fraction: share of this call's device time, idle devices included, that was
             outside of batches.
-        overhead_seconds: that device time by kind: ``idle``, ``opening``, ``resuming``,
+        overhead_seconds: that device time by kind: ``idle``, ``opening``, ``resuming``, ``saving``,
             ``suspending``; empty if no broker has told of any.
         best: number, value and parameters of the best finished trial, None if there is none.
         trials: every trial of the study.

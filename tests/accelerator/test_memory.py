@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,6 +47,7 @@ class Point:
 def _small() -> Iterator[None]:
     """The device has room for 32 MiB beside its context and what earlier tests have left."""
     torch.zeros(1, device=DEVICE)
+    gc.collect()  # trainings of earlier tests, which would be moved with these
     torch.accelerator.empty_cache()
     torch.accelerator.empty_host_cache()
     set_limit(0, torch.accelerator.memory_reserved(DEVICE) + (16 + 32) * MIB)

@@ -84,6 +84,19 @@ def test_a_stream_that_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert not is_exact("host", tmp_path)
 
 
+def test_a_checkpoint_that_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A trial that goes on at once changes what is still to be copied."""
+    new, on = Accelerator.stream, Accelerator.on
+    monkeypatch.setattr(Accelerator, "stream", lambda self, device: Hasty(new(self, device)))
+    monkeypatch.setattr(Accelerator, "on", lambda self, hasty: on(self, hasty.stream))
+    session = FakeSession(checkpoint_dir=tmp_path)
+    train(session, "loop")
+    again = FakeSession(checkpoint_dir=tmp_path, checkpoints=session.checkpoints[-1:])
+    assert train(again, "loop") != expected("loop")
+
+
 @pytest.mark.parametrize("tier", ["resident", "disk"])
 def test_a_forgotten_generator(
     tier: TierName, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -343,7 +343,7 @@ def test_no_good_checkpoint(damage: Callable[[Path], None], message: str, tmp_pa
 class Unheard(FakeSession):
     """A session whose ledger hears of nothing any more, as after the death of the broker."""
 
-    def saved(self, state: Checkpoint) -> None:
+    def saved(self, state: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         self.states.append(state)
 
 

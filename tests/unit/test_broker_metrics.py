@@ -85,7 +85,7 @@ def test_switches_and_their_cost_are_counted() -> None:
     seen = scraped(figures(broker))
     assert seen['optuna_hermes_switches_total{study="digits"}'] == 1
     overhead = "optuna_hermes_overhead_seconds_total"
-    kinds = {"idle": 0.0, "opening": 0.0, "resuming": 0.25, "suspending": 0.5}
+    kinds = {"idle": 0.0, "opening": 0.0, "resuming": 0.25, "saving": 0.0, "suspending": 0.5}
     for kind, seconds in kinds.items():
         found = seen[f'{overhead}{{kind="{kind}",study="digits"}}']
         assert found == pytest.approx(seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import OverheadKind
+from optuna_hermes.model import Checkpoint, OverheadKind
 from support.broker import FakeBroker
 
 
@@ -57,6 +57,19 @@ def test_a_device_that_no_trial_could_use_is_not_idle() -> None:
     again = broker.plain(1)
     assert broker.last(again, "Grant") is not None
     assert counted(broker) == {}
+
+
+def test_a_trial_that_stands_still_to_be_saved_costs_its_device() -> None:
+    """What copying its state off the device took, and waiting for the checkpoint before, counts."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker, epoch = opened(broker)
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.advance(8.0)
+    for units, seconds in ((1, 0.5), (2, 0.25)):
+        state = Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
+        broker.say(worker, wire.Saved(epoch=epoch, checkpoint=state, blocked_seconds=seconds))
+    assert counted(broker) == {"saving": 0.75}
 
 
 def test_the_share_is_of_all_device_time_idle_devices_included() -> None:

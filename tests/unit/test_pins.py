@@ -27,6 +27,15 @@ def needed_python(name: str) -> SpecifierSet:
     return SpecifierSet(needed or "")
 
 
+def test_torch_is_not_bound_to_its_build_for_cpus() -> None:
+    """A user with a GPU gets the one for it; each build of torch asks for CUDA libraries itself."""
+    (torch,) = (pin for pin in pins() if pin.name == "torch")
+    version = str(torch.specifier).removeprefix("==")
+    assert all(torch.specifier.contains(f"{version}{build}") for build in ("", "+cpu", "+cu130"))
+    of_cuda = [pin.name for pin in pins() if pin.name.startswith(("nvidia-", "cuda-", "triton"))]
+    assert of_cuda == ["nvidia-ml-py"]
+
+
 def test_a_pin_is_for_every_python_or_says_for_which() -> None:
     """A pin that some Python cannot install makes all of the README's commands fail there."""
     wrong = [

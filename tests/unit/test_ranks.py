@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,15 +76,20 @@ class Run:
         body: what a rank does.
         session: its run's.
         prunes: whether the trial is pruned.
+        count: of the ranks.
     """
 
     def __init__(
-        self, body: Callable[[Rank], Any], session: FakeSession | None, prunes: bool = False
+        self,
+        body: Callable[[Rank], Any],
+        session: FakeSession | None,
+        prunes: bool = False,
+        count: int = RANKS,
     ) -> None:
         self.values: list[float] = []
         self.saves: list[Any] = []
         self.ranks = Ranks(
-            RANKS,
+            count,
             FORK,
             trial="trial 1",
             session=session,
@@ -90,10 +98,10 @@ class Run:
             save=lambda tree, units: self.saves.append((units, tree["all"])),
             merge=lambda trees: {"all": trees},
         )
-        results = [FORK.Pipe(duplex=False) for _ in range(RANKS)]
+        results = [FORK.Pipe(duplex=False) for _ in range(count)]
         processes = [
             FORK.Process(target=self._be, args=(body, rank, results[rank][1]))
-            for rank in range(RANKS)
+            for rank in range(count)
         ]
         for process in processes:
             process.start()
@@ -206,6 +214,126 @@ def test_a_rank_that_is_ahead_is_met_later(monkeypatch: pytest.MonkeyPatch) -> N
     Run(train, session)
     (point,) = stops(session)
     assert point >= 7
+
+
+@pytest.mark.parametrize("lead", [1, 3, 8])
+def test_a_rank_that_is_ahead_is_met_where_it_is(
+    lead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with NCCL: it waits within a batch for rank 0, which stops at once where that one can."""
+    monkeypatch.setattr(_ranks, "PATIENCE_SECONDS", 1000.0)
+    ahead, together = FORK.Event(), FORK.Barrier(RANKS)
+
+    def train(rank: Rank) -> None:
+        if rank.rank == 0:
+            assert ahead.wait(30)
+            while not rank._flags[YIELD]:
+                pass
+        for point in range(1, 20):
+            rank.pass_point()
+            if rank.must_yield:
+                rank.park(Place(rank, point))
+            if rank.rank == 1 and point == 1 + lead:
+                ahead.set()
+            if point == 1 + lead:
+                together.wait(30)
+
+    session = Asking()
+    Run(train, session)
+    assert stops(session) == [2 + lead]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_only_queue_their_gradients_stop_at_the_same_batch(
+    seed: int, tmp_path: Path
+) -> None:
+    """They are batches apart when the trial must yield, and end as if it never had to."""
+    whole = Run(Ahead(tmp_path / "whole", seed), FakeSession(), count=3)
+    session = Asking(times=6)
+    stopped = Run(Ahead(tmp_path / "stopped", seed), session, count=3)
+    assert whole.results == stopped.results
+    assert len(set(whole.results)) == 1
+    assert len(session.stops) == 6
+    for trees in session.stops:
+        first, *others = trees
+        for tree in others:
+            assert tree["point"] == first["point"]
+            assert torch.equal(tree["weight"], first["weight"])
+    resumed = Run(Ahead(tmp_path / "resumed", seed, session.stops[3]), FakeSession(), count=3)
+    assert resumed.results == whole.results
+
+
+class Ahead:
+    """A training over gloo whose ranks take different times for a batch.
+
+    Like NCCL's, its gradients are only queued to be synchronised: a rank waits for those of a batch
+    ``LAG`` batches later.
+
+    Args:
+        meet: a file at which the ranks meet.
+        start: the states of the ranks to go on from.
+    """
+
+    BATCHES, LAG = 60, 4
+
+    def __init__(self, meet: Path, seed: int, start: list[Any] | None = None) -> None:
+        self._meet = meet
+        self._seed = seed
+        self._start = start
+
+    def __call__(self, rank: Rank) -> str:
+        import torch.distributed as dist
+
+        url = f"file://{self._meet}"
+        dist.init_process_group("gloo", init_method=url, rank=rank.rank, world_size=rank.count)
+        delays = random.Random(f"{self._seed} {rank.rank}")
+        weight, point, queued = torch.zeros(8), 0, deque[Any]()
+        if self._start is not None:
+            own = self._start[rank.rank]
+            weight, point = own["weight"], own["point"]
+            queued.extend((None, gradient) for gradient in own["queued"])
+        place = _Between(weight, queued)
+        while point < self.BATCHES:
+            point += 1
+            place.point = point - 1
+            rank.pass_point()
+            if rank.must_yield:
+                rank.park(place)
+            # Not to wait for anything: ranks that take as long as each other are never apart.
+            time.sleep(delays.choice([0.0, 0.0, 0.001, 0.01]))
+            noise = torch.Generator().manual_seed(1000 * rank.rank + point)
+            gradient = torch.randn(8, generator=noise) + weight
+            queued.append((dist.all_reduce(gradient, async_op=True), gradient))
+            while len(queued) > (0 if point == self.BATCHES else self.LAG):
+                work, gradient = queued.popleft()
+                if work is not None:
+                    work.wait()
+                weight -= 0.01 * gradient
+        return weight.numpy().tobytes().hex()
+
+
+class _Between:
+    """The state of an ``Ahead`` between two batches."""
+
+    name = "trial 1"
+    units = 0
+    stores = True
+
+    def __init__(self, weight: torch.Tensor, queued: deque[Any]) -> None:
+        self.point = 0
+        self._weight = weight
+        self._queued = queued
+
+    def ended(self) -> bool:
+        return False
+
+    def dump(self) -> dict[str, Any]:
+        # As waiting for a device does. It would never end if a rank had queued more than another.
+        for work, _ in self._queued:
+            if work is not None:
+                work.wait()
+        gradients = [gradient for _, gradient in self._queued]
+        return {"point": self.point, "weight": self._weight, "queued": gradients}
 
 
 def test_only_rank_0_speaks() -> None:

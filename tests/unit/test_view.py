@@ -43,7 +43,13 @@ FIELDS: dict[str, Any] = {
     "unstarted": 3,
     "counts": {"running": 2, "parked": 3, "stored": 1, "done": 4},
     "device_seconds": 12.34,
-    "overhead_seconds": {"idle": 0.0, "opening": 0.06, "resuming": 0.02, "suspending": 0.02},
+    "overhead_seconds": {
+        "idle": 0.0,
+        "opening": 0.06,
+        "resuming": 0.02,
+        "saving": 0.0,
+        "suspending": 0.02,
+    },
     "switches": 9,
     "best": {"trial": 7, "value": 0.08125},
     "trials": [
@@ -388,7 +394,13 @@ def result(*trials: tuple[str, int]) -> dict[str, Any]:
         "watt_hours": None,
         "switches": 1,
         "overhead_fraction": 0.0123,
-        "overhead_seconds": {"idle": 0.0, "opening": 0.5, "resuming": 0.25, "suspending": 0.0},
+        "overhead_seconds": {
+            "idle": 0.0,
+            "opening": 0.5,
+            "resuming": 0.25,
+            "saving": 0.0,
+            "suspending": 0.0,
+        },
         "best": {"number": 3, "value": 0.5, "params": {"lr": 0.00123456, "kind": "[red]"}},
         "trials": [{"state": state, "suspensions": n} for state, n in trials],
     }

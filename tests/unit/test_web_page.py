@@ -40,7 +40,13 @@ ENTRY: dict[str, Any] = {
     "device_seconds": 6.0,
     "held_seconds": 2.0,
     "spent_seconds": 6.0,
-    "overhead_seconds": {"idle": 0.0, "opening": 0.06, "resuming": 0.02, "suspending": 0.02},
+    "overhead_seconds": {
+        "idle": 0.0,
+        "opening": 0.06,
+        "resuming": 0.02,
+        "saving": 0.0,
+        "suspending": 0.02,
+    },
     "switches": 2,
     "best": {"trial": 3, "value": 0.25},
     "trials": [

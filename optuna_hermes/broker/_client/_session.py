@@ -281,12 +281,18 @@ class TrialSession:
                     wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes)
                 )
 
-    def saved(self, checkpoint: Checkpoint) -> None:
+    def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """See ``suspend.Session``."""
         with self._connection.lock:
             self._lease.checkpoints[checkpoint.path] = checkpoint
             self._keep_unconfirmed()  # this process and the broker may die before it is written
-            self._connection.send(wire.Saved(epoch=self._lease.epoch, checkpoint=checkpoint))
+            self._connection.send(
+                wire.Saved(
+                    epoch=self._lease.epoch,
+                    checkpoint=checkpoint,
+                    blocked_seconds=blocked_seconds,
+                )
+            )
 
     def park(self, state: TrialState | None) -> None:
         """See ``suspend.Session``; without a state the trial can only wait in its process.

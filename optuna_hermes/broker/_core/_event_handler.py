@@ -371,6 +371,8 @@ class EventHandler:
             return
         if slot is not None and slot.lease is not None:
             record_heartbeat(slot.lease, trial, turn.now)
+            blocked = message.blocked_seconds * len(slot.lease.devices)
+            self.state.studies[trial.study].add_overhead("saving", blocked)
         progress.saved(turn, connection, trial, message)
 
     def _ended_in_set_up(self, turn: Turn, connection: int, message: wire.Ended) -> None:

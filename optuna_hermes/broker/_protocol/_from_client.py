@@ -144,10 +144,11 @@ class Stretches(Message, frozen=True, kw_only=True):
 
 
 class Saved(Message, frozen=True, kw_only=True):
-    """A checkpoint is safe; the trial goes on."""
+    """A checkpoint is safe; the trial goes on, after it stood still for it for so long."""
 
     epoch: Count
     checkpoint: Checkpoint
+    blocked_seconds: Seconds = 0.0
 
 
 class Parked(Message, frozen=True, kw_only=True):

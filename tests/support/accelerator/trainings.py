@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import tempfile
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import lightning.pytorch as pl
 import numpy as np
@@ -14,7 +17,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from sklearn.datasets import load_digits
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
@@ -23,7 +26,8 @@ from optuna_hermes.testing import FakeSession
 from support.accelerator._device_module import KIND
 from support.accelerator.lightning import SimulatedAccelerator
 
-DEVICE = f"{KIND}:0"
+DEVICE = os.environ.get("TRAININGS_DEVICE", f"{KIND}:0")
+"""``benchmarks/gpu.py`` trains on a GPU."""
 EPOCHS, BATCHES, SIZE = 3, 6, 16
 Bits = dict[str, bytes]
 
@@ -156,10 +160,13 @@ def lightning(session: FakeSession, model: Callable[[], nn.Module]) -> Bits:
     if session.checkpoints:
         seed(2)
     hermes = HermesCallback(new_trial(), "val_loss", _session=session)
+    where: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+    if DEVICE.startswith(KIND):
+        strategy = SingleDeviceStrategy(torch.device(DEVICE))
+        where = {"accelerator": SimulatedAccelerator(), "strategy": strategy}
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
-        accelerator=SimulatedAccelerator(),
-        strategy=SingleDeviceStrategy(torch.device(DEVICE)),
+        **where,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -172,10 +179,75 @@ def lightning(session: FakeSession, model: Callable[[], nn.Module]) -> Bits:
     return bits({**module.state_dict(), **metrics, "value": hermes.value, "noise": noise})
 
 
+class Classifier(nn.Module):
+    """A network with the signature that Hugging Face's Trainer calls."""
+
+    def __init__(self, model: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.net = model()
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.net(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+class Items(Dataset[dict[str, torch.Tensor]]):
+    """The digits with names."""
+
+    def __init__(self, n_batches: int = BATCHES) -> None:
+        self._pairs = digits(n_batches)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x, label = self._pairs[index]
+        return {"x": x, "labels": label}
+
+
+def huggingface(session: FakeSession, model: Callable[[], nn.Module]) -> Bits:
+    """Hugging Face's Trainer, which Accelerate tells where its device is."""
+    import transformers
+
+    from optuna_hermes.huggingface import HermesCallback
+
+    class Ticks(transformers.TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            session.tick()
+
+    seed(1)
+    module = Classifier(model)
+    told = patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": DEVICE})
+    with tempfile.TemporaryDirectory() as folder, told:
+        args = transformers.TrainingArguments(
+            folder,
+            num_train_epochs=EPOCHS,
+            per_device_train_batch_size=SIZE,
+            learning_rate=0.01,
+            eval_strategy="epoch",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        assert args.device == torch.device(DEVICE)
+        hermes = HermesCallback(new_trial(), "eval_loss", _session=session)
+        trainer = transformers.Trainer(
+            module, args, train_dataset=Items(), eval_dataset=Items(2), callbacks=[Ticks(), hermes]
+        )
+        if session.checkpoints:
+            seed(2)
+        output = hermes.train(trainer)
+    noise = torch.rand(4, device=DEVICE)
+    ends = {"value": hermes.value, "loss": output.training_loss, "noise": noise}
+    return bits({**module.state_dict(), **ends})
+
+
 TRAININGS: dict[str, tuple[Callable[..., Bits], Callable[[], nn.Module]]] = {
     "loop": (loop, network),
     "loop-recurrent": (loop, Rows),
     "lightning": (lightning, network),
+    "lightning-recurrent": (lightning, Rows),
+    "huggingface": (huggingface, network),
 }
 
 

@@ -1,0 +1,67 @@
+"""What of CUDA is said beforehand to differ in the next process."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from optuna_hermes.suspend._accelerators import Accelerator, _Cuda
+from optuna_hermes.suspend._saver import warn_of_inexact
+
+
+@pytest.fixture(autouse=True)
+def _cudnn(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if torch had cuDNN, whose settings are torch's own also without it."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False):
+        yield
+
+
+def reasons(*roots: object) -> set[str]:
+    return set(_Cuda("cpu").inexact(roots))
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
+def test_dropout_within_recurrent_layers(kind: Callable[..., nn.RNNBase]) -> None:
+    """CuDNN draws it from a state of its own, wherever in the model the layer is."""
+    layer = kind(4, 4, num_layers=2, dropout=0.3)
+    assert reasons(object(), nn.Sequential(nn.Linear(4, 4), layer)) == {"cudnn dropout"}
+
+
+def test_what_is_drawn_from_torchs_generators_is_exact() -> None:
+    """Dropout between layers, and recurrent layers without it."""
+    assert reasons(nn.Sequential(nn.GRU(4, 4, num_layers=2), nn.Dropout(0.3))) == set()
+
+
+def test_layers_that_cudnn_does_not_compute_are_exact() -> None:
+    """Those that are left on a CPU, and all where it is switched off."""
+    layer = nn.GRU(4, 4, num_layers=2, dropout=0.3)
+    assert reasons(copy.deepcopy(layer).to("meta")) == set()
+    with torch.backends.cudnn.flags(enabled=False, benchmark=True):
+        assert reasons(layer) == set()
+
+
+def test_kernels_that_are_chosen_by_their_speed() -> None:
+    """Another process may choose others."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True):
+        assert reasons(nn.Linear(4, 4)) == {"cudnn benchmark"}
+        assert Accelerator("cpu").inexact([nn.Linear(4, 4)]) == {}
+
+
+def test_each_reason_is_logged_once_for_a_study(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trials of a study have their folders side by side."""
+    for number in range(2):
+        warn_of_inexact(f"trial {number}", tmp_path / f"{number}", {"a": "one.", "b": "two."})
+    assert [record.getMessage() for record in caplog.records] == [
+        "Trial 0 is not exact when it comes back from disk: one.",
+        "Trial 0 is not exact when it comes back from disk: two.",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.WARNING}
