@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
 from optuna_hermes.policies._predictivity import predictivity
 from optuna_hermes.policies.base import Policy, opened, place, unopened
+
+if TYPE_CHECKING:
+    from optuna_hermes.policies._listed import Foreseen
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
 MAX_ALPHA = 16
@@ -42,7 +45,10 @@ class Hermes(Policy):
     trial that is behind late in its life gets less, and one about to end is brought to its end.
     NaN and infinite values rank last, and of equal ones the earlier trial goes first.
 
-    Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
+    Every trial gets its first unit before it is ranked. Of a list whose parameters are known the
+    first 15 trials are opened in order. Then a Gaussian process over parameters foresees which rank
+    each of the others may have at its best, and the first by that is opened once the smallest index
+    reaches ``4 * rank ** alpha``. Any other fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
     ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits. That
     bound is larger by as many times as the first unit takes longer with its opening; and the less
@@ -81,40 +87,120 @@ class Hermes(Policy):
         self._table = CurveTable()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return Decision(assignments=place(snapshot, self._order(snapshot)))
+        listed = _listed_trials(snapshot)
+        foreseen = self._foresee(snapshot, listed) if listed else None
+        order = self._order(snapshot, listed, foreseen)
+        return Decision(
+            assignments=place(snapshot, order),
+            memory=None if foreseen is None else foreseen.to_memory(),
+        )
 
-    def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
+    def _order(
+        self, snapshot: Snapshot, listed: Sequence[TrialView], foreseen: Foreseen | None
+    ) -> Iterator[TrialView | None]:
         first = due(snapshot)
         if first is not None:
             yield first
-        for trial in self._by_index(snapshot):
+        for trial in self._by_index(snapshot, listed, foreseen):
             if trial is None or trial is not first:
                 yield trial
 
-    def _by_index(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
+    def _by_index(
+        self, snapshot: Snapshot, listed: Sequence[TrialView], foreseen: Foreseen | None
+    ) -> Iterator[TrialView | None]:
         waiting = opened(snapshot)
         # A trial without a report has no rank: every first unit is finished before any compare.
         reported = [trial for trial in waiting if trial.curve.values]
         if len(reported) < len(waiting):
             yield from (trial for trial in waiting if not trial.curve.values)
-        new = deque(unopened(snapshot))
+        new = unopened(snapshot)
         if snapshot.unstarted.fixed:
-            yield from new
-            new.clear()
-        n_opened = len(snapshot.finished)
-        if new:
-            n_opened += sum(trial.state != "pending" for trial in snapshot.trials)
+            yield from _without(new, listed)
+            new = []
         ranking = _Ranking(self._table, snapshot, reported, self.alpha)
-        opening = 0.0
-        if new:
-            opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
-            opening *= math.exp(-_CAUTION * ranking.predictivity())
+        openings: Iterator[_Opening] = iter(())
+        if listed:
+            openings = self._listed_openings(snapshot, listed, foreseen, ranking)
+        elif new:
+            openings = self._openings(snapshot, new, ranking)
+        ahead = next(openings, None)
         for index, trial in ranking.in_order():
-            while new and index >= opening * (n_opened + 1) ** self.alpha:
-                yield new.popleft()
-                n_opened += 1
+            while ahead is not None and index >= ahead[0]:
+                yield ahead[1]
+                ahead = next(openings, None)
             yield trial
-        yield from new
+        if ahead is not None:
+            yield ahead[1]
+            yield from (trial for _, trial in openings)
+
+    def _openings(
+        self, snapshot: Snapshot, new: Sequence[TrialView | None], ranking: _Ranking
+    ) -> Iterator[_Opening]:
+        """Proposals of a sampler that learns."""
+        opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
+        opening *= math.exp(-_CAUTION * ranking.predictivity())
+        for n_opened, trial in enumerate(new, len(_begun(snapshot))):
+            yield opening * (n_opened + 1) ** self.alpha, trial
+
+    def _listed_openings(
+        self,
+        snapshot: Snapshot,
+        listed: Sequence[TrialView],
+        foreseen: Foreseen | None,
+        ranking: _Ranking,
+    ) -> Iterator[_Opening]:
+        from optuna_hermes.policies import _listed
+
+        price = ranking.opening_price(snapshot.opening_seconds)
+        ordered = _listed.openings(listed, foreseen, len(_begun(snapshot)), self.alpha)
+        admitted = {trial.number for trial in snapshot.trials}
+        for opening, trial in _listed.at_most(snapshot.unstarted.count, ordered, admitted):
+            yield price * opening, trial
+
+    def _foresee(self, snapshot: Snapshot, listed: Sequence[TrialView]) -> Foreseen | None:
+        """What is foreseen of listed trials, None as long as too little is known."""
+        # Optimisers take long to import, and few studies have a list. Theirs are imported before
+        # their first trial is opened.
+        from optuna_hermes.policies import _listed
+
+        begun = _begun(snapshot)
+        reported = [trial for trial in begun if trial.curve.values]
+        if len(begun) < _listed.IN_ORDER or len(reported) < _listed.LEAST_REPORTED:
+            return None
+        known = _listed.Foreseen.from_memory(snapshot.memory)
+        units = sum(trial.curve.units for trial in reported)
+        if known is not None and known.holds(units, listed):
+            return known
+        waiting = [trial for trial in opened(snapshot) if trial.curve.values]
+        ranking = _Ranking(self._table, snapshot, waiting, self.alpha)
+        return _listed.foresee(*ranking.scores(_listed.modelled), units, listed)
+
+
+_Opening: TypeAlias = tuple[float, TrialView | None]
+"""A trial that can be opened, with the index that those that wait must reach before."""
+
+
+def _listed_trials(snapshot: Snapshot) -> list[TrialView]:
+    """The trials of a fixed list that have not begun and whose parameters are known, in order."""
+    if not snapshot.unstarted.fixed:
+        return []
+    set_up = [trial for trial in unopened(snapshot) if trial is not None and trial.params]
+    return [*set_up, *snapshot.unstarted.listed]
+
+
+def _without(
+    new: Sequence[TrialView | None], listed: Sequence[TrialView]
+) -> Iterator[TrialView | None]:
+    """Those that are not listed; where any is, a trial without number would be one of them."""
+    known = {trial.number for trial in listed}
+    for trial in new:
+        if trial.number not in known if trial is not None else not known:
+            yield trial
+
+
+def _begun(snapshot: Snapshot) -> list[TrialView]:
+    live = (trial for trial in snapshot.trials if trial.state != "pending")
+    return [*live, *snapshot.finished]
 
 
 class _Ranking:
@@ -162,6 +248,14 @@ class _Ranking:
         while heap:
             index, _, first = heapq.heappop(heap)
             yield index, self._waiting[first]
+
+    def scores(self, choose: Callable[[Places], Places]) -> tuple[list[TrialView], Floats]:
+        """Trials, and the logarithms of their ranks; ``choose`` picks some by their places."""
+        place = places(self._last)
+        by_number = np.argsort([trial.number for trial in self._trials])
+        some = by_number[choose(place[by_number])]
+        lead = leads(self._values, self._rows, self._units, self._last, some)
+        return [self._trials[each] for each in some.tolist()], 0.5 * np.log(place[some] * lead)
 
     def predictivity(self) -> float:
         """Measure what first ranks say about last ones; see ``predictivity``."""
