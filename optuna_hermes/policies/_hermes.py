@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
@@ -16,9 +17,6 @@ from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
 from optuna_hermes.policies._predictivity import predictivity
 from optuna_hermes.policies.base import Policy, opened, place, unopened
-
-if TYPE_CHECKING:
-    from optuna_hermes.policies._listed import Foreseen
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
 MAX_ALPHA = 16
@@ -87,120 +85,93 @@ class Hermes(Policy):
         self._table = CurveTable()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        listed = _listed_trials(snapshot)
-        foreseen = self._foresee(snapshot, listed) if listed else None
-        order = self._order(snapshot, listed, foreseen)
-        return Decision(
-            assignments=place(snapshot, order),
-            memory=None if foreseen is None else foreseen.to_memory(),
-        )
-
-    def _order(
-        self, snapshot: Snapshot, listed: Sequence[TrialView], foreseen: Foreseen | None
-    ) -> Iterator[TrialView | None]:
-        first = due(snapshot)
-        if first is not None:
-            yield first
-        for trial in self._by_index(snapshot, listed, foreseen):
-            if trial is None or trial is not first:
-                yield trial
-
-    def _by_index(
-        self, snapshot: Snapshot, listed: Sequence[TrialView], foreseen: Foreseen | None
-    ) -> Iterator[TrialView | None]:
         waiting = opened(snapshot)
         # A trial without a report has no rank: every first unit is finished before any compare.
         reported = [trial for trial in waiting if trial.curve.values]
-        if len(reported) < len(waiting):
-            yield from (trial for trial in waiting if not trial.curve.values)
+        first = [trial for trial in waiting if not trial.curve.values]
+        listed = _listed_trials(snapshot) if snapshot.unstarted.fixed else []
+        if not listed:
+            order = chain(first, self._by_index(snapshot, reported))
+            return Decision(assignments=place(snapshot, _with_due(snapshot, order)))
+        # Optimisers take long to import, and few studies have a list. Theirs are imported before
+        # their first trial is opened.
+        from optuna_hermes.policies import _listed
+
+        ranking = _Ranking(self._table, snapshot, reported, self.alpha)
+        n_begun = ranking.n_begun
+        foreseen = _listed.foreseen(snapshot.memory, listed, ranking, n_begun)
+        by_rank = _listed.openings(listed, foreseen, n_begun, self.alpha)
+        set_up = {trial.number for trial in snapshot.trials if trial.state == "pending"}
+        by_rank = _listed.at_most(snapshot.unstarted.count, by_rank, set_up)
+        price = ranking.opening_price(snapshot.opening_seconds)
+        openings = ((price * opening, trial) for opening, trial in by_rank)
+        order = chain(first, _unlisted(snapshot, listed), _merged(ranking, openings))
+        return Decision(
+            assignments=place(snapshot, _with_due(snapshot, order)),
+            memory=None if foreseen is None else foreseen.to_memory(),
+        )
+
+    def _by_index(
+        self, snapshot: Snapshot, reported: Sequence[TrialView]
+    ) -> Iterator[TrialView | None]:
         new = unopened(snapshot)
         if snapshot.unstarted.fixed:
-            yield from _without(new, listed)
+            yield from new
             new = []
         ranking = _Ranking(self._table, snapshot, reported, self.alpha)
-        openings: Iterator[_Opening] = iter(())
-        if listed:
-            openings = self._listed_openings(snapshot, listed, foreseen, ranking)
-        elif new:
-            openings = self._openings(snapshot, new, ranking)
-        ahead = next(openings, None)
-        for index, trial in ranking.in_order():
-            while ahead is not None and index >= ahead[0]:
-                yield ahead[1]
-                ahead = next(openings, None)
-            yield trial
-        if ahead is not None:
-            yield ahead[1]
-            yield from (trial for _, trial in openings)
+        yield from _merged(ranking, self._openings(snapshot, new, ranking))
 
     def _openings(
         self, snapshot: Snapshot, new: Sequence[TrialView | None], ranking: _Ranking
     ) -> Iterator[_Opening]:
         """Proposals of a sampler that learns."""
+        if not new:
+            return
         opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
         opening *= math.exp(-_CAUTION * ranking.predictivity())
-        for n_opened, trial in enumerate(new, len(_begun(snapshot))):
+        for n_opened, trial in enumerate(new, ranking.n_begun):
             yield opening * (n_opened + 1) ** self.alpha, trial
-
-    def _listed_openings(
-        self,
-        snapshot: Snapshot,
-        listed: Sequence[TrialView],
-        foreseen: Foreseen | None,
-        ranking: _Ranking,
-    ) -> Iterator[_Opening]:
-        from optuna_hermes.policies import _listed
-
-        price = ranking.opening_price(snapshot.opening_seconds)
-        ordered = _listed.openings(listed, foreseen, len(_begun(snapshot)), self.alpha)
-        admitted = {trial.number for trial in snapshot.trials}
-        for opening, trial in _listed.at_most(snapshot.unstarted.count, ordered, admitted):
-            yield price * opening, trial
-
-    def _foresee(self, snapshot: Snapshot, listed: Sequence[TrialView]) -> Foreseen | None:
-        """What is foreseen of listed trials, None as long as too little is known."""
-        # Optimisers take long to import, and few studies have a list. Theirs are imported before
-        # their first trial is opened.
-        from optuna_hermes.policies import _listed
-
-        begun = _begun(snapshot)
-        reported = [trial for trial in begun if trial.curve.values]
-        if len(begun) < _listed.IN_ORDER or len(reported) < _listed.LEAST_REPORTED:
-            return None
-        known = _listed.Foreseen.from_memory(snapshot.memory)
-        units = sum(trial.curve.units for trial in reported)
-        if known is not None and known.holds(units, listed):
-            return known
-        waiting = [trial for trial in opened(snapshot) if trial.curve.values]
-        ranking = _Ranking(self._table, snapshot, waiting, self.alpha)
-        return _listed.foresee(*ranking.scores(_listed.modelled), units, listed)
 
 
 _Opening: TypeAlias = tuple[float, TrialView | None]
 """A trial that can be opened, with the index that those that wait must reach before."""
 
 
+def _with_due(snapshot: Snapshot, order: Iterable[TrialView | None]) -> Iterator[TrialView | None]:
+    """An order in which a trial that must end now comes first."""
+    first = due(snapshot)
+    if first is not None:
+        yield first
+    for trial in order:
+        if trial is None or trial is not first:
+            yield trial
+
+
+def _merged(ranking: _Ranking, openings: Iterator[_Opening]) -> Iterator[TrialView | None]:
+    """The trials that wait, and between them those that can be opened, each at its index."""
+    ahead = next(openings, None)
+    for index, trial in ranking.in_order():
+        while ahead is not None and index >= ahead[0]:
+            yield ahead[1]
+            ahead = next(openings, None)
+        yield trial
+    if ahead is not None:
+        yield ahead[1]
+        yield from (trial for _, trial in openings)
+
+
 def _listed_trials(snapshot: Snapshot) -> list[TrialView]:
     """The trials of a fixed list that have not begun and whose parameters are known, in order."""
-    if not snapshot.unstarted.fixed:
-        return []
     set_up = [trial for trial in unopened(snapshot) if trial is not None and trial.params]
     return [*set_up, *snapshot.unstarted.listed]
 
 
-def _without(
-    new: Sequence[TrialView | None], listed: Sequence[TrialView]
-) -> Iterator[TrialView | None]:
-    """Those that are not listed; where any is, a trial without number would be one of them."""
+def _unlisted(snapshot: Snapshot, listed: Sequence[TrialView]) -> Iterator[TrialView]:
+    """Trials that can be opened and are not listed; one without a number would be of the list."""
     known = {trial.number for trial in listed}
-    for trial in new:
-        if trial.number not in known if trial is not None else not known:
+    for trial in unopened(snapshot):
+        if trial is not None and trial.number not in known:
             yield trial
-
-
-def _begun(snapshot: Snapshot) -> list[TrialView]:
-    live = (trial for trial in snapshot.trials if trial.state != "pending")
-    return [*live, *snapshot.finished]
 
 
 class _Ranking:
@@ -212,6 +183,7 @@ class _Ranking:
         self._waiting = waiting
         self._trials = list(waiting)
         others = [*snapshot.trials, *snapshot.finished]
+        self._all = others
         if len(others) > len(waiting):
             numbers = {trial.number for trial in waiting}
             self._trials += [
@@ -226,6 +198,21 @@ class _Ranking:
         over = np.where(self._lengths > 0, had / np.maximum(self._lengths, 1), 0.0)
         self._power = alpha / 2 * (1 + over)
         self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** 0.25
+
+    @property
+    def n_begun(self) -> int:
+        """Number of trials that have begun."""
+        return sum(trial.state != "pending" for trial in self._all)
+
+    @property
+    def n_units(self) -> int:
+        """Units that all trials have reported."""
+        return int(self._units.sum())
+
+    @property
+    def n_reported(self) -> int:
+        """Number of trials that have reported."""
+        return len(self._trials)
 
     def in_order(self) -> Iterator[tuple[float, TrialView]]:
         # Comparing all with all would take too long for thousands of trials: an index is worked

@@ -8,9 +8,9 @@ policy's memory until a fifth more units are reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -66,6 +66,30 @@ class Foreseen:
             return Foreseen(units=int(memory["units"]), ranks=ranks)
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
+
+
+class Ranks(Protocol):
+    """The ranks of the trials that have reported."""
+
+    @property
+    def n_reported(self) -> int: ...
+
+    @property
+    def n_units(self) -> int: ...
+
+    def scores(self, choose: Callable[[Places], Places]) -> tuple[list[TrialView], Floats]: ...
+
+
+def foreseen(
+    memory: Any, listed: Sequence[TrialView], ranks: Ranks, n_begun: int
+) -> Foreseen | None:
+    """What is foreseen of listed trials, as remembered or anew; None if too little is known."""
+    if n_begun < IN_ORDER or ranks.n_reported < LEAST_REPORTED:
+        return None
+    known, units = Foreseen.from_memory(memory), ranks.n_units
+    if known is not None and known.holds(units, listed):
+        return known
+    return foresee(*ranks.scores(modelled), units, listed)
 
 
 def foresee(

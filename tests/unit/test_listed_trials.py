@@ -94,7 +94,12 @@ def test_a_number_counts_by_its_rank(numbers: list[float]) -> None:
 
 def test_choices_and_missing_parameters_have_columns() -> None:
     """A column for each of three choices; one that says which trials lack a number."""
-    params = [{"act": "relu"}, {"act": "tanh", "x": 1}, {"act": "gelu", "x": 3}, {"act": "relu"}]
+    params: list[dict[str, Any]] = [
+        {"act": "relu"},
+        {"act": "tanh", "x": 1},
+        {"act": "gelu", "x": 3},
+        {"act": "relu"},
+    ]
     assert points_of(params).tolist() == [
         [1, 0, 0, 0.5, 1],
         [0, 0, 1, 0.0, 0],
