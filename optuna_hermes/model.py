@@ -308,13 +308,19 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unstarted:
-    """Trials that may still be created: ``count``, or without bound if that is None.
+    """Trials that may still be created.
 
-    ``fixed`` says that they are a list known beforehand, not proposals of a sampler that learns.
+    Args:
+        count: how many, None without bound.
+        fixed: whether they are a list known beforehand, not proposals of a sampler that learns.
+        listed: those of the list whose parameters are known, in its order: ``pending``, to be
+            assigned by their numbers. All of them, or none: a new trial without a number is then
+            the first one of the list.
     """
 
     count: int | None = 0
     fixed: bool = False
+    listed: tuple[TrialView, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -382,7 +388,7 @@ class Assignment:
     """One device (or several) to one trial.
 
     Args:
-        trial: its number, None for a trial that is not created yet.
+        trial: its number, None for a trial that is not created yet and has none.
         devices: ids, each free in the snapshot; as many as the trial's ``device_range`` allows.
         slice_seconds: length of the slice, None for the broker's own.
         batch_size: samples a step, over all devices, within the limits of an elastic trial; None

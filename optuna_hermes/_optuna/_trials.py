@@ -29,7 +29,11 @@ _OPENED_ATTRIBUTE = "hermes:opened"
 
 
 def open_trial(
-    study: optuna.Study, *, name: str | None = None, lost: Collection[str] = ()
+    study: optuna.Study,
+    *,
+    name: str | None = None,
+    lost: Collection[str] = (),
+    take: int | None = None,
 ) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue; as ``study.ask()``.
 
@@ -38,17 +42,20 @@ def open_trial(
     Args:
         name: unique name of this opening; None draws one.
         lost: names of openings whose processes died; a trial that one of them left is taken first.
+        take: the number of the trial that is taken before others, if it waits.
     """
     # A mark of this call alone: it tells our trial from those that other workers take meanwhile.
     mark = _mark(name or uuid.uuid4().hex)
-    return patiently(_open, study, mark, {_mark(each) for each in lost}, set())
+    return patiently(_open, study, mark, {_mark(each) for each in lost}, take, set())
 
 
 def _mark(name: str) -> str:
     return f"{_OPENED_ATTRIBUTE}:{name}"
 
 
-def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> optuna.Trial:
+def _open(
+    study: optuna.Study, mark: str, lost: set[str], take: int | None, missed: set[int]
+) -> optuna.Trial:
     """Open a trial with this mark, or return the one that an unanswered earlier call has opened.
 
     ``missed`` collects the ids of waiting trials that other processes took first.
@@ -63,7 +70,8 @@ def _open(study: optuna.Study, mark: str, lost: set[str], missed: set[int]) -> o
             storage.set_trial_system_attr(trial._trial_id, mark, True)
             _clear(storage, trial, mark)
             return _opened(study, trial._trial_id, trials)
-    for trial in trials:
+    # Stable: but for the one that is wanted they stay in order.
+    for trial in sorted(trials, key=lambda trial: trial.number != take):
         if trial.state == TrialState.WAITING and _take(storage, trial, mark, missed):
             return _opened(study, trial._trial_id, trials)
     # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
@@ -163,6 +171,12 @@ def reported_steps(trial: Any) -> frozenset[int]:
 def params_of(trial: optuna.trial.BaseTrial) -> Params:
     """A trial's hyper-parameters as plain JSON; a choice that JSON lacks becomes its text."""
     return {name: _plain(value) for name, value in trial.params.items()}
+
+
+def listed_params(trial: FrozenTrial) -> Params:
+    """The parameters that a trial in the queue was given when it was enqueued."""
+    given = trial.system_attrs.get("fixed_params", {})
+    return {name: _plain(value) for name, value in given.items()}
 
 
 def params_of_id(study: optuna.Study, trial_id: int) -> Params:

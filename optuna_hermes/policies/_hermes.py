@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 
@@ -42,7 +43,10 @@ class Hermes(Policy):
     trial that is behind late in its life gets less, and one about to end is brought to its end.
     NaN and infinite values rank last, and of equal ones the earlier trial goes first.
 
-    Every trial gets its first unit before it is ranked. A fixed list is opened at once; of a
+    Every trial gets its first unit before it is ranked. Of a list whose parameters are known the
+    first 15 trials are opened in order. Then a Gaussian process over parameters foresees which rank
+    each of the others may have at its best, and the first by that is opened once the smallest index
+    reaches ``4 * rank ** alpha``. Any other fixed list is opened at once; of a
     sampler that learns, trial ``m + 1`` is opened once the smallest index reaches
     ``opening * (m + 1) ** alpha``, where ``m`` were opened so far, or when no trial waits. That
     bound is larger by as many times as the first unit takes longer with its opening; and the less
@@ -81,40 +85,93 @@ class Hermes(Policy):
         self._table = CurveTable()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        return Decision(assignments=place(snapshot, self._order(snapshot)))
-
-    def _order(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
-        first = due(snapshot)
-        if first is not None:
-            yield first
-        for trial in self._by_index(snapshot):
-            if trial is None or trial is not first:
-                yield trial
-
-    def _by_index(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
         waiting = opened(snapshot)
         # A trial without a report has no rank: every first unit is finished before any compare.
         reported = [trial for trial in waiting if trial.curve.values]
-        if len(reported) < len(waiting):
-            yield from (trial for trial in waiting if not trial.curve.values)
-        new = deque(unopened(snapshot))
+        first = [trial for trial in waiting if not trial.curve.values]
+        listed = _listed_trials(snapshot) if snapshot.unstarted.fixed else []
+        if not listed:
+            order = chain(first, self._by_index(snapshot, reported))
+            return Decision(assignments=place(snapshot, _with_due(snapshot, order)))
+        # Optimisers take long to import, and few studies have a list. Theirs are imported before
+        # their first trial is opened.
+        from optuna_hermes.policies import _listed
+
+        ranking = _Ranking(self._table, snapshot, reported, self.alpha)
+        n_begun = ranking.n_begun
+        foreseen = _listed.foreseen(snapshot.memory, listed, ranking, n_begun)
+        by_rank = _listed.openings(listed, foreseen, n_begun, self.alpha)
+        set_up = {trial.number for trial in snapshot.trials if trial.state == "pending"}
+        by_rank = _listed.at_most(snapshot.unstarted.count, by_rank, set_up)
+        price = ranking.opening_price(snapshot.opening_seconds)
+        openings = ((price * opening, trial) for opening, trial in by_rank)
+        order = chain(first, _unlisted(snapshot, listed), _merged(ranking, openings))
+        return Decision(
+            assignments=place(snapshot, _with_due(snapshot, order)),
+            memory=None if foreseen is None else foreseen.to_memory(),
+        )
+
+    def _by_index(
+        self, snapshot: Snapshot, reported: Sequence[TrialView]
+    ) -> Iterator[TrialView | None]:
+        new = unopened(snapshot)
         if snapshot.unstarted.fixed:
             yield from new
-            new.clear()
-        n_opened = len(snapshot.finished)
-        if new:
-            n_opened += sum(trial.state != "pending" for trial in snapshot.trials)
+            new = []
         ranking = _Ranking(self._table, snapshot, reported, self.alpha)
-        opening = 0.0
-        if new:
-            opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
-            opening *= math.exp(-_CAUTION * ranking.predictivity())
-        for index, trial in ranking.in_order():
-            while new and index >= opening * (n_opened + 1) ** self.alpha:
-                yield new.popleft()
-                n_opened += 1
+        yield from _merged(ranking, self._openings(snapshot, new, ranking))
+
+    def _openings(
+        self, snapshot: Snapshot, new: Sequence[TrialView | None], ranking: _Ranking
+    ) -> Iterator[_Opening]:
+        """Proposals of a sampler that learns."""
+        if not new:
+            return
+        opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
+        opening *= math.exp(-_CAUTION * ranking.predictivity())
+        for n_opened, trial in enumerate(new, ranking.n_begun):
+            yield opening * (n_opened + 1) ** self.alpha, trial
+
+
+_Opening: TypeAlias = tuple[float, TrialView | None]
+"""A trial that can be opened, with the index that those that wait must reach before."""
+
+
+def _with_due(snapshot: Snapshot, order: Iterable[TrialView | None]) -> Iterator[TrialView | None]:
+    """An order in which a trial that must end now comes first."""
+    first = due(snapshot)
+    if first is not None:
+        yield first
+    for trial in order:
+        if trial is None or trial is not first:
             yield trial
-        yield from new
+
+
+def _merged(ranking: _Ranking, openings: Iterator[_Opening]) -> Iterator[TrialView | None]:
+    """The trials that wait, and between them those that can be opened, each at its index."""
+    ahead = next(openings, None)
+    for index, trial in ranking.in_order():
+        while ahead is not None and index >= ahead[0]:
+            yield ahead[1]
+            ahead = next(openings, None)
+        yield trial
+    if ahead is not None:
+        yield ahead[1]
+        yield from (trial for _, trial in openings)
+
+
+def _listed_trials(snapshot: Snapshot) -> list[TrialView]:
+    """The trials of a fixed list that have not begun and whose parameters are known, in order."""
+    set_up = [trial for trial in unopened(snapshot) if trial is not None and trial.params]
+    return [*set_up, *snapshot.unstarted.listed]
+
+
+def _unlisted(snapshot: Snapshot, listed: Sequence[TrialView]) -> Iterator[TrialView]:
+    """Trials that can be opened and are not listed; one without a number would be of the list."""
+    known = {trial.number for trial in listed}
+    for trial in unopened(snapshot):
+        if trial is not None and trial.number not in known:
+            yield trial
 
 
 class _Ranking:
@@ -126,6 +183,7 @@ class _Ranking:
         self._waiting = waiting
         self._trials = list(waiting)
         others = [*snapshot.trials, *snapshot.finished]
+        self._all = others
         if len(others) > len(waiting):
             numbers = {trial.number for trial in waiting}
             self._trials += [
@@ -140,6 +198,21 @@ class _Ranking:
         over = np.where(self._lengths > 0, had / np.maximum(self._lengths, 1), 0.0)
         self._power = alpha / 2 * (1 + over)
         self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** 0.25
+
+    @property
+    def n_begun(self) -> int:
+        """Number of trials that have begun."""
+        return sum(trial.state != "pending" for trial in self._all)
+
+    @property
+    def n_units(self) -> int:
+        """Units that all trials have reported."""
+        return int(self._units.sum())
+
+    @property
+    def n_reported(self) -> int:
+        """Number of trials that have reported."""
+        return len(self._trials)
 
     def in_order(self) -> Iterator[tuple[float, TrialView]]:
         # Comparing all with all would take too long for thousands of trials: an index is worked
@@ -162,6 +235,14 @@ class _Ranking:
         while heap:
             index, _, first = heapq.heappop(heap)
             yield index, self._waiting[first]
+
+    def scores(self, choose: Callable[[Places], Places]) -> tuple[list[TrialView], Floats]:
+        """Trials, and the logarithms of their ranks; ``choose`` picks some by their places."""
+        place = places(self._last)
+        by_number = np.argsort([trial.number for trial in self._trials])
+        some = by_number[choose(place[by_number])]
+        lead = leads(self._values, self._rows, self._units, self._last, some)
+        return [self._trials[each] for each in some.tolist()], 0.5 * np.log(place[some] * lead)
 
     def predictivity(self) -> float:
         """Measure what first ranks say about last ones; see ``predictivity``."""

@@ -172,7 +172,7 @@ class TrialSimulator:
             slices=tuple(self._slices),
             finished=dict(self._trials.ends["done"]),
             pruned=dict(self._trials.ends["pruned"]),
-            recordings=tuple(self._trials.recordings),
+            recordings=dict(self._trials.recordings),
             decisions=self._decisions,
         )
 
@@ -243,7 +243,7 @@ class TrialSimulator:
         """Start a trial on a device, unless another host was faster to take it."""
         stopped, claim_seconds = slot.last, 0.0
         if self._shared is not None and host is not None:
-            new = len(self._trials.recordings) if number is None else number
+            new = self._trials.next_number if number is None else number
             if self._shared.is_taken_over(host, new):
                 claim_seconds = self._shared.sharing.claim_seconds
             if not self._shared.take(host, new):

@@ -27,10 +27,11 @@ class OpenedTrials:
         self._costs = costs
         self._changed = changed
         self._live: dict[int, TrialView] = {}
-        self.recordings: list[Recording] = []
+        self.recordings: dict[int, Recording] = {}
         self.over: tuple[TrialView, ...] = ()
         self.ends: dict[Literal["done", "pruned"], dict[int, float]] = {"done": {}, "pruned": {}}
         self.n_waiting = 0
+        self._next = 0
 
     @property
     def live(self) -> tuple[TrialView, ...]:
@@ -51,14 +52,27 @@ class OpenedTrials:
         self._put(self._live[number], "disk")
 
     def take(self, number: int | None, now: float) -> TrialView:
-        """Take a waiting trial, or, for None, a new one."""
-        if number is not None:
+        """Take a waiting trial, a listed one, or, for None, a new one."""
+        if number is None:
+            if not self._source.unstarted.any:
+                raise ValueError("A policy may open a trial only while one is left, but none is.")
+            number = self.next_number
+        elif not self._is_listed(number):
             return self._take_waiting(number)
-        if not self._source.unstarted.any:
-            raise ValueError("A policy may open a trial only while one is left, but none is.")
-        number = len(self.recordings)
-        self.recordings.append(self._source.open(number))
+        self.recordings[number] = self._source.open(number)
         return TrialView(number=number, state="pending", submitted=now)
+
+    def _is_listed(self, number: int) -> bool:
+        if number in self.recordings:
+            return False
+        return any(each.number == number for each in self._source.unstarted.listed)
+
+    @property
+    def next_number(self) -> int:
+        """The lowest number that no trial has."""
+        while self._next in self.recordings:
+            self._next += 1
+        return self._next
 
     def start(self, view: TrialView, device: str) -> None:
         self._show(view, "running", view.curve, view.attained_seconds, device, None)

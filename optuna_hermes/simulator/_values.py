@@ -152,5 +152,5 @@ class Trace:
     slices: tuple[Slice, ...]
     finished: dict[int, float]
     pruned: dict[int, float]
-    recordings: tuple[Recording, ...]
+    recordings: Mapping[int, Recording]
     decisions: int

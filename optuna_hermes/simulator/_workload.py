@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Unstarted
+from optuna_hermes.model import TrialView, Unstarted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,11 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, number: int) -> Recording:
-        """Open the next trial, which gets this number, from 0, and return its training."""
+        """Open a trial and return its training: the first that is left, or a listed one.
+
+        Args:
+            number: that of the listed trial, or the lowest one, from 0, that no trial has yet.
+        """
 
     def reported(self, number: int, unit: int, value: float) -> None:  # noqa: B027
         """Take notice of a reported unit; units count from 1."""
@@ -64,18 +68,28 @@ class Source(ABC):
 
 
 class FixedList(Source):
-    """List of trials known beforehand, opened in its order."""
+    """List of trials known beforehand, whose numbers are their places in it."""
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self._recordings = recordings
-        self._opened = 0
+        self._left = {
+            number: TrialView(number=number, state="pending", params=recording.params)
+            for number, recording in enumerate(recordings)
+        }
+        self._known = all(recording.params for recording in recordings)
+        self._unstarted: Unstarted | None = None
 
     @property
     def unstarted(self) -> Unstarted:
-        return Unstarted(count=len(self._recordings) - self._opened, fixed=True)
+        # Kept, since a policy is asked far more often than a trial is opened.
+        if self._unstarted is None:
+            listed = tuple(self._left.values()) if self._known else ()
+            self._unstarted = Unstarted(count=len(self._left), fixed=True, listed=listed)
+        return self._unstarted
 
     def open(self, number: int) -> Recording:
-        self._opened += 1
+        del self._left[number]
+        self._unstarted = None
         return self._recordings[number]
 
 

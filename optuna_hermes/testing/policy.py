@@ -121,13 +121,21 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     ]
     count = draw(_counts)
     fixed = draw(_flags) and count is not None
+    listed = range(count or 0) if fixed and draw(_flags) else ()
     return Snapshot(
         now=1000.0,
         seed=draw(_small),
         devices=tuple(devices),
         trials=tuple(trials),
         finished=tuple(finished),
-        unstarted=Unstarted(count=count, fixed=fixed),
+        unstarted=Unstarted(
+            count=count,
+            fixed=fixed,
+            listed=tuple(
+                TrialView(number=50 + index, state="pending", params={"lr": 0.1 * draw(_small)})
+                for index in listed
+            ),
+        ),
         left=draw(_budgets),
         opening_seconds=draw(_openings),
     )
@@ -226,12 +234,14 @@ class PolicyContract:
         """A device goes to a trial that waits, not to one that is running, over or unknown."""
         trials = [each.trial for each in self._assigned(snapshot) if each.trial is not None]
         assert len(trials) == len(set(trials))
-        assert {trial.number for trial in _candidates(snapshot)}.issuperset(trials)
+        waiting = (*_candidates(snapshot), *snapshot.unstarted.listed)
+        assert {trial.number for trial in waiting}.issuperset(trials)
 
     @_on_any_snapshot
     def test_a_trial_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
         """A trial gets devices and a batch size within its limits, and no device it excludes."""
-        trials = {trial.number: trial for trial in snapshot.trials}
+        known = (*snapshot.trials, *snapshot.unstarted.listed)
+        trials = {trial.number: trial for trial in known}
         for each in self._assigned(snapshot):
             trial = (
                 TrialView(number=-1, state="pending") if each.trial is None else trials[each.trial]
@@ -247,7 +257,7 @@ class PolicyContract:
     @_on_any_snapshot
     def test_no_more_new_trials_than_there_are(self, snapshot: Snapshot) -> None:
         """Not more trials are created than may be."""
-        new = sum(each.trial is None for each in self._assigned(snapshot))
+        new = _count_new(snapshot, self._assigned(snapshot))
         assert snapshot.unstarted.count is None or new <= snapshot.unstarted.count
 
     @_on_any_snapshot
@@ -312,7 +322,7 @@ class PolicyContract:
         for trial in _candidates(snapshot):
             usable = empty.intersection(trial.bound_to or empty)
             assert trial.number in served or len(usable) < trial.devices_wanted
-        assert sum(each.trial is None for each in assigned) == snapshot.unstarted.count
+        assert _count_new(snapshot, assigned) == snapshot.unstarted.count
 
     @_inherited
     @given(curve=curves)
@@ -391,6 +401,11 @@ def _large(free: int) -> Snapshot:
 
 def _candidates(snapshot: Snapshot) -> list[TrialView]:
     return [trial for trial in snapshot.trials if trial.state in ("pending", "parked", "stored")]
+
+
+def _count_new(snapshot: Snapshot, assigned: Sequence[Assignment]) -> int:
+    new = {None, *(trial.number for trial in snapshot.unstarted.listed)}
+    return sum(each.trial in new for each in assigned)
 
 
 def _free(snapshot: Snapshot) -> set[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
 from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import OpenStudy, StudySpec
-from optuna_hermes.broker._protocol import Counted, Describe, Ending
+from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.model import LIVE_STATES, MOST_SECONDS
 
@@ -96,9 +97,15 @@ def _bounded(seconds: float | None) -> float | None:
 def descriptions(study: optuna.Study, key: str) -> Iterator[Describe]:
     """Messages with the parameters of trials, which suspended ones do not send themselves."""
     trials = study.get_trials(deepcopy=False)
-    known = [(trial.number, _optuna.params_of(trial)) for trial in trials if trial.params]
+    known = [(trial.number, _params(trial)) for trial in trials]
+    known = [(number, params) for number, params in known if params]
     for begin in range(0, len(known), DESCRIBED_AT_ONCE):
         yield Describe(study=key, params=dict(known[begin : begin + DESCRIBED_AT_ONCE]))
+
+
+def _params(trial: FrozenTrial) -> Params:
+    waits = trial.state.name == "WAITING"
+    return _optuna.listed_params(trial) if waits else _optuna.params_of(trial)
 
 
 def most_alive(devices: Sequence[str]) -> int:

@@ -168,7 +168,7 @@ class _Engagement:
             name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _opening(self._job.checkpoint_root):
-                trial = _optuna.open_trial(self._study, name=name, lost=grant.lost)
+                trial = _optuna.open_trial(self._study, name=name, lost=grant.lost, take=grant.take)
         else:
             trial = _optuna.reattach(self._study, grant.trial_id)
         self._session.describe = partial(_optuna.params_of, trial)

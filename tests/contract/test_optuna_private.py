@@ -232,6 +232,28 @@ def test_queued_trials_are_opened_first(study: optuna.Study) -> None:
     assert _optuna.ours(study.trials[0])
 
 
+def test_a_queued_trial_can_be_taken_before_others(study: optuna.Study) -> None:
+    """One that waits no more is no reason to create another while there are some in the queue."""
+    for number in range(4):
+        study.enqueue_trial({"x": number / 4})
+    assert _optuna.open_trial(study, take=2).suggest_float("x", 0, 1) == 0.5
+    assert [_optuna.open_trial(study, take=each).number for each in (2, None, 3)] == [0, 1, 3]
+    assert _optuna.open_trial(study, take=1).number == 4
+
+
+def test_parameters_of_queued_trials_are_known(study: optuna.Study) -> None:
+    """Before they are suggested; values that JSON lacks are shown as texts."""
+    study.enqueue_trial({"x": 0.25, "act": "relu", "none": None})
+    study.ask()
+    study.enqueue_trial({})
+    study.add_trial(optuna.trial.create_trial(state=TrialState.WAITING))
+    listed = [
+        _optuna.listed_params(trial) for trial in study.trials if trial.state.name == "WAITING"
+    ]
+    assert listed == [{}, {}]
+    assert _optuna.listed_params(study.trials[0]) == {"x": 0.25, "act": "relu", "none": None}
+
+
 def test_a_trial_that_somebody_died_over_is_not_lost_once_it_is_taken(
     storage_url: str, study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -131,6 +132,35 @@ def test_a_grid_is_trained_once(storage_url: str) -> None:
     assert sorted(points) == [(-1.0, 0), (-1.0, 1), (1.0, 0), (1.0, 1)]
     assert {*states(study)} == {"COMPLETE"}
     assert _optuna.left_to_propose(study) == 0
+
+
+@pytest.mark.slow
+def test_enqueued_trials_are_opened_best_first(storage_url: str) -> None:
+    """After the first ones, those whose parameters look good; all of them as they were enqueued."""
+    study = make_study(optuna.samplers.RandomSampler(seed=0), storage_url)
+    # The good ones are the last of the list, and the worst the first after its beginning.
+    rest = [-1.0, -0.9, -0.8, 0.2, 0.3, 0.4]
+    given = [*[number / 7 - 1 for number in range(15)], *rest]
+    for x in given:
+        study.enqueue_trial({"x": x})
+
+    def train(trial: optuna.Trial) -> float:
+        x, value = trial.suggest_float("x", -1, 1), 0.0
+        for unit in range(1, 6):
+            time.sleep(0.02)
+            value = (x - 0.3) ** 2 + 0.1 / unit
+            trial.report(value, unit)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
+
+    optimize(study, train, n_trials=len(given), devices="cpu:1", show_progress=False)
+    assert {*states(study)} == {"COMPLETE"}
+    assert [trial.params["x"] for trial in study.trials] == given
+    begun = sorted(study.trials, key=lambda trial: str(trial.datetime_start))
+    order = [trial.number for trial in begun]
+    assert {*order[:15]} == {*range(15)}
+    assert order[-1] in (15, 16, 17)
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -153,10 +153,16 @@ class FakeBroker:
         key: str = "s",
         unstarted: int | None = 4,
         max_alive: int = 4,
+        params: Mapping[int, dict[str, Any]] | None = None,
         **fields: Any,
     ) -> int:
-        """Connect a driver and open a study; ``fields`` are of the message, or of its study."""
+        """Connect a driver and open a study; ``fields`` are of the message, or of its study.
+
+        ``params`` are told before, by the numbers of trials.
+        """
         connection = self.connect("driver")
+        if params is not None:
+            self.say(connection, wire.Describe(study=key, params=dict(params)))
         opens = set(wire.OpenStudy.__struct_fields__)
         opening = {name: value for name, value in fields.items() if name in opens}
         spec = {name: value for name, value in fields.items() if name not in opens}

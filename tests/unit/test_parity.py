@@ -84,7 +84,7 @@ class Player:
     ) -> None:
         self.recordings = recordings
         self.units = [0] * len(recordings)
-        self.opened = 0
+        self.left = list(range(len(recordings)))
         self.starts: list[Start] = []
         self.workers: dict[int, Worker] = {}
         self.last: dict[str, int] = {}
@@ -94,7 +94,12 @@ class Player:
         self.broker = FakeBroker(devices=[Device(id=f"cpu:{i}") for i in range(n_devices)])
         n_workers = len(recordings) + n_devices
         self.broker.driver(
-            unstarted=len(recordings), max_alive=n_workers, slice_seconds=1e-6, fixed=fixed
+            unstarted=len(recordings),
+            max_alive=n_workers,
+            slice_seconds=1e-6,
+            fixed=fixed,
+            waiting=tuple(self.left) if fixed else (),
+            params={number: dict(each.params) for number, each in enumerate(recordings)},
         )
         self.policy = Watched(make_policy(policy), self.seconds)
         self.study.policy = self.policy
@@ -132,7 +137,7 @@ class Player:
         return COSTS.seconds(unit, "resident" if self.seat[number] == device else "host")
 
     def seconds(self, assignment: Assignment) -> float:
-        number = self.opened if assignment.trial is None else assignment.trial
+        number = self.left[0] if assignment.trial is None else assignment.trial
         unit = self.recordings[number].seconds[self.units[number]]
         return unit + self.cost(number, assignment.devices[0])
 
@@ -207,8 +212,8 @@ class Player:
         elif isinstance(message, wire.Grant):
             worker.epoch = message.epoch
             if worker.number is None:
-                worker.number = self.opened
-                self.opened += 1
+                worker.number = self.left[0] if message.take is None else message.take
+                self.left.remove(worker.number)
                 begin = wire.Begin(epoch=worker.epoch, number=worker.number, trial_id=worker.number)
                 self.broker.say(worker.connection, begin)
             self.begin_unit(worker, message.devices[0])
@@ -257,7 +262,7 @@ class Proposed(FixedList):
 
     @property
     def unstarted(self) -> Unstarted:
-        return replace(super().unstarted, fixed=False)
+        return replace(super().unstarted, fixed=False, listed=())
 
 
 def check_parity(policy: str, recordings: list[Recording], n_devices: int, *, fixed: bool) -> None:
@@ -272,13 +277,14 @@ def check_parity(policy: str, recordings: list[Recording], n_devices: int, *, fi
         assert comparable(live) == comparable(replayed)
 
 
-def comparable(snapshot: Snapshot) -> dict[int, object]:
+def comparable(snapshot: Snapshot) -> object:
     """What a policy may build on, whoever asks it; device time to a billionth of a second.
 
     A broker knows no more of a trial than it was told with a report, and what a switch will cost
     only from those it has seen.
     """
-    return {trial.number: told(trial) for trial in (*snapshot.trials, *snapshot.finished)}
+    trials = {trial.number: told(trial) for trial in (*snapshot.trials, *snapshot.finished)}
+    return trials, snapshot.unstarted.listed
 
 
 def told(trial: TrialView) -> object:
@@ -307,6 +313,19 @@ def test_the_broker_does_what_the_simulator_does(policy: str, n_devices: int, fi
     """On curves that cross, diverge and end early, every unit is trained when and where it was."""
     for seed in range(3):
         check_parity(policy, random_curves(seed, 12 + 4 * seed), n_devices, fixed=fixed)
+
+
+@pytest.mark.parametrize("n_devices", [1, 3])
+def test_that_holds_where_a_list_is_longer_than_its_beginning(n_devices: int) -> None:
+    """What is foreseen of listed trials decides in both which of them is opened, and when."""
+    recordings = random_curves(0, 40)
+    for number, each in enumerate(recordings):
+        best = min(value for value in each.values if np.isfinite(value))
+        recordings[number] = replace(each, params={"seen": best, "kind": str(number % 3)})
+    trace = TrialSimulator(make_policy("hermes"), FixedList(recordings), n_devices=n_devices).run()
+    first = list(dict.fromkeys(each.number for each in trace.slices))
+    assert first != list(range(40))
+    check_parity("hermes", recordings, n_devices, fixed=True)
 
 
 def test_that_holds_for_a_policy_behind_energy() -> None:

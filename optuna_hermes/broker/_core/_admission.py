@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import get_args
 
 from optuna_hermes.broker import _protocol as wire
@@ -11,8 +11,9 @@ from optuna_hermes.broker._core._events import Refreshed, SaveOverride, StudyRea
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
+from optuna_hermes.broker._protocol import Params
 from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
-from optuna_hermes.model import Curve
+from optuna_hermes.model import Curve, TrialView
 from optuna_hermes.policies import make_policy
 
 KEPT_CHECKPOINTS = 2
@@ -209,6 +210,20 @@ def take_charge(
         study.unstarted -= state.count_begun(study)
         study.unstarted -= sum(not study.was_counted(number) for number in study.trials)
     return changed
+
+
+def listed(
+    study: Study, message: wire.OpenStudy, described: Mapping[int, Params]
+) -> dict[int, TrialView]:
+    """The trials of a fixed list as policies see them; none unless all parameters are known."""
+    left = [number for number in message.waiting if number not in study.trials]
+    count = study.unstarted or 0
+    if not (message.fixed and len(left) >= count and all(map(described.get, left[:count]))):
+        return {}
+    return {
+        number: TrialView(number=number, state="pending", params=described[number])
+        for number in left[:count]
+    }
 
 
 def _with_new_chances(study: Study) -> list[LiveTrial]:

@@ -15,7 +15,7 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._holder import Awaited
 from optuna_hermes.broker._protocol import Params, StudyChanged
 from optuna_hermes.ledger._records import TrialRecord
-from optuna_hermes.model import Device, TierName
+from optuna_hermes.model import Device, TierName, TrialView
 
 PowerState = Literal["on", "going", "off", "coming"]
 
@@ -45,6 +45,7 @@ class Lease:
         opening: see ``Client``; of a holder that was about to create a trial when it was granted.
         lost: the names of openings of which one process may have created a trial, and died before
             it said so; this one's holder looks for that trial before it creates another.
+        take: the listed trial that its holder is to take, None for the first one that waits.
         refused: its holder has found a trial that it may not have.
         claimed: the row of its trial, which had no owner before; None if it was this broker's.
         energy_joules: what the counters of its devices said in all when it was granted, None if
@@ -72,6 +73,7 @@ class Lease:
     adopted: bool = False
     idle: bool = False
     opening: tuple[str, ...] | None = None
+    take: int | None = None
     lost: tuple[str, ...] = ()
     refused: bool = False
     claimed: TrialRecord | None = field(default=None, repr=False)
@@ -90,13 +92,15 @@ class Lease:
 class Reservation:
     """Reservation of devices for a trial, or for a new trial (``number`` None).
 
-    One object, shared by the slots of the devices.
+    One object, shared by the slots of the devices. ``take`` is the new trial's number if it is a
+    listed one.
     """
 
     study: str
     number: int | None
     slice_seconds: float | None
     batch_size: int | None = None
+    take: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -140,6 +144,7 @@ class Client:
         prepared: the trial whose checkpoint it has read ahead of time.
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
+        take: the listed trial that it is about to take for that.
         dismissed: it was sent away before its trial had begun.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
@@ -160,6 +165,7 @@ class Client:
     study: str | None = None
     prepared: int | None = None
     opening: tuple[str, ...] | None = None
+    take: int | None = None
     dismissed: bool = False
     leaving: tuple[str, ...] = ()
     left_at: float = 0.0
@@ -234,6 +240,16 @@ class BrokerState:
         """Number of new trials that are about to begin under a lease, or to be set up."""
         begun = sum(lease.number is None for lease in self.leases_of(study))
         return begun + sum(bool(self.clients[each].opening) for each in study.workers)
+
+    def listed(self, study: Study) -> dict[int, TrialView]:
+        """The listed trials of a study that nobody has taken, or is about to."""
+        if not study.listed:
+            return {}
+        taken = {each.take for each in self.reserved(study.spec.key)}
+        taken |= {lease.take for lease in self.leases_of(study) if lease.number is None}
+        taken |= {self.clients[each].take for each in study.workers if self.clients[each].opening}
+        left = ((number, each) for number, each in study.listed.items() if number not in taken)
+        return {number: each for number, each in left if number not in study.trials}
 
     def pid_of(self, connection: int | None) -> int | None:
         """The process of a connection; None if there is none, or it is gone."""

@@ -29,7 +29,7 @@ def worthwhile(
         vain = frozenset(
             each.trial
             for each in decision.assignments
-            if each.trial is not None
+            if each.trial in study.trials
             and _is_vain(study, each.trial, each, decision, slice_seconds(each.slice_seconds))
         )
         # What these keep changes what is left for others: the policy is asked again.

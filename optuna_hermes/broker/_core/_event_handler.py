@@ -19,6 +19,7 @@ from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
+    listed,
     misplaced,
     other_driver,
     refusal,
@@ -449,6 +450,7 @@ class EventHandler:
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
+            study.listed = listed(study, message, described)
             for trial in changed:
                 if trial.number not in known:
                     _event_log.admitted(turn, trial)

@@ -96,6 +96,11 @@ class PolicyRunner:
         wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         held = self._held(study, up, now)
         seats = self._seats(study)
+        # All of them for a device that is free: there are processes for more than one at a time.
+        unstarted = _at_most(study.may_open, seats if study.has_time_to_open(now, up) else 0)
+        if unstarted.any:
+            listed = tuple(self._state.listed(study).values())
+            unstarted = replace(unstarted, listed=listed)
         views: list[TrialView] = []
         finished: list[TrialView] = []
         for trial in study.trials.values():
@@ -126,7 +131,7 @@ class PolicyRunner:
             ),
             trials=tuple(views),
             finished=tuple(finished),
-            unstarted=_at_most(study.may_open, seats if study.has_time_to_open(now, up) else 0),
+            unstarted=unstarted,
             wanted=None if self._power is None else self._power.wanted(study),
             held=() if self._power is None else self._power.held(study),
             left=self._left(study, now),
@@ -299,6 +304,7 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
             "policy is for the simulator"
         )
     waiting = {r.number for r in snapshot.trials if r.state in ("pending", "parked", "stored")}
+    waiting.update(trial.number for trial in snapshot.unstarted.listed)
     free = {device.id for device in snapshot.devices if device.free}
     trials = Counter(a.trial for a in decision.assignments if a.trial is not None)
     devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
@@ -319,7 +325,7 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
 
 
 def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
-    views = {trial.number: trial for trial in snapshot.trials}
+    views = {trial.number: trial for trial in (*snapshot.trials, *snapshot.unstarted.listed)}
     for each in decision.assignments:
         view = None if each.trial is None else views[each.trial]
         least, most = (1, 1) if view is None else view.device_range

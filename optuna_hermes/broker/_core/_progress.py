@@ -23,6 +23,7 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
     study = turn.state.studies[lease.study]
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
+    describe_listed(study, trial)
     # A worker that found a trial itself begins anew; a driver may have adopted it meanwhile.
     found = lease.number is None and not lease.adopted
     if is_taken(study, trial, lease.connection, found=found):
@@ -41,6 +42,13 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
             study.leave_unstarted(1)  # its driver knew of it, so it is not one of those left
         turn.add(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
     turn.save(trial)
+
+
+def describe_listed(study: Study, trial: LiveTrial) -> None:
+    """Give a trial that is not listed any more the parameters that its driver has told."""
+    listed = study.listed.pop(trial.number, None)
+    if listed is not None and not trial.params:
+        trial.params = dict(listed.params)
 
 
 def is_taken(study: Study, trial: LiveTrial, connection: int, *, found: bool) -> bool:

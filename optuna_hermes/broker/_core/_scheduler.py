@@ -214,13 +214,15 @@ class Scheduler:
         lease.deadline = self._end(study, None, seconds, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
-        if assignment.trial is None:
+        is_new = assignment.trial not in study.trials
+        if is_new:
             study.leave_unstarted(-1)
         reservation = Reservation(
             study=study.spec.key,
-            number=assignment.trial,
+            number=None if is_new else assignment.trial,
             slice_seconds=assignment.slice_seconds,
             batch_size=assignment.batch_size,
+            take=assignment.trial if is_new else None,
         )
         for slot in slots:
             slot.reservation = reservation
@@ -351,6 +353,8 @@ class Scheduler:
         for slot in slots:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
+        # One that is about to create a trial has been told which one.
+        lease.take = reservation.take if lease.opening is None else None
         grant = _grant_message(lease, slots, trial, alone, reservation.batch_size)
         turn.send(connection, grant)
 
@@ -446,7 +450,7 @@ class Scheduler:
     def _prefetch(self, turn: Turn, study: Study, slots: Sequence[Slot]) -> None:
         decision = self._policy_runner.decide(study, slots, turn.now)
         number = next((a.trial for a in decision.assignments), None)
-        trial = None if number is None else study.trials[number]
+        trial = None if number is None else study.trials.get(number)
         if trial is None or trial.asked is not None:
             return
         if trial.tier == "disk" and trial.connection is None:
@@ -500,6 +504,7 @@ def _grant_message(
         checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
         device_seconds=trial.device_seconds if trial else 0.0,
         lost=lease.lost,
+        take=lease.take,
         batch_size=batch_size,
     )
 

@@ -38,12 +38,13 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     known = len(_set_up_by(state, study))
     if known >= len(state.slots):
         return
-    missing = min(spare, _openings(turn, study, policy_runner) - known)
+    most, takes = _openings(turn, study, policy_runner)
+    missing = max(0, min(spare, most - known))
     # Those first that have read no checkpoint for another trial.
     waiting = sorted(study.idle, key=lambda each: state.clients[each].prepared is not None)
-    for connection in waiting[: max(0, missing)]:
+    for connection, take in zip(waiting[:missing], takes or [None] * missing, strict=False):
         if study.may_open.any:
-            _set_up(turn, study, connection)
+            _set_up(turn, study, connection, take)
 
 
 def created(turn: Turn, connection: int, message: wire.Created) -> None:
@@ -63,6 +64,7 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
         return
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
+    progress.describe_listed(study, trial)
     if progress.is_taken(study, trial, connection, found=True):
         client.opening = ()
         progress.send_away(turn, connection, trial)
@@ -90,12 +92,17 @@ def dismiss(turn: Turn, study: Study) -> None:
             turn.save(trial)
 
 
-def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
+def _openings(
+    turn: Turn, study: Study, policy_runner: PolicyRunner
+) -> tuple[int, Sequence[int | None]]:
     """Most new trials that may begin if all devices are decided about one unit from now.
 
     The next values of the trials that train are not known. So the policy is asked what it would do
     if they were as the last ones, and if those trials had to make room that would fall behind by
     bad ones.
+
+    Returns:
+        Their number, and those among them that are listed, the likeliest ones first.
     """
     key = study.spec.key
     slots = [s for s in turn.state.slots.values() if not s.lease or s.lease.study == key]
@@ -103,14 +110,17 @@ def _openings(turn: Turn, study: Study, policy_runner: PolicyRunner) -> int:
     now = policy_runner.snapshot(study, slots, turn.now)
     begun = {trial.number for trial in now.trials if trial.state != "pending"}
     as_before = _one_unit_later(study, now, training)
-    expected = ask(study, as_before)
-    most = sum(each.trial not in begun for each in expected.assignments)
+    opened = [each.trial for each in ask(study, as_before).assignments if each.trial not in begun]
+    most = len(opened)
     if most < len(slots) and (worst := _worst(now.trials)) is not None:
         behind = ask(study, _one_unit_later(study, now, training, worst))
         leaving = training - {each.trial for each in behind.assignments}
         left = ask(study, _without(as_before, leaving))
-        most = max(most, sum(each.trial not in begun for each in left.assignments))
-    return most
+        also = [each.trial for each in left.assignments if each.trial not in begun]
+        most = max(most, len(also))
+        opened += also
+    listed = turn.state.listed(study)
+    return most, [number for number in dict.fromkeys(opened) if number in listed]
 
 
 def _worst(trials: Sequence[TrialView]) -> float | None:
@@ -176,17 +186,17 @@ def _is_suited(state: BrokerState, study: Study) -> bool:
     return cpus and study.broker is None and not ends and not study.stretches
 
 
-def _set_up(turn: Turn, study: Study, connection: int) -> None:
+def _set_up(turn: Turn, study: Study, connection: int, take: int | None) -> None:
     state, client = turn.state, turn.state.clients[connection]
     state.openings += 1
     # No other broker has this instance: the names of openings are unique in their study.
     name = f"{state.instance}:{state.openings}"
     lost = study.lost.pop() if study.lost else ()
-    client.opening = (name, *lost)
+    client.opening, client.take = (name, *lost), take
     client.prepared = None
     study.idle.remove(connection)
     study.leave_unstarted(-1)
-    turn.send(connection, wire.SetUp(name=name, lost=lost))
+    turn.send(connection, wire.SetUp(name=name, lost=lost, take=take))
 
 
 def _set_up_by(state: BrokerState, study: Study) -> set[int]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._records import LeaseRecord
-from optuna_hermes.model import OverheadKind, Override, TierName, Unstarted, moving_average
+from optuna_hermes.model import (
+    OverheadKind,
+    Override,
+    TierName,
+    TrialView,
+    Unstarted,
+    moving_average,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.policies import Policy
@@ -69,6 +76,8 @@ class Study:
         asked_for: trials parked on other hosts that its policy would rather train here.
         asks_again_at: until when it asks for no others.
         promised: trials that other hosts have asked for.
+        listed: the trials of a fixed list that had not begun when its driver came, if it has told
+            the parameters of all of them.
     """
 
     spec: StudySpec
@@ -111,6 +120,7 @@ class Study:
     promised: frozenset[int] = frozenset()
     failures: Failures = field(default_factory=Failures)
     overrides: dict[int, Override] = field(default_factory=dict)
+    listed: dict[int, TrialView] = field(default_factory=dict)
 
     def override_of(self, trial: LiveTrial) -> Override | None:
         """Override of a trial; None once it is over."""
