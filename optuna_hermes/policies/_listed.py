@@ -83,7 +83,7 @@ class Ranks(Protocol):
 def foreseen(
     memory: Any, listed: Sequence[TrialView], ranks: Ranks, n_begun: int
 ) -> Foreseen | None:
-    """What is foreseen of listed trials, as remembered or anew; None if too little is known."""
+    """The ranks foreseen of listed trials, remembered or anew; None if too little is known."""
     if n_begun < IN_ORDER or ranks.n_reported < LEAST_REPORTED:
         return None
     known, units = Foreseen.from_memory(memory), ranks.n_units

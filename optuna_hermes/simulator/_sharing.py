@@ -235,7 +235,7 @@ class SharedStudy:
             host.shown[number], host.there[number] = self._of_others(view)
 
     def _of_others(self, view: TrialView) -> tuple[TrialView, TrialView]:
-        """How a host sees another's trial, and how it would if that were stored."""
+        """Another host's trial as a host sees it, and as it would if that were stored."""
         if view.number not in self._seen or self._seen[view.number][0] is not view:
             stored = replace(view, state="stored", tier="disk", device=None, waiting_since=0.0)
             self._seen[view.number] = (view, _running(view), stored)

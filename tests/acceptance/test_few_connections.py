@@ -13,36 +13,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy.pool import NullPool
 
+from support.objectives import loop
+
 N_HOSTS, N_TRIALS, UNITS = 4, 40, 3
 MAX_CONNECTIONS, RESERVED = 20, 3
 """Of a server's connections three are kept for its superusers, by default."""
 
-OBJECTIVE = f"""
-import time
-from pathlib import Path
-
-import torch
-
-from optuna_hermes.pytorch import suspendable
-
-
-def objective(trial):
-    torch.set_num_threads(1)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
-    run = suspendable(trial, model=model, optimizer=optimizer)
-    for epoch in run.epochs({UNITS}):
-        for x in run.batches(torch.ones(4, 3, 4)):
-            time.sleep(0.1)  # training
-            loss = (model(x) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with Path(__file__).with_name("trained").open("a") as file:
-            file.write(f"{{trial.number}} {{epoch}}\\n")
-        run.report(loss.item())
-    return run.value
-"""
+OBJECTIVE = loop(UNITS, seconds=0.1)
 
 
 @pytest.fixture

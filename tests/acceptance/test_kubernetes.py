@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from optuna_hermes.errors import ExitStatus
+from support.objectives import loop
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install kubernetes-validate"
@@ -25,35 +26,14 @@ kubernetes_validate = pytest.importorskip(
 N_TRIALS, UNITS, GRACE_SECONDS = 20, 4, 60
 STATE_BYTES = 100_000_000
 
-OBJECTIVE = f"""
-import time
-from pathlib import Path
-
-import torch
-
-from optuna_hermes.pytorch import suspendable
-
-
-def objective(trial):
-    torch.set_num_threads(1)
-    model = torch.nn.Linear(4, 1)
-    model.register_buffer("table", torch.full(({STATE_BYTES // 4},), float(trial.number)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
-    run = suspendable(trial, model=model, optimizer=optimizer)
-    for epoch in run.epochs({UNITS}):
-        for x in run.batches(torch.ones(4, 3, 4)):
-            time.sleep(0.05)  # training
-            loss = (model(x) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        assert model.table[epoch] == trial.number
-        model.table[epoch] += 1
-        with Path(__file__).with_name("trained").open("a") as file:
-            file.write(f"{{trial.number}} {{epoch}}\\n")
-        run.report(loss.item())
-    return run.value
+TABLE = f"""\
+model.register_buffer("table", torch.full(({STATE_BYTES // 4},), float(trial.number)))
 """
+CHECK = """\
+assert model.table[epoch] == trial.number
+model.table[epoch] += 1
+"""
+OBJECTIVE = loop(UNITS, set_up=TABLE, each_unit=CHECK)
 
 
 def trained(tmp_path: Path) -> list[tuple[int, int]]:

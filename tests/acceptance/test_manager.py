@@ -18,39 +18,14 @@ from typing import Any
 import pytest
 
 from optuna_hermes.ledger import open_ledger
+from support.objectives import loop
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
 
 N_TRIALS, UNITS = 4, 12
 
-OBJECTIVE = f"""
-import os
-import time
-from pathlib import Path
-
-import torch
-
-from optuna_hermes.pytorch import suspendable
-
-
-def objective(trial):
-    torch.set_num_threads(1)
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.Adam(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
-    run = suspendable(trial, model=model, optimizer=optimizer)
-    for epoch in run.epochs({UNITS}):
-        for x in run.batches(torch.ones(4, 3, 4)):
-            time.sleep(0.05)  # training
-            loss = (model(x) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        with Path(__file__).with_name("trained").open("a") as file:
-            file.write(f"{{os.environ.get('SLURM_JOB_ID')}} {{trial.number}} {{epoch}}\\n")
-        run.report(loss.item())
-    return run.value
-"""
+OBJECTIVE = loop(UNITS, noted="os.environ.get('SLURM_JOB_ID'), trial.number, epoch")
 
 
 @pytest.fixture

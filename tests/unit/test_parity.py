@@ -317,7 +317,7 @@ def test_the_broker_does_what_the_simulator_does(policy: str, n_devices: int, fi
 
 @pytest.mark.parametrize("n_devices", [1, 3])
 def test_that_holds_where_a_list_is_longer_than_its_beginning(n_devices: int) -> None:
-    """What is foreseen of listed trials decides in both which of them is opened, and when."""
+    """Ranks foreseen of listed trials decide in both which of them is opened, and when."""
     recordings = random_curves(0, 40)
     for number, each in enumerate(recordings):
         best = min(value for value in each.values if np.isfinite(value))

@@ -187,7 +187,7 @@ class MemoryManager:
             slot.context_bytes = max(found)
 
     def context_of(self, slot: Slot, trial: LiveTrial) -> int | None:
-        """What a parked trial's process takes of a GPU beside the trial, None if it is not known.
+        """Bytes that a parked trial's process takes of a GPU beside the trial, None if not known.
 
         That is the process's context, the code of its kernels, and what libraries keep.
         """
@@ -201,7 +201,7 @@ class MemoryManager:
         return max(0, listed - trial.held_bytes)
 
     def process_bytes(self, slot: Slot, trial: LiveTrial) -> int | None:
-        """What a process takes of a device beside what its trial holds; None if it is not there.
+        """Bytes that a process takes of a device beside its trial's; None if it is not there.
 
         Of several trials of one process, as with ``n_jobs``, it is the first one's.
         """
@@ -312,7 +312,7 @@ class MemoryManager:
         return need + (0 if pid is not None and pid in there else self._context(slot))
 
     def _context(self, slot: Slot) -> int:
-        """What a process takes of a GPU beside its trial, as measured here or on another GPU."""
+        """Bytes that a process takes of a GPU beside its trial, measured here or on another GPU."""
         if slot.context_bytes is not None:
             return slot.context_bytes
         measured = (each.context_bytes for each in self._state.slots.values())

@@ -304,7 +304,7 @@ def _mps_clients(nvml: Any, handle: Any) -> dict[int, int | None]:
 
 
 def _recovery(nvml: Any, handle: Any) -> int | None:
-    """What a GPU needs before it can be relied on again, None if the driver does not tell."""
+    """The driver's advice on how a GPU recovers, as NVML numbers it; None if it gives none."""
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:  # as in older bindings
         return None
