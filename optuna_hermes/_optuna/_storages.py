@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import shlex
 import time
@@ -28,7 +29,13 @@ if TYPE_CHECKING:
 RACE_SECONDS = 60.0
 """Seconds to retry while processes that start at once race to create a new database's tables."""
 
+FULL_SECONDS = 330.0
+"""Seconds to retry while a server has no connection left, as other hosts have them all."""
+
 _RACE_PAUSE_SECONDS = 0.05
+_FULL_PAUSE_SECONDS = 1.0
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -39,17 +46,24 @@ _read: weakref.WeakSet[optuna.Study] = weakref.WeakSet()
 def racing(call: Callable[..., T], *args: object, **named: object) -> T:
     """Retry a call, which may run twice, while it loses a race to create a database's tables.
 
+    It waits longer, and says so, while the server has no connection left for it.
+
     Raises:
         Exception: the call's error, if it has another cause or lasts for too long.
     """
-    end = time.monotonic() + RACE_SECONDS
+    begin, said = time.monotonic(), False
     while True:
         try:
             return call(*args, **named)
         except Exception as error:
-            if not ledger.lost_race(error) or time.monotonic() > end:
+            full = ledger.mends(error) and ledger.is_full(line(error))
+            longest = FULL_SECONDS if full else RACE_SECONDS
+            if not (full or ledger.lost_race(error)) or time.monotonic() > begin + longest:
                 raise
-        time.sleep(_RACE_PAUSE_SECONDS)
+            if full and not said:
+                said = True
+                log.warning(f"Waiting for the database. {ledger.FULL}")
+        time.sleep(_FULL_PAUSE_SECONDS if full else _RACE_PAUSE_SECONDS)
 
 
 def prepare_storages() -> None:
@@ -109,7 +123,11 @@ def study_names(storage: str) -> list[str]:
         StorageError: the storage cannot be reached.
     """
     with storage_errors(storage):
-        return sorted(optuna.get_all_study_names(racing(optuna.storages.get_storage, storage)))
+        backend = racing(optuna.storages.get_storage, storage)
+        try:
+            return sorted(optuna.get_all_study_names(backend))
+        finally:
+            _disconnect(_uncached(backend))
 
 
 def delete_study(study: optuna.Study) -> None:
@@ -215,7 +233,10 @@ def at_once(study: optuna.Study) -> Any:
 
 def backend_of(study: optuna.Study) -> Any:
     """A study's storage without the wrappers around it, Optuna's or this package's."""
-    storage = at_once(study)
+    return _uncached(at_once(study))
+
+
+def _uncached(storage: Any) -> Any:
     return storage._backend if isinstance(storage, _CachedStorage) else storage
 
 
@@ -324,6 +345,9 @@ def rest(study: optuna.Study) -> None:
 
 def disconnect(study: optuna.Study) -> None:
     """Close this process's pooled connections to a study's server."""
-    backend = backend_of(study)
+    _disconnect(backend_of(study))
+
+
+def _disconnect(backend: Any) -> None:
     if isinstance(backend, RDBStorage) and backend.engine.dialect.name != "sqlite":
         backend.engine.dispose()

@@ -136,7 +136,12 @@ class Driver:
     def _with_ledger(self) -> OptimizeResult:
         self._take_as_called_back()
         name = self._study.study_name
-        ledger = _optuna.patiently(open_ledger, _optuna.ledger_url(self._study))
+        url = _optuna.ledger_url(self._study)
+        # A server has room for few connections: none is held while another one is waited for, nor
+        # while the objective is imported.
+        _optuna.disconnect(self._study)
+        ledger = _optuna.patiently(open_ledger, url)
+        ledger.disconnect()
         try:
             with self._stops.heeds_signals():
                 if self._is_imported():

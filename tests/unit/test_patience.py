@@ -14,7 +14,7 @@ import sqlalchemy.exc
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, _optuna
-from optuna_hermes._optuna import _patience, _reports
+from optuna_hermes._optuna import _patience, _reports, _storages
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.errors import LedgerAwayError, StorageError
@@ -36,6 +36,33 @@ def test_a_transaction_whose_connection_was_lost_before_is_waited_for() -> None:
         error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
         error.__cause__ = sqlalchemy.exc.PendingRollbackError("Rollback first.", code=code)
         assert mends(error) is mended
+
+
+def test_a_server_without_room_is_waited_for_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other hosts may have all its connections for a moment; the wait is said once, and ends."""
+    monkeypatch.setattr(_storages, "_FULL_PAUSE_SECONDS", 0.001)
+    full = sqlalchemy.exc.OperationalError("", {}, OSError("FATAL: too many connections for role"))
+    answers: list[Exception | str] = [full, full, "storage"]
+
+    def call() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert _storages.racing(call) == "storage"
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "Waiting for the database. It takes no more connections"
+    ]
+    monkeypatch.setattr(_storages, "FULL_SECONDS", 0.0)
+    answers += [full, full]
+    with pytest.raises(sqlalchemy.exc.OperationalError):
+        _storages.racing(call)
+    answers[:] = [sqlalchemy.exc.OperationalError("", {}, OSError("no such host"))]
+    with pytest.raises(sqlalchemy.exc.OperationalError):
+        _storages.racing(call)
 
 
 class Flaky:
