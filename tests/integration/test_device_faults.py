@@ -109,8 +109,8 @@ def test_a_slice_of_a_gpu_is_a_device(
     say("mig")
     broker = start("MIG-cccc")
     assert (second_gpu(broker).id, problem(broker)) == ("MIG-cccc", "")
-    say("mig xid=94")
-    wait_for(lambda: "it reported XID 94" in problem(broker))
+    say("mig xid=95")
+    wait_for(lambda: "it reported XID 95" in problem(broker))
 
 
 def test_a_driver_that_hangs_holds_up_no_client(
