@@ -26,10 +26,13 @@ ASKS = ("suspend._accelerators import", "torch.accelerator", "OutOfMemoryError")
 """What is in the source of a module that asks for the accelerator, or waits for its errors."""
 CPU_TESTS = (
     *("tests/unit/test_accelerators.py", "tests/unit/test_disk.py", "tests/unit/test_fault.py"),
+    *("tests/unit/test_failed_starts.py", "tests/unit/test_fingerprint.py"),
     *("tests/unit/test_forked.py", "tests/unit/test_host.py", "tests/unit/test_no_room.py"),
+    *("tests/unit/test_nothing_unpickled.py", "tests/unit/test_objects.py"),
     *("tests/unit/test_once.py", "tests/unit/test_ranks.py", "tests/unit/test_tree.py"),
     *("tests/contract/test_tiers.py", "tests/integration/test_cooperative.py"),
-    "tests/integration/test_pytorch.py",
+    *("tests/integration/test_lightning_around.py", "tests/integration/test_lightning_exact.py"),
+    *("tests/integration/test_once.py", "tests/integration/test_pytorch.py"),
 )
 # Without the benchmark, whose processes take minutes.
 LEFT_OUT = "--ignore=tests/accelerator/test_gpu_benchmark.py"

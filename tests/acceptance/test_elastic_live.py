@@ -81,6 +81,7 @@ def changes(storage: str) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.slow  # test_elastic_exact shows the values, and test_parity the decisions
 def test_ones_changes_batch_sizes(cli: Cli, storage_url: str) -> None:
     """Every trial completes, each change is in the ledger, and each begins where the last ended."""
     done = cli(*command(storage_url, "ones"))

@@ -168,6 +168,7 @@ def test_slicing_changes_no_value(
     assert sum(suspensions["round-robin"]) >= n_trials * usual
 
 
+@pytest.mark.slow  # of what may die, a worker and a broker do at every change
 def test_a_killed_trial_is_carried_on(
     start_cli: StartCli,
     cli: Cli,
@@ -322,6 +323,7 @@ def test_a_worker_that_dies_as_it_opens_a_trial_loses_none(
     check_leases(storage_url)
 
 
+@pytest.mark.slow  # the rules are in test_broker_memory
 def test_a_trial_that_outgrows_its_memory_is_tried_again_alone(
     cli: Cli, storage_url: str, tmp_path: Path
 ) -> None:

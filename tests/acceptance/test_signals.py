@@ -241,6 +241,7 @@ def test_a_terminal_that_is_closed_suspends_the_study(
     assert [trial["units"] for trial in json.loads(done.stdout)["trials"]] == [EPOCHS] * N_TRIALS
 
 
+@pytest.mark.slow
 def test_a_pool_in_an_objective_can_be_terminated(
     cli: Cli, storage_url: str, tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_gpu_that_cannot_be_looked_into_must_be_named(
     assert "name it in --devices to use it all the same" in problem(start("auto"))
 
 
+@pytest.mark.slow
 def test_a_slice_of_a_gpu_is_a_device(
     start: Callable[[str], Connection], say: Callable[[str], None], wait_for: Callable[..., Any]
 ) -> None:

@@ -226,7 +226,7 @@ WORKERS = {
 WORKERS["0-workers"] = {}
 
 
-def some(names: Iterable[str], *fast: str) -> list[Any]:
+def some(names: Iterable[Any], *fast: Any) -> list[Any]:
     """All names; those that are not among ``fast`` are for the slow suite."""
     assert set(fast) <= set(names)
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
@@ -355,9 +355,7 @@ def fit(
     pl.Trainer(**{**settings, **options}).fit(module, *loaders, datamodule=datamodule)
 
 
-@pytest.mark.parametrize(
-    "name", some(WORKERS, "0-workers", "1-workers-ahead-1", "3-workers-ahead-4-persistent")
-)
+@pytest.mark.parametrize("name", some(WORKERS, "0-workers", "3-workers-ahead-4-persistent"))
 def test_lightning_workers(name: str, tmp_path: Path) -> None:
     """Loaders with any workers, whose data sets draw random numbers of all kinds."""
     make = functools.partial(loader, ALL, **WORKERS[name])
@@ -695,9 +693,7 @@ def loop(
     trace.note("next", [torch.rand(()), np.random.rand(), random.random()])
 
 
-@pytest.mark.parametrize(
-    "name", some(WORKERS, "0-workers", "1-workers-ahead-1", "3-workers-ahead-4-persistent")
-)
+@pytest.mark.parametrize("name", some(WORKERS, "0-workers", "3-workers-ahead-4-persistent"))
 def test_loop_workers(name: str, tmp_path: Path) -> None:
     """Loaders with any workers, whose data sets draw random numbers of all kinds."""
     make = functools.partial(loader, ALL, **WORKERS[name])
@@ -829,7 +825,7 @@ class Crash(Callback):
             raise InterruptedError
 
 
-@pytest.mark.parametrize("crash", [2, BATCHES + 3, 3 * BATCHES + 2])
+@pytest.mark.parametrize("crash", some([2, BATCHES + 3, 3 * BATCHES + 2], BATCHES + 3))
 def test_a_stream_that_the_training_feeds(crash: int, tmp_path: Path) -> None:
     """A run over it is stored between its epochs, since what it gave cannot be had again."""
     train = functools.partial(fit, net=Remembering, train=None, val=None)
@@ -884,7 +880,7 @@ IN_EPOCHS = [
 
 
 @pytest.mark.parametrize("stops", IN_EPOCHS, ids=str)
-@pytest.mark.parametrize("name", some(WORKERS, "0-workers", "3-workers-ahead-4-persistent"))
+@pytest.mark.parametrize("name", some(WORKERS, "3-workers-ahead-4-persistent"))
 @pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
 def test_wrapped_loaders(
     wrap: Callable[..., Any], name: str, stops: tuple[int, ...], tmp_path: Path
@@ -894,7 +890,7 @@ def test_wrapped_loaders(
     check(functools.partial(loop, train=make, val=make), tmp_path, stops=stops)
 
 
-@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "counting", "batches"))
+@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator"))
 @pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
 def test_wrapped_samplers(wrap: Callable[..., Any], sampler: str, tmp_path: Path) -> None:
     """Samplers and generators of the user's own in such loaders."""

@@ -524,7 +524,9 @@ def test_new_process(loader: str, tmp_path: Path) -> None:
     assert ({**trace.losses, **losses}, {**trace.rows, **rows}, end) == known.seen()
 
 
-@pytest.mark.parametrize("killed_after", [19, 20, 21, 59])
+@pytest.mark.parametrize(
+    "killed_after", [19, *[pytest.param(each, marks=pytest.mark.slow) for each in (20, 21, 59)]]
+)
 def test_killed(killed_after: int, tmp_path: Path) -> None:
     """SIGKILL costs at most a unit: what is trained again is the same, and reported once."""
     trace, trial = Trace(), new_trial()

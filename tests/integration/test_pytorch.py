@@ -359,7 +359,9 @@ def test_new_process(tmp_path: Path) -> None:
         assert ({**trace.losses, **losses}, {**trace.rows, **rows}, end) == expected(case).seen()
 
 
-@pytest.mark.parametrize("killed_after", [9, 10, 11, 29])
+@pytest.mark.parametrize(
+    "killed_after", [9, *[pytest.param(each, marks=pytest.mark.slow) for each in (10, 11, 29)]]
+)
 def test_killed(killed_after: int, tmp_path: Path) -> None:
     """A killed run repeats at most a unit: the same one, and it is reported once."""
     trace, trial = Trace(), new_trial()
