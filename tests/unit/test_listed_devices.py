@@ -46,6 +46,13 @@ def test_listed_devices_stand_beside_others(tmp_path: Path) -> None:
     ]
 
 
+def test_a_list_that_changes_counts_as_it_was_read(tmp_path: Path) -> None:
+    """The next broker reads it again."""
+    slots = parse_devices(write(tmp_path, FIRST, SECOND))
+    write(tmp_path, SECOND)
+    assert [each.id for each in Devices(slots).poll()] == ["amd-0", "amd-1"]
+
+
 def test_memory_that_is_not_listed_is_unknown(tmp_path: Path) -> None:
     """Where the driver says nothing of what is in use, trials are believed."""
     spec = write(tmp_path, FIRST | {"memory_bytes": 100}, SECOND)

@@ -17,6 +17,7 @@ from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._devices._listed import DeviceList
     from optuna_hermes.broker._devices._xid import Xid
 
 DEFAULT_CPU_SLOTS = 2
@@ -33,13 +34,13 @@ log = logging.getLogger(__name__)
 class DeviceSlot:
     """One device of a specification: ``cpu:0``, or the UUID of a GPU or of a MIG slice.
 
-    ``kind`` names the source in ``Devices`` that knows its state; ``listed_in`` is the file that
-    lists the device, where its kind is ``listed``.
+    ``kind`` names the source in ``Devices`` that knows its state; ``listed_by`` is the list that
+    has the device, where its kind is ``listed``.
     """
 
     id: str
     kind: Literal["cpu", "gpu", "listed"]
-    listed_in: str = ""
+    listed_by: DeviceList | None = None
 
 
 class DeviceSource(Protocol):
@@ -135,10 +136,9 @@ class Devices:
 
             by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
         self._sources = {slot.id: by_kind[slot.kind] for slot in slots if slot.kind != "listed"}
-        for path in dict.fromkeys(slot.listed_in for slot in slots if slot.listed_in):
-            from optuna_hermes.broker._devices._listed import ListedDevices, read_list
+        for found in dict.fromkeys(slot.listed_by for slot in slots if slot.listed_by):
+            from optuna_hermes.broker._devices._listed import ListedDevices
 
-            found = read_list(Path(path))
             source = ListedDevices(found.devices, found.variable, host)
             self._sources |= dict.fromkeys((each.id for each in found.devices), source)
         self._order = [slot.id for slot in slots]
@@ -203,8 +203,8 @@ def _slots(part: str) -> list[DeviceSlot]:
     if part.endswith(_LIST):
         from optuna_hermes.broker._devices._listed import read_list  # few have such devices
 
-        listed = read_list(Path(part)).devices
-        return [DeviceSlot(id=each.id, kind="listed", listed_in=part) for each in listed]
+        listed = read_list(Path(part))
+        return [DeviceSlot(id=each.id, kind="listed", listed_by=listed) for each in listed.devices]
     if re.fullmatch(r"(GPU|MIG)-\S+", part):
         return [DeviceSlot(id=part, kind="gpu")]
     match = re.fullmatch(r"cpu:([0-9]{1,9})", part)
