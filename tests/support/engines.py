@@ -226,6 +226,7 @@ class Cluster:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
+            process.wait()
 
     def _start(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.out").open("wb") as out:
