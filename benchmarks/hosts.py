@@ -40,7 +40,8 @@ KEY = "hosts"
 WORKERS = 2
 REPORTS = 10
 UNIT_SECONDS = 0.1
-SETTLE_SECONDS = 5.0
+SETTLE_SECONDS = 15.0
+"""Until a server has counted the rows that were read first: a resting connection tells it late."""
 
 STATEMENT = re.compile(r"LOG:  (?:statement|execute [^:]*): ")
 ROWS = (

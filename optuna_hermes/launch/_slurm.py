@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from optuna_hermes.errors import ExitStatus, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
 from optuna_hermes.launch._job import Job
 from optuna_hermes.launch._programs import ask
@@ -28,7 +29,7 @@ _STATES: dict[str, HostState] = {
     "NODE_FAIL": "suspended",
     "RESIZING": "running",
 }
-"""Every other state is a failure: FAILED, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE."""
+"""Every other state is a failure: OUT_OF_MEMORY, BOOT_FAIL, DEADLINE, and most often FAILED."""
 
 
 class Slurm(Launcher):
@@ -75,12 +76,16 @@ class Slurm(Launcher):
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         # All of the user's, for a job that the controller has forgotten is an error by its number.
         said = ask(["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%F|%K|%T|%N|%r"])
-        rows = [line.split("|") for line in said.splitlines()]
-        return tuple(
-            Host(name=f"{launch.name}-{task}", state=_state(state), node=node, detail=_why(reason))
-            for number, task, state, node, reason in sorted(rows, key=lambda row: row[1].zfill(9))
-            if number == launch.id
-        )
+        rows = sorted((line.split("|") for line in said.splitlines()), key=lambda r: r[1].zfill(9))
+        found = []
+        for number, task, known, node, reason in rows:
+            if number == launch.id:
+                state, detail = _STATES.get(known, "failed"), "" if reason == "None" else reason
+                if known == "FAILED" and _is_suspended(f"{number}_{task}"):
+                    state, detail = "suspended", ""
+                host = Host(name=f"{launch.name}-{task}", state=state, node=node, detail=detail)
+                found.append(host)
+        return tuple(found)
 
     def stop(self, launch: Launch) -> None:
         # A driver that suspends puts its job back into the queue, unless SLURM refuses.
@@ -99,9 +104,10 @@ class Slurm(Launcher):
                 yield f"{launch.name}-{task}: {line}"
 
 
-def _state(slurm: str) -> HostState:
-    return _STATES.get(slurm, "failed")
-
-
-def _why(reason: str) -> str:
-    return "" if reason == "None" else reason
+def _is_suspended(task: str) -> bool:
+    """True if it has ended with the status of a driver that has suspended its trials."""
+    try:
+        said = ask(["scontrol", "show", "job", task])
+    except LaunchError:  # the controller has forgotten it by now
+        return False
+    return f"ExitCode={ExitStatus.SUSPENDED:d}:0" in said.split()

@@ -153,7 +153,7 @@ def test_a_node_goes_down(
 ) -> None:
     """No signal comes: the batches of one unit of the trial that trained there are repeated."""
     make(postgres_url)
-    words = launch_words(training, postgres_url, 3, 12)
+    words = launch_words(training, postgres_url, 3, 12, "--sbatch=--exclusive")
     launched = cli(*words, cwd=training.folder, env=env)
     assert launched.returncode == 0, launched.stderr
     wait_for(lambda: training.hosts() == {*NODES}, 180, message=logs(training))
