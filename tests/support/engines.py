@@ -180,7 +180,7 @@ class Cluster:
 
     def cut_power_of(self, node: str) -> None:
         """Kill a node's daemon, and all that runs there."""
-        daemon = psutil.Process(self.daemons.pop(node).pid)
+        daemon = self.daemons.pop(node)
         steps = [
             process
             for process in psutil.process_iter(["cmdline"])
