@@ -359,9 +359,15 @@ class Ledger:
         with self._database.at_once() as connection:
             sharing.beat(connection, host)
 
-    def look(self) -> Look:
-        """The newest change number, and all brokers: one statement."""
+    def look(self, beat: HostRecord | None = None) -> Look:
+        """The newest change number, and all brokers: one statement.
+
+        Args:
+            beat: a broker whose heartbeat is written before.
+        """
         with self._database.at_once() as connection:
+            if beat is not None:
+                sharing.beat(connection, beat)
             return sharing.look(connection)
 
     def load_hosts(self) -> list[HostRecord]:

@@ -337,6 +337,8 @@ class SharingContract:
         ledger.add_report(report(1, 0.5))
         assert ledger.look().change == before.change
         assert [each.instance for each in ledger.look().hosts] == ["a1"]
+        both = ledger.look(host("b1")).hosts
+        assert [each.instance for each in both] == ["a1", "b1"]
         assert ledger.load_changed(STUDY, before.change) == []
         wanted = ledger.load_changed(STUDY, before.change, [1, 9])
         assert wanted == [(None, saved)]

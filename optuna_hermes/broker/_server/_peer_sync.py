@@ -135,10 +135,8 @@ def news_of(
         beats: whether it has to say that it lives.
         ledger: where it is kept.
     """
-    if beats:
-        ledger.beat(presence)
     # Before the rest: what is changed while it is read is read again the next time.
-    look = ledger.look()
+    look = ledger.look(presence if beats else None)
     again = [number for number, row in known.items() if row is None]
     if look.change == seen.change and not again:
         nothing = Refreshed(
