@@ -570,6 +570,19 @@ def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     assert broker.handler.status(broker.now).studies[0].problem is None
 
 
+def test_a_trial_is_not_alone_while_memory_of_a_dead_process_may_be_in_use() -> None:
+    """Its device has room for what it is known to need, and maybe for no more: it has two tries."""
+    broker = on_gpu(unstarted=2)
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first, need=30)
+    broker.poll(GPU, memory_free_bytes=10)
+    broker.say(first, wire.Ended(epoch=epoch, state="done"))
+    broker.hang_up(first)
+    assert broker.last(second, "Grant") is None
+    broker.poll(GPU, memory_free_bytes=40)
+    assert broker.last(second, "Grant").alone is False
+
+
 def test_a_trial_is_alone_when_nobody_can_leave() -> None:
     """Who cannot go stays; the grant says that there is no second chance."""
     broker = on_gpu(unstarted=2)

@@ -121,10 +121,13 @@ class MemoryManager:
             return False
         return True
 
-    def grants_alone(self, slot: Slot) -> bool:
+    def grants_alone(self, slot: Slot, now: float) -> bool:
         """``Grant.alone`` of the next grant; a trial that outgrew its memory has one chance."""
         study, trial = self._next(slot)
-        return (trial is not None and trial.alone) or self._is_alone(slot, study, trial)
+        if trial is not None and trial.alone:
+            return True
+        # A driver gives memory back some time after its process has ended.
+        return now >= slot.settles_at and self._is_alone(slot, study, trial)
 
     def fits_beside(self, slot: Slot, trial: LiveTrial) -> bool:
         """True if ``trial`` can come back to its GPU while another trains there."""

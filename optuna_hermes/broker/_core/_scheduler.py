@@ -347,7 +347,7 @@ class Scheduler:
         if connection is None or not all([self._memory.ready(turn, slot) for slot in slots]):
             return
         # Both look at the reservation, which ends here.
-        alone = all(self._memory.grants_alone(slot) for slot in slots)
+        alone = all(self._memory.grants_alone(slot, turn.now) for slot in slots)
         for slot in slots:
             self._memory.warn(turn, slot)
         for slot in slots:
