@@ -23,7 +23,7 @@ kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="needs kubernetes-validate: pip install kubernetes-validate"
 )
 
-N_TRIALS, UNITS, GRACE_SECONDS = 20, 4, 60
+N_TRIALS, UNITS, GRACE_SECONDS = 20, 10, 60
 STATE_BYTES = 100_000_000
 
 TABLE = f"""\
