@@ -64,15 +64,19 @@ def _probe() -> bool:
     # Also wanted: OpenBLAS ends its threads before a fork, and starts them when it needs them.
     pid = os.fork()
     if pid == 0:
-        os.write(theirs, b"y" if _accelerators_work() else b"n")
-        os._exit(0)
+        try:
+            os.write(theirs, b"y" if _accelerators_work() else b"n")
+        finally:
+            os._exit(0)
     os.close(theirs)
+    answered = False
     try:
-        answered = select.select([ours], [], [], PROBE_SECONDS)[0]
-        return bool(answered) and os.read(ours, 1) == b"y"
+        answered = bool(select.select([ours], [], [], PROBE_SECONDS)[0])
+        return answered and os.read(ours, 1) == b"y"
     finally:
         os.close(ours)
-        os.kill(pid, signal.SIGKILL)
+        if not answered:
+            os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 

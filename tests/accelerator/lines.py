@@ -30,9 +30,11 @@ CPU_TESTS = (
     *("tests/unit/test_forked.py", "tests/unit/test_host.py", "tests/unit/test_no_room.py"),
     *("tests/unit/test_nothing_unpickled.py", "tests/unit/test_objects.py"),
     *("tests/unit/test_once.py", "tests/unit/test_ranks.py", "tests/unit/test_tree.py"),
+    "tests/unit/test_values.py",
     *("tests/contract/test_tiers.py", "tests/integration/test_cooperative.py"),
     *("tests/integration/test_lightning_around.py", "tests/integration/test_lightning_exact.py"),
-    *("tests/integration/test_once.py", "tests/integration/test_pytorch.py"),
+    *("tests/integration/test_nvml.py", "tests/integration/test_once.py"),
+    *("tests/integration/test_pytorch.py", "tests/integration/test_unsaved_state.py"),
 )
 # Without the benchmark, whose processes take minutes.
 LEFT_OUT = "--ignore=tests/accelerator/test_gpu_benchmark.py"
@@ -45,6 +47,8 @@ patch = subprocess, fork, _exit
 include = {include}
 data_file = {file}
 disable_warnings = no-data-collected, module-not-imported
+[report]
+exclude_also = raise NotImplementedError
 """
 
 

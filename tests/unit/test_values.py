@@ -1,0 +1,89 @@
+"""Values of attributes, as trees and back."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+import torch
+
+from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.suspend import _values
+from optuna_hermes.suspend._values import Classes, read_value, write_value
+
+
+class Meter:
+    """It has a state of its own."""
+
+    def __init__(self, total: float = 0.0) -> None:
+        self.total = total
+
+    def state_dict(self) -> dict[str, float]:
+        return {"total": self.total}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.total = state["total"]
+
+
+HERE = Classes([globals()], [__name__.partition(".")[0]])
+
+
+def back(value: Any, present: Any = None) -> Any:
+    return read_value(write_value("it", value), present, HERE)
+
+
+def test_a_path_is_of_the_kind_that_is_there() -> None:
+    """One that was none before is a pure one: a checkpoint touches no files."""
+    there = back(Path("a/b"), Path("c"))
+    assert (there, type(there)) == (Path("a/b"), type(Path()))
+    assert type(back(Path("a/b"))) is PurePosixPath
+
+
+def test_a_deque_is_filled_in_place_if_it_is_as_long() -> None:
+    there: deque[int] = deque([7], maxlen=2)
+    assert back(deque([1, 2], maxlen=2), there) is there
+    assert list(there) == [1, 2]
+    longer = back(deque([1, 2], maxlen=3), there)
+    assert (list(longer), longer.maxlen) == ([1, 2], 3)
+
+
+def test_who_has_a_state_dict_loads_it() -> None:
+    """It is loaded into the object that is there, and none is made up."""
+    there = Meter()
+    assert back(Meter(3.0), there) is there
+    assert there.total == 3.0
+    with pytest.raises(SuspendError, match=r"it holds a .*Meter, and there is none to load"):
+        back(Meter(3.0))
+
+
+def test_a_parameter_stays_the_one_that_an_optimizer_holds() -> None:
+    there = torch.nn.Parameter(torch.zeros(2))
+    assert back(torch.nn.Parameter(torch.ones(2)), there) is there
+    assert there.tolist() == [1.0, 1.0]
+    assert back(torch.nn.Parameter(torch.ones(3)), there).shape == (3,)
+
+
+def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(CheckpointError, match="it"):
+        write_value("it", endless)
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    monkeypatch.setattr(_values, "_MOST_PARTS", 1_000_000)
+    with pytest.raises(CheckpointError, match="it holds itself, or is nested too deeply"):
+        write_value("it", deep)
+    monkeypatch.setattr(_values, "_MOST_PARTS", 3)
+    with pytest.raises(CheckpointError, match="it has more than 3 parts"):
+        write_value("it", [1, 2, 3])
+    with pytest.raises(CheckpointError, match=r"it is a tensor of Tensor"):
+        write_value("it", torch.eye(2).to_sparse())
+
+
+def test_a_class_that_the_code_cannot_name_is_not_found() -> None:
+    assert HERE.find(__name__, "Meter") is Meter
+    assert HERE.find("elsewhere", "Meter") is None
+    assert HERE.find(__name__, "Nobody") is None
