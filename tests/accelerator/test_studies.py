@@ -58,7 +58,9 @@ def objective(trial):
             for _ in range(4):  # so that a unit takes a while
                 weights = torch.softmax(weights @ weights, 1)
         run.report(loss.item())
-    assert bool((net.table == x).all()), "memory of another trial"
+    # In parts: what all of it takes at once is more than the broker has seen the trial need.
+    same = [bool((part == x).all()) for part in net.table.split(1 << 18)]
+    assert all(same), "memory of another trial"
     return run.value
 """
 PLAIN = """
