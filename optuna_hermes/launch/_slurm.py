@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -29,7 +30,9 @@ _STATES: dict[str, HostState] = {
     "NODE_FAIL": "suspended",
     "RESIZING": "running",
 }
-"""Every other state is a failure: OUT_OF_MEMORY, BOOT_FAIL, DEADLINE, and most often FAILED."""
+"""Every other state is a failure: FAILED, which also a driver that has suspended its trials is to
+SLURM, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE."""
+_FIELD = re.compile(r"(\w+)=(\S*)")
 
 
 class Slurm(Launcher):
@@ -76,16 +79,19 @@ class Slurm(Launcher):
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         # All of the user's, for a job that the controller has forgotten is an error by its number.
         said = ask(["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%F|%K|%T|%N|%r"])
-        rows = sorted((line.split("|") for line in said.splitlines()), key=lambda r: r[1].zfill(9))
-        found = []
-        for number, task, known, node, reason in rows:
-            if number == launch.id:
-                state, detail = _STATES.get(known, "failed"), "" if reason == "None" else reason
-                if known == "FAILED" and _is_suspended(f"{number}_{task}"):
-                    state, detail = "suspended", ""
-                host = Host(name=f"{launch.name}-{task}", state=state, node=node, detail=detail)
-                found.append(host)
-        return tuple(found)
+        rows = [line.split("|") for line in said.splitlines()]
+        tasks = sorted((row for row in rows if row[0] == launch.id), key=lambda row: int(row[1]))
+        some_failed = any(state == "FAILED" for _, _, state, _, _ in tasks)
+        suspended = _suspended(launch.id) if some_failed else frozenset()
+        return tuple(
+            Host(
+                name=f"{launch.name}-{task}",
+                state="suspended" if task in suspended else _STATES.get(state, "failed"),
+                node=node,
+                detail="" if reason == "None" or task in suspended else reason,
+            )
+            for _, task, state, node, reason in tasks
+        )
 
     def stop(self, launch: Launch) -> None:
         # A driver that suspends puts its job back into the queue, unless SLURM refuses.
@@ -104,10 +110,16 @@ class Slurm(Launcher):
                 yield f"{launch.name}-{task}: {line}"
 
 
-def _is_suspended(task: str) -> bool:
-    """True if it has ended with the status of a driver that has suspended its trials."""
+def _suspended(job: str) -> frozenset[str]:
+    """The tasks that have ended with the status of a driver that has suspended its trials."""
     try:
-        said = ask(["scontrol", "show", "job", task])
+        said = ask(["scontrol", "--oneliner", "show", "job", job])
     except LaunchError:  # the controller has forgotten it by now
-        return False
-    return f"ExitCode={ExitStatus.SUSPENDED:d}:0" in said.split()
+        return frozenset()
+    tasks = (dict(_FIELD.findall(line)) for line in said.splitlines())
+    status = f"{ExitStatus.SUSPENDED:d}:0"
+    return frozenset(
+        task["ArrayTaskId"]
+        for task in tasks
+        if (task.get("JobState"), task.get("ExitCode")) == ("FAILED", status)
+    )

@@ -360,10 +360,10 @@ class Ledger:
             sharing.beat(connection, host)
 
     def look(self, beat: HostRecord | None = None) -> Look:
-        """The newest change number, and all brokers: one statement.
+        """The newest change number, and all brokers: one statement, beside a heartbeat's.
 
         Args:
-            beat: a broker whose heartbeat is written before.
+            beat: a broker whose heartbeat is written before, on the same connection.
         """
         with self._database.at_once() as connection:
             if beat is not None:

@@ -122,12 +122,12 @@ def test_the_device_is_empty_while_a_trial_waits_in_host_memory(tmp_path: Path) 
     assert left[0] <= before
 
 
-if __name__ == "__main__":
-    next_process(Path(sys.argv[1]), sys.argv[2])
-
-
 def test_a_value_comes_back_to_the_device() -> None:
     """Also where none is there now, from a checkpoint, whose tensors are in the CPU's memory."""
     kind, value, *rest = write_value("it", torch.ones(3, device=f"{KIND}:0"))
     back = read_value([kind, value.cpu(), *rest], None, None)
     assert (back.device, back.tolist()) == (torch.device(f"{KIND}:0"), [1.0] * 3)
+
+
+if __name__ == "__main__":
+    next_process(Path(sys.argv[1]), sys.argv[2])

@@ -645,6 +645,16 @@ def test_a_trial_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     assert broker.handler.status(broker.now).studies[0].problem is None
 
 
+def test_on_cpu_slots_a_trial_is_alone_as_soon_as_the_last_process_has_ended() -> None:
+    """There the kernel has its memory back by then."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    first, second = broker.worker(), broker.worker()
+    train(broker, first)
+    broker.hang_up(first)
+    assert broker.last(second, "Grant").alone is True
+
+
 def test_on_cpu_slots_a_trial_is_alone_without_parked_trials_of_its_study() -> None:
     """Runs of other studies are not counted, and everybody fits on a CPU slot."""
     broker = FakeBroker(devices=1)

@@ -168,7 +168,8 @@ def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.Monk
         "17|0|RUNNING|n1|None\n17|10|PENDING||BeginTime\n17|2|TIMEOUT|n2|TimeLimit\n"
         "18|0|RUNNING|n3|None\n17|3|OUT_OF_MEMORY|n4|None\n17|4|FAILED|n5|NonZeroExitCode\n",
     )
-    engine("scontrol", "JobId=21 ArrayTaskId=4 ExitCode=1:0\n")
+    task = "JobId=21 ArrayJobId=17 ArrayTaskId=4 JobState=FAILED Reason=NonZeroExitCode"
+    engine("scontrol", f"{task} ExitCode=1:0\n")
     hosts = launcher("slurm").hosts(launched)
     assert [(host.name, host.state, host.node, host.detail) for host in hosts] == [
         ("digits-0", "running", "n1", ""),
@@ -177,7 +178,7 @@ def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.Monk
         ("digits-4", "failed", "n5", "NonZeroExitCode"),
         ("digits-10", "waiting", "", "BeginTime"),
     ]
-    engine("scontrol", "JobId=21 ArrayTaskId=4 ExitCode=75:0\n")  # its trials are on disk
+    engine("scontrol", f"{task} ExitCode=75:0\n")  # its trials are on disk
     assert launcher("slurm").hosts(launched)[3].state == "suspended"
     changed, cancelled = engine("scontrol"), engine("scancel")
     launcher("slurm").stop(launched)

@@ -68,14 +68,8 @@ def test_a_parameter_stays_the_one_that_an_optimizer_holds() -> None:
 def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(CheckpointError, match="it"):
-        write_value("it", endless)
-    deep: list[Any] = []
-    for _ in range(100_000):
-        deep = [deep]
-    monkeypatch.setattr(_values, "_MOST_PARTS", 1_000_000)
     with pytest.raises(CheckpointError, match="it holds itself, or is nested too deeply"):
-        write_value("it", deep)
+        write_value("it", endless)
     monkeypatch.setattr(_values, "_MOST_PARTS", 3)
     with pytest.raises(CheckpointError, match="it has more than 3 parts"):
         write_value("it", [1, 2, 3])

@@ -126,8 +126,9 @@ class MemoryManager:
         study, trial = self._next(slot)
         if trial is not None and trial.alone:
             return True
-        # A driver gives memory back some time after its process has ended.
-        return now >= slot.settles_at and self._is_alone(slot, study, trial)
+        # A GPU's driver gives memory back some time after its process has ended.
+        settled = slot.device.kind == "cpu" or now >= slot.settles_at
+        return settled and self._is_alone(slot, study, trial)
 
     def fits_beside(self, slot: Slot, trial: LiveTrial) -> bool:
         """True if ``trial`` can come back to its GPU while another trains there."""
