@@ -110,11 +110,16 @@ def on_device(value: Any) -> bool:
     """True if a plain value holds a tensor that is not in main memory."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.device.type != "cpu"
-    if isinstance(value, dict):
-        value = list(value.values())
-    return isinstance(value, list | tuple) and any(on_device(item) for item in value)
+    left, seen = [value], set()
+    while left:
+        each = left.pop()
+        if isinstance(each, torch.Tensor):
+            if each.device.type != "cpu":
+                return True
+        elif isinstance(each, dict | list | tuple) and id(each) not in seen:
+            seen.add(id(each))
+            left.extend(each.values() if isinstance(each, dict) else each)
+    return False
 
 
 def filled(present: Any, kind: Any, items: Any) -> Any:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from enum import Enum
+from typing import NoReturn
 
 PROBE_SECONDS = 20.0
 """Seconds for the forked process to check accelerators; a GPU driver may be slow at first."""
@@ -64,10 +65,7 @@ def _probe() -> bool:
     # Also wanted: OpenBLAS ends its threads before a fork, and starts them when it needs them.
     pid = os.fork()
     if pid == 0:
-        try:
-            os.write(theirs, b"y" if _accelerators_work() else b"n")
-        finally:
-            os._exit(0)
+        _answer(theirs)
     os.close(theirs)
     answered = False
     try:
@@ -78,6 +76,13 @@ def _probe() -> bool:
         if not answered:
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def _answer(theirs: int) -> NoReturn:
+    try:
+        os.write(theirs, b"y" if _accelerators_work() else b"n")
+    finally:
+        os._exit(0)
 
 
 def _accelerators_work() -> bool:

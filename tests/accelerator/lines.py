@@ -26,12 +26,15 @@ ASKS = ("suspend._accelerators import", "torch.accelerator", "OutOfMemoryError")
 """What is in the source of a module that asks for the accelerator, or waits for its errors."""
 CPU_TESTS = (
     *("tests/unit/test_accelerators.py", "tests/unit/test_disk.py", "tests/unit/test_fault.py"),
-    *("tests/unit/test_failed_starts.py", "tests/unit/test_fingerprint.py"),
+    *("tests/unit/test_copies.py", "tests/unit/test_failed_starts.py"),
+    *("tests/unit/test_fingerprint.py", "tests/unit/test_fork_safety.py"),
     *("tests/unit/test_forked.py", "tests/unit/test_host.py", "tests/unit/test_no_room.py"),
     *("tests/unit/test_nothing_unpickled.py", "tests/unit/test_objects.py"),
     *("tests/unit/test_once.py", "tests/unit/test_ranks.py", "tests/unit/test_tree.py"),
     "tests/unit/test_values.py",
-    *("tests/contract/test_tiers.py", "tests/integration/test_cooperative.py"),
+    "tests/acceptance/test_foreign_scripts.py::test_cuda_may_be_asked_for_at_import",
+    *("tests/contract/test_tiers.py", "tests/integration/test_boosting.py"),
+    "tests/integration/test_cooperative.py",
     *("tests/integration/test_lightning_around.py", "tests/integration/test_lightning_exact.py"),
     *("tests/integration/test_nvml.py", "tests/integration/test_once.py"),
     *("tests/integration/test_pytorch.py", "tests/integration/test_unsaved_state.py"),

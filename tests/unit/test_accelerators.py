@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from optuna_hermes.suspend._accelerators import Accelerator, _Cuda
+from optuna_hermes.suspend._accelerators import Accelerator, _Cuda, accelerator
 from optuna_hermes.suspend._saver import warn_of_inexact
 
 
@@ -65,3 +65,13 @@ def test_each_reason_is_logged_once_for_a_study(
         "Trial 0 is not exact when it comes back from disk: two.",
     ]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
+
+
+def test_a_build_of_torch_without_accelerators_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.6 raises an error where later ones return None."""
+
+    def old() -> None:
+        raise RuntimeError("no accelerator")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", old)
+    assert accelerator() is None

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError
+from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._saver import Saver
@@ -101,6 +103,26 @@ def test_a_later_state_takes_the_place_of_one_that_waits(
     saver.finish(wait=True)
     assert saver.gave_up
     assert not saver.busy
+
+
+def test_a_save_that_was_given_up_for_a_suspension_is_due_again(
+    disk: FullDisk, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """The trial waits on its device instead, and goes on as soon as it gets that again."""
+
+    def makes_room() -> None:
+        disk.room = True
+
+    session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path, while_parked=makes_room)
+    run = Run(optuna.create_study().ask(), {"model": torch.nn.Linear(1, 1)}, session)
+    for unit in run.epochs(2):
+        for batch in run.batches(range(4)):
+            session.tick()
+            if (unit, batch) == (1, 1):
+                wait_for(lambda: disk.refused)  # that of the unit before
+        run.report(0.0)
+    assert session.parks == ["resident"]
+    assert [state.units for state in session.states] == [1]
 
 
 def test_what_cannot_be_stored_is_the_trials_end(tmp_path: Path) -> None:

@@ -41,6 +41,12 @@ def test_a_path_is_of_the_kind_that_is_there() -> None:
     assert type(back(Path("a/b"))) is PurePosixPath
 
 
+def test_what_is_of_another_kind_by_now_is_replaced() -> None:
+    there = {"a": 1}
+    assert back([1, 2], there) == [1, 2]
+    assert there == {"a": 1}
+
+
 def test_a_deque_is_filled_in_place_if_it_is_as_long() -> None:
     there: deque[int] = deque([7], maxlen=2)
     assert back(deque([1, 2], maxlen=2), there) is there
