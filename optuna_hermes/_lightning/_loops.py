@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torchmetrics import Metric
@@ -144,7 +144,9 @@ def _data_generators(trainer: Trainer) -> list[Any]:
 
 
 def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:
-    return [(name, part) for name, part in module.named_modules() if isinstance(part, Metric)]
+    # Not ``isinstance``: an abstract class takes long to answer it for each class in a new process.
+    modules = module.named_modules()
+    return [(name, cast(Metric, part)) for name, part in modules if Metric in type(part).__mro__]
 
 
 def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:

@@ -67,7 +67,8 @@ class SurrogateSampler(BaseSampler):
         """Return the parameters that all trials with a value have in common."""
         if len(study.directions) > 1:
             return {}
-        space = self._space.calculate(study)
+        # Trials as they were when this one was opened, a moment ago: as Optuna's own samplers.
+        space = self._space.calculate(study, use_cache=True)
         return {name: each for name, each in space.items() if not each.single()}
 
     def sample_relative(
@@ -76,7 +77,7 @@ class SurrogateSampler(BaseSampler):
         """Propose the parameters of this space; none of them while few trials have a value."""
         placed = [
             each
-            for each in study.get_trials(deepcopy=False)
+            for each in study._get_trials(deepcopy=False, use_cache=True)
             if each.number != trial.number and search_space.keys() <= each.params.keys()
         ]
         known = [each for each in placed if _has_value(each)]

@@ -19,7 +19,10 @@ _LIBRARIES = {
     "scipy": ("scipy",),
     "sklearn": ("sklearn",),
     # The first optimizer that a process makes imports the second one, which takes a second.
-    "torch": ("torch", "torch._dynamo"),
+    "torch": (
+        *("torch", "torch._dynamo", "optuna_hermes.suspend._copies"),
+        *("optuna_hermes.suspend._tier_mover", "optuna_hermes.suspend._values"),
+    ),
     "torchvision": ("torchvision",),
     "torchmetrics": ("torchmetrics",),
     "lightning": ("lightning.pytorch", "optuna_hermes.lightning"),
