@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
 
+from _policies_cases import as_in, as_reported
+
 from optuna_hermes.policies import make_policy
 from optuna_hermes.replay import Result, SimulationRules
 from optuna_hermes.replay._processes import parallel_map
@@ -20,6 +22,7 @@ from optuna_hermes.simulator import (
     RIVALS,
     CurveSet,
     FixedList,
+    Recording,
     SwitchCosts,
     Trace,
     TrialSimulator,
@@ -39,6 +42,7 @@ class Setting:
 
     rules: SimulationRules
     n_seeds: int
+    case: str = ""
 
 
 def simulate_to_best(
@@ -75,17 +79,18 @@ def _job(
 ) -> list[tuple[int, Result]]:
     index, seed, name = job
     return [
-        (number, _result(sets[index], setting.rules, name, seed))
+        (number, _result(sets[index], setting, name, seed))
         for number, setting in enumerate(settings)
         if seed < setting.n_seeds
     ]
 
 
-def _result(curves: CurveSet, rules: SimulationRules, name: str, seed: int) -> Result:
-    recordings = arrange(name, curves.draw(rules.n_trials, seed))
+def _result(curves: CurveSet, setting: Setting, name: str, seed: int) -> Result:
+    rules = setting.rules
+    recordings = arrange(name, as_in(setting.case, curves.draw(rules.n_trials, seed), seed))
     cluster = TrialSimulator(
         make_rival(name, recordings) if name in RIVALS else make_policy(name),
-        FixedList(recordings),
+        FixedList(as_reported(setting.case, recordings, seed)),
         n_devices=rules.n_devices,
         costs=SwitchCosts(fraction=rules.switch_cost),
         seed=seed,
@@ -102,7 +107,7 @@ def _result(curves: CurveSet, rules: SimulationRules, name: str, seed: int) -> R
         family=curves.family,
         policy=name,
         seed=seed,
-        metrics=measure(trace, recordings, rules.n_devices),
+        metrics=measure(_true(trace, recordings), recordings, rules.n_devices),
     )
 
 
@@ -117,8 +122,10 @@ def _to_best(cluster: TrialSimulator, best: int, work: float) -> Trace:
     return cluster.run()
 
 
-def tuned(curves: CurveSet, share: float = 0.2) -> CurveSet:
-    """The trials of a set with the lowest final values: nearly equal runs, as after a search."""
-    order = by_final(curves.recordings)
-    kept = sorted(order[: max(2, round(share * len(order)))])
-    return replace(curves, recordings=tuple(curves.recordings[index] for index in kept))
+def _true(trace: Trace, recordings: Sequence[Recording]) -> Trace:
+    """A trace with the values of trainings instead of what was reported of them."""
+    slices = [
+        each._replace(value=recordings[each.number].values[each.unit - 1]) if each.unit else each
+        for each in trace.slices
+    ]
+    return replace(trace, slices=tuple(slices))
