@@ -293,8 +293,16 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
     assert (evicted is not None) == wants
 
 
-def parked_best(hosts: Hosts) -> tuple[int, int]:
+def wants_of_b(hosts: Hosts) -> tuple[str, ...]:
+    (presence,) = [host for host in hosts.ledger.load_hosts() if host.name == "b"]
+    return presence.wants
+
+
+def parked_best(hosts: Hosts, *, stores: bool = True) -> tuple[int, int]:
     """Host ``a`` trains the best trial and has parked the second best, ``b`` trains the worst.
+
+    Args:
+        stores: whether the second best can be stored.
 
     Returns:
         The workers of the trial that is parked, and of the one that ``b`` trains.
@@ -305,7 +313,8 @@ def parked_best(hosts: Hosts) -> tuple[int, int]:
     best = hosts.a.worker()
     hosts.a.say(parked, report(epoch, 1, 0.5))
     hosts.a.advance(60.0)
-    hosts.a.say(parked, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True))
+    away = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=stores)
+    hosts.a.say(parked, away)
     hosts.now = hosts.a.now
     epoch = begin(hosts.a, best, 1)
     hosts.b.advance(hosts.a.now)
@@ -323,10 +332,21 @@ def test_a_host_gets_the_trial_that_its_policy_would_rather_train() -> None:
     parked, _ = parked_best(hosts)
     for broker in (hosts.b, hosts.b, hosts.a):  # what it wants it knows when it has looked
         broker.refresh()
-    (presence,) = [host for host in hosts.ledger.load_hosts() if host.name == "b"]
-    assert presence.wants == ("s:0",)
+    assert wants_of_b(hosts) == ("s:0",)
     assert hosts.a.last(parked, "Evict").tier == "disk"
     hosts.a.check()
+
+
+def test_a_host_stops_asking_for_a_trial_that_cannot_be_stored() -> None:
+    """Its owner does not try to store it either."""
+    hosts = Hosts()
+    parked, _ = parked_best(hosts, stores=False)
+    for broker in (hosts.b, hosts.b, hosts.a):
+        broker.refresh()
+    assert wants_of_b(hosts) == ("s:0",)
+    hosts.advance(100.0)
+    assert wants_of_b(hosts) == ()
+    assert hosts.a.last(parked, "Evict") is None
 
 
 def test_a_host_asks_for_no_trial_that_is_worse_than_its_own() -> None:

@@ -18,6 +18,8 @@ from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import TrialView
 
+_PATIENCE_SECONDS = 60.0
+"""Time after which a trial that was asked for and still waits there cannot be stored."""
 _MOST_MOVING = 0.1
 """Share of the time in which trials may be on their way here."""
 
@@ -36,6 +38,9 @@ def wanted_elsewhere(
         now: seconds of the broker's clock.
     """
     theirs = {number for number, trial in study.trials.items() if _is_there(study, trial)}
+    since = {number: study.asked_since.get(number, now) for number in study.asked_for}
+    study.asked_since = {n: at for n, at in {**study.asked_since, **since}.items() if n in theirs}
+    theirs -= {n for n, at in study.asked_since.items() if now - at > _PATIENCE_SECONDS}
     theirs -= study.promised
     if not (theirs and slots):
         return ()

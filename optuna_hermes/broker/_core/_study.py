@@ -74,6 +74,7 @@ class Study:
         sets_up: whether new trials may be set up before there is a device for them.
         defers: whether idle hosts are less busy than this one: trials without owner are theirs.
         asked_for: trials parked on other hosts that its policy would rather train here.
+        asked_since: when it first asked for trials that still wait there.
         asks_again_at: until when it asks for no others.
         promised: trials that other hosts have asked for.
         listed: the trials of a fixed list that had not begun when its driver came, if it has told
@@ -116,6 +117,7 @@ class Study:
     sets_up: bool = False
     defers: bool = False
     asked_for: tuple[int, ...] = ()
+    asked_since: dict[int, float] = field(default_factory=dict)
     asks_again_at: float = 0.0
     promised: frozenset[int] = frozenset()
     failures: Failures = field(default_factory=Failures)
