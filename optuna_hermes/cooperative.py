@@ -132,7 +132,7 @@ class CooperativeLoop:
 
     def _report_to_all(self, value: float) -> bool:
         """Report the unit that was counted last to all; return True if the trial is pruned."""
-        # First: the device waits for the decision, and for Optuna's database only if it is slow.
+        # First: the decision is made while Optuna gets the value, and while the epoch ends.
         self._report_to_broker(value)
         # After a crash a unit may be trained again, but Optuna takes a step only once.
         if self._unit not in self._reported:
@@ -256,6 +256,7 @@ class CooperativeLoop:
     def _yield_or_save(self, session: Session) -> None:
         if not self._begun:
             self._begin_training(session)
+        session.wait_for_decision()
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)

@@ -539,7 +539,10 @@ class _FitLoop(CooperativeLoop):
 
     def _report_for_ranks(self, unit: int, value: float) -> bool:
         self._unit, self.value = unit, value
-        return self._report_to_all(value)
+        prunes = self._report_to_all(value)
+        if self._session is not None:
+            self._session.wait_for_decision()
+        return prunes
 
     def be_rank(self, rank: Rank) -> None:
         """Continue as a rank, in its own process."""

@@ -74,5 +74,6 @@ def _take_turns(
         unit = len(trial.intermediate_values)
         value = _optuna.sign(study) * trial.intermediate_values[step]
         session.report(unit=unit, step=step, value=value)
+        session.wait_for_decision()
     if session.must_yield:
         session.park(None)

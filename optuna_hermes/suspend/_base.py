@@ -138,6 +138,12 @@ class Session(Protocol):
             units_left: units until its end, None if unknown.
         """
 
+    def wait_for_decision(self) -> None:
+        """Wait, not for long, until it is known whether the trial yields after its last report.
+
+        To be called before it trains on; what it does in between costs no time of its own.
+        """
+
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """Report progress; costs nothing when called more than once a second.
 

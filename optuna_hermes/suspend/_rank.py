@@ -125,6 +125,9 @@ class Rank:
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """Do nothing: see ``reported``."""
 
+    def wait_for_decision(self) -> None:
+        """Do nothing: the parent process waits before it answers."""
+
     def reported(self, unit: int, value: float) -> bool:
         """Report the value after a unit (that of rank 0 counts); True if the trial is pruned."""
         return self._request("report", unit, value) == "prune"

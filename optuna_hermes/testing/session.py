@@ -105,6 +105,9 @@ class FakeSession:
         self.reports.append((unit, step, value))
         self.units_left.append(units_left)
 
+    def wait_for_decision(self) -> None:
+        """See ``suspend.Session``."""
+
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
         self.beats.append(batches)

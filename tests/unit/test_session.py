@@ -344,6 +344,32 @@ def test_a_yield_of_the_dead_broker_is_still_obeyed(
     assert session.must_yield
 
 
+def test_a_report_is_decided_about_while_its_trial_does_other_things(
+    brokers: Brokers, connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits before it trains on, once for each report, and not for the last one."""
+    session = connect()
+    training(brokers, session)
+    monkeypatch.setattr(_session, "_DECIDED_SECONDS", 30.0)
+    session.wait_for_decision()  # about nothing
+    session.report(unit=1, step=1, value=0.5, units_left=2)
+    waiter = threading.Thread(target=session.wait_for_decision)
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive()
+    brokers.last.say(wire.Decided(epoch=7))
+    waiter.join(10.0)
+    assert not waiter.is_alive()
+    session.wait_for_decision()
+    session.report(unit=2, step=2, value=0.5, units_left=1)
+    brokers.last.say(wire.Yield(epoch=7, tier="resident"))
+    brokers.last.say(wire.Decided(epoch=7))
+    session.wait_for_decision()
+    assert session.must_yield
+    session.report(unit=3, step=3, value=0.5, units_left=0)
+    session.wait_for_decision()
+
+
 def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
 ) -> None:

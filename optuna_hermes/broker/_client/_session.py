@@ -100,6 +100,7 @@ class TrialSession:
         self._refused: str | None = None
         self._noted_end = False
         self._decided = threading.Event()
+        self._decided.set()
         self._sets_up = False
         self._began_early = False
         self._parked_in: TierMover | None = None
@@ -263,10 +264,15 @@ class TrialSession:
             )
             lease.change(units_left=units_left, params=params or lease.resume.params)
             lease.reports.append((time.monotonic(), message))
-            self._decided.clear()
+            if units_left != 0:
+                self._decided.clear()
             self._connection.send(message)
-        if not self.must_yield and units_left != 0:
+
+    def wait_for_decision(self) -> None:
+        """See ``suspend.Session``."""
+        if not self.must_yield:
             self._decided.wait(_DECIDED_SECONDS)
+        self._decided.set()  # once for each report
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
