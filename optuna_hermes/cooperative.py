@@ -102,7 +102,7 @@ class CooperativeLoop:
         self._reported: frozenset[int] = frozenset()
         self._restored: dict[str, Any] | None = None
         self._saver: Saver | None = None
-        self._begun = self._unsaved = self._warned_of_inexact = False
+        self._begun = self._unsaved = self._saved_here = self._warned_of_inexact = False
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -256,23 +256,34 @@ class CooperativeLoop:
     def _yield_or_save(self, session: Session) -> None:
         if not self._begun:
             self._begin_training(session)
-        session.wait_for_decision()
         saver = self._saver
         if saver is not None:
             saver.finish(wait=False)
         if self.waits_for_next_point():
+            session.wait_for_decision()
             return
         # Asked before the trial waits, and valid after: nothing is trained meanwhile.
         here = self.storable and self.storable_here()
+        if not (session.must_yield or (saver is not None and saver.busy)):
+            # Before the decision is waited for, which takes as long as copying a small state. If
+            # the trial yields, this is its checkpoint.
+            self._save(here)
+        session.wait_for_decision()
         if session.must_yield:
             self._park(session, stores=here)
+        self._save(here)
+        self._saved_here = False
+        # If nothing is due, the next clean points skip this method.
+        self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
+
+    def _save(self, here: bool) -> None:
+        """Begin to save the unit, if it is due and can be saved here."""
+        saver = self._saver
         if self._unsaved and here and saver is not None and self.saves_now(saver):
             settled(self.roots())  # what the device still computes is no part of the cost
             began = time.monotonic()
             saver.begin(self._settled_dump(rng_state()), units=self._unit, since=began)
-            self._unsaved = False
-        # If nothing is due, the next clean points skip this method.
-        self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
+            self._unsaved, self._saved_here = False, True
 
     def _begin_training(self, session: Session) -> None:
         self._begun = True
@@ -387,9 +398,16 @@ class _LoopState:
         self.roots = loop.roots
         self._loop = loop
         self._rng = rng
+        self._saver = loop._saver if loop._saved_here else None
 
     def dump(self) -> dict[str, Any]:
         self._loop._settle_reports()
         if self._loop._saver is not None:
             self._loop._saver.finish(wait=True)  # files are numbered in the order of states
         return self._loop._settled_dump(self._rng)
+
+    def saved(self) -> Checkpoint | None:
+        if self._saver is None:
+            return None
+        self._saver.finish(wait=True)
+        return self._saver.last

@@ -39,6 +39,9 @@ class TrialState(Protocol):
     def dump(self) -> dict[str, Any]:
         """The whole state as a tree of tensors and plain values; the tensors are not copied."""
 
+    def saved(self) -> Checkpoint | None:
+        """The checkpoint of just this state, None if there is none; waits while it is written."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:

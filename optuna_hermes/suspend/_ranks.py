@@ -246,6 +246,9 @@ class _Stop:
         self.ended = ranks.closing
         self.dump = ranks.dump
 
+    def saved(self) -> None:
+        """None: ranks do not stop where they have saved."""
+
     def roots(self) -> Iterable[object]:
         """None are in this process."""
         return ()

@@ -18,6 +18,7 @@ from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._state import on_device
 
 if TYPE_CHECKING:
+    from optuna_hermes.model import Checkpoint
     from optuna_hermes.suspend._copies import Copies, Copy
 
 RETRY_SECONDS = 1.0
@@ -49,6 +50,8 @@ class Saver:
     ) -> None:
         self.gave_up = False
         """True if the last state was given up before it could be written."""
+        self.last: Checkpoint | None = None
+        """The checkpoint of the last state, None until it is written."""
         self._session = session
         self._name = trial
         self._before = before
@@ -82,7 +85,7 @@ class Saver:
         except BaseException:
             copy.release()
             raise
-        self.gave_up, self._give_up = False, threading.Event()
+        self.last, self.gave_up, self._give_up = None, False, threading.Event()
         self._blocked_seconds += time.monotonic() - began
         # An executor, unlike in ``_disk``: the interpreter joins its thread at exit.
         thread = ThreadPoolExecutor(1, "hermes-save")
@@ -150,6 +153,7 @@ class Saver:
                 self._unwritable = False
                 blocked, self._blocked_seconds = self._blocked_seconds, 0.0
                 session.saved(state, blocked_seconds=blocked)
+                self.last = state
                 return
 
     def _warn(self, error: UnwritableError) -> None:

@@ -108,17 +108,8 @@ class TierMover:
 
     def _store(self, state: TrialState) -> None:
         assert self._folder is not None
-        # In host memory the trial's own storages are empty, so that ``dump`` could not be stored.
-        tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
         try:
-            stored = write(
-                self._folder,
-                tree,
-                trial=state.name,
-                units=state.units,
-                known=self._known(),
-                url=self._url,
-            )
+            stored = state.saved() or self._written(state, self._folder)
         except CheckpointError as error:
             if self.tier is None and not isinstance(error, UnwritableError):
                 raise
@@ -130,3 +121,9 @@ class TierMover:
         self._unwritable = False
         self.leave()
         self.tier, self._footprint = "disk", Footprint(device_bytes=0, stored=stored)
+
+    def _written(self, state: TrialState, folder: Path) -> Checkpoint:
+        # In host memory the trial's own storages are empty, so that ``dump`` could not be stored.
+        tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
+        known = self._known()
+        return write(folder, tree, trial=state.name, units=state.units, known=known, url=self._url)

@@ -25,6 +25,7 @@ class FakeSession:
 
     Args:
         yields: tier to wait in, by the number of batches since this session began.
+        decides: tier to wait in, by the unit after whose report this is decided.
         checkpoint_dir, checkpoint_url, checkpoints, devices: see ``Session``.
         while_parked: called when the trial waits in this process, to stand for other trainings.
         evicts: further tiers that the trial is moved to, after ``while_parked``.
@@ -36,6 +37,7 @@ class FakeSession:
         self,
         yields: Mapping[int, TierName] | None = None,
         *,
+        decides: Mapping[int, TierName] | None = None,
         checkpoint_dir: Path | None = None,
         checkpoint_url: str | None = None,
         checkpoints: tuple[Checkpoint, ...] = (),
@@ -60,6 +62,7 @@ class FakeSession:
         self.states: list[Checkpoint] = []
         self.blocked_seconds = 0.0
         self.script = dict(yields or {})
+        self._decisions = dict(decides or {})
         self._while_parked = while_parked
         self._evicts = evicts
         self._batches = 0
@@ -107,6 +110,10 @@ class FakeSession:
 
     def wait_for_decision(self) -> None:
         """See ``suspend.Session``."""
+        asked = self._decisions.pop(self.reports[-1][0], None) if self.reports else None
+        if asked is not None:
+            self.asked = asked
+            self.must_yield = True
 
     def beat(self, batches: int, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""

@@ -39,6 +39,9 @@ class Point:
     def roots(self) -> list[object]:
         return [self.net]
 
+    def saved(self) -> None:
+        """See ``TrialState``."""
+
     def dump(self) -> dict[str, Any]:
         return dict(self.net.state_dict())
 

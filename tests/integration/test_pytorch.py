@@ -288,6 +288,31 @@ def test_disk(case: str, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) <= 3, "the newest, and the two the ledger knew then"
 
 
+def test_disk_after_a_report(tmp_path: Path) -> None:
+    """What is saved while it is decided that the run yields is its checkpoint, written once."""
+    trace = Trace()
+    session = FakeSession(decides={1: "disk"}, checkpoint_dir=tmp_path)
+    after = suspended(session, trace)
+    assert [checkpoint.units for checkpoint in session.states] == [1, 1]
+    assert len(list(tmp_path.iterdir())) == 1
+    train(after, trace, seed=2)
+    assert trace.seen() == expected("shuffled").seen()
+
+
+@pytest.mark.parametrize("tier", ["resident", "host"])
+def test_disk_from_memory_after_a_report(tier: TierName, tmp_path: Path) -> None:
+    """Nor is it written again where the run has to leave memory later."""
+    trace = Trace()
+    session = FakeSession(
+        decides={1: tier}, checkpoint_dir=tmp_path, while_parked=scramble, evicts=("disk",)
+    )
+    after = suspended(session, trace)
+    assert session.parks == [tier, "disk"]
+    assert len(list(tmp_path.iterdir())) == 1
+    train(after, trace, seed=2)
+    assert trace.seen() == expected("shuffled").seen()
+
+
 @pytest.mark.parametrize("tier", ["resident", "host"])
 @pytest.mark.parametrize("case", ["shuffled", "stateful", "accumulated"])
 def test_memory(case: str, tier: TierName, tmp_path: Path) -> None:

@@ -84,6 +84,9 @@ class Training:
         """See ``TrialState``."""
         return [self.net, self.optimizer, self.scheduler, self.mean]
 
+    def saved(self) -> None:
+        """See ``TrialState``."""
+
     def dump(self) -> dict[str, Any]:
         """See ``TrialState``; the random state is in it."""
         return {

@@ -502,6 +502,9 @@ class Run:
     def roots(self) -> Iterable[object]:
         return ()
 
+    def saved(self) -> None:
+        """See ``TrialState``."""
+
     def dump(self) -> dict[str, Any]:
         return tree(self.units)
 

@@ -58,6 +58,9 @@ class Point:
     def roots(self) -> tuple[object, ...]:
         return self._roots
 
+    def saved(self) -> None:
+        """See ``TrialState``."""
+
     def dump(self) -> dict[str, Any]:
         return {"roots": list(self._roots)}
 

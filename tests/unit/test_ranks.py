@@ -48,6 +48,9 @@ class Place:
     def ended(self) -> bool:
         return self._ended
 
+    def saved(self) -> None:
+        """See ``TrialState``."""
+
     def dump(self) -> dict[str, Any]:
         return self._tree
 
@@ -326,6 +329,9 @@ class _Between:
 
     def ended(self) -> bool:
         return False
+
+    def saved(self) -> None:
+        """See ``TrialState``."""
 
     def dump(self) -> dict[str, Any]:
         # As waiting for a device does. It would never end if a rank had queued more than another.
