@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -38,7 +39,7 @@ class Copy:
         """Let the next copy take this one's memory; the tree must not be used any more."""
         self.tree = None
         if self._buffer is not None:
-            self._buffer.used = False
+            self._buffer.release()
 
 
 class Copies:
@@ -59,16 +60,14 @@ class Copies:
         if buffer is None:
             buffer = _Buffer()
             self._buffers.append(buffer)
-        buffer.used = True
         copies = buffer.fill(tensors)
         return Copy(frozen(tree, dict(zip(map(id, tensors), copies, strict=True))), buffer)
 
     def free(self) -> None:
-        """Give back the memory of buffers that no copy uses."""
-        unused = [each for each in self._buffers if not each.used]
-        self._buffers = [each for each in self._buffers if each.used]
-        for buffer in unused:
-            buffer.free()
+        """Give back the memory: that of a copy which is being written once it is released."""
+        buffers, self._buffers = self._buffers, []
+        for buffer in buffers:
+            buffer.leave()
 
 
 class _Buffer:
@@ -76,6 +75,8 @@ class _Buffer:
 
     def __init__(self) -> None:
         self.used = False
+        self._leaves = False
+        self._lock = threading.Lock()
         self._sizes: list[int] = []
         self._places: list[torch.Tensor] = []
         self._streams: dict[torch.device, Any] = {}
@@ -84,6 +85,7 @@ class _Buffer:
     @torch.inference_mode(False)  # it outlives the mode in which it was made
     def fill(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Copy tensors here, in place of what was here before; return the copies."""
+        self.used = True
         self._fit([tensor.nbytes for tensor in tensors])
         copies = []
         by_device = defaultdict(list)
@@ -98,7 +100,21 @@ class _Buffer:
             self._streams[device].synchronize()
         return copies
 
-    def free(self) -> None:
+    def release(self) -> None:
+        """Note that the copies are not used any more."""
+        with self._lock:
+            self.used = False
+            if self._leaves:
+                self._free()
+
+    def leave(self) -> None:
+        """Give back the memory, once the copies are not used any more."""
+        with self._lock:
+            self._leaves = True
+            if not self.used:
+                self._free()
+
+    def _free(self) -> None:
         self._sizes, self._places = [], []
         if self._accelerator is not None:
             self._accelerator.free_pinned()
@@ -120,7 +136,7 @@ class _Buffer:
         """Make room; states of one trial mostly have the same sizes."""
         if sizes == self._sizes:
             return
-        self.free()
+        self._free()
         for group in _groups(sizes):
             ends = list(accumulate(_aligned(size) for size in group))
             block = _block(ends[-1], sum(sizes))

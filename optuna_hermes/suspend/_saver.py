@@ -93,7 +93,7 @@ class Saver:
         thread.shutdown(wait=False)
 
     def free(self) -> None:
-        """Give back host memory that no checkpoint is being written from."""
+        """Give back host memory, that of a checkpoint which is being written once it is."""
         if self._copies is not None:
             self._copies.free()
 
