@@ -25,6 +25,8 @@ def proposals(
     begun: Sequence[FrozenTrial],
     sign: float,
     rng: np.random.Generator,
+    *,
+    anywhere: bool = False,
 ) -> Iterator[dict[str, Any]]:
     """Propose parameters of a space, those first that are expected to improve most.
 
@@ -34,11 +36,12 @@ def proposals(
         begun: trials that have no value yet.
         sign: -1 where values are maximised, else 1.
         rng: source of all random numbers.
+        anywhere: True to look all over the space, not near the best trials.
     """
     space = _Space(search_space)
     process, points, end = _model(space, tried, begun, sign)
     taken = np.array([space.point(each) for each in begun]).reshape(len(begun), points.shape[1])
-    for point in propose(process, points, end, space.cube, rng):
+    for point in propose(process, points, end, space.cube, rng, anywhere=anywhere):
         # Where the process is sure of the minimum, what is expected of begun trials moves nothing.
         if not (np.abs(taken - point).max(axis=1) < APART).any():
             yield space.params(point)

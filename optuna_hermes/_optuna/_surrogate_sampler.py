@@ -19,6 +19,12 @@ from optuna_hermes._optuna._samplers import constraint_names, proposer
 
 N_STARTUP = 10
 """Trials with a value before the surrogate proposes; as many as TPE draws at random."""
+EXPLORING = 4
+"""One of so many proposals is looked for all over the space.
+
+The others gather where the best trials are: what is better elsewhere, but begins slowly, is never
+seen to be so, since nothing there grows old.
+"""
 MOST_KNOWN = 1000
 """Trials that are looked at: the newest."""
 
@@ -92,7 +98,8 @@ class SurrogateSampler(BaseSampler):
         taken = [each.params for each in [*tried, *begun]]
         from optuna_hermes._optuna._surrogate_model import proposals  # SciPy is long to import
 
-        for params in proposals(search_space, tried, begun, _sign(study), rng):
+        anywhere = trial.number % EXPLORING == 0
+        for params in proposals(search_space, tried, begun, _sign(study), rng, anywhere=anywhere):
             if not any(params.items() <= each.items() for each in taken):
                 return params
         return {}  # a space of few points, all of which are taken

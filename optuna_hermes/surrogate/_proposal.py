@@ -60,7 +60,13 @@ class Cube:
 
 
 def propose(
-    process: Process, known: Floats, end: float, cube: Cube, rng: np.random.Generator
+    process: Process,
+    known: Floats,
+    end: float,
+    cube: Cube,
+    rng: np.random.Generator,
+    *,
+    anywhere: bool = False,
 ) -> Floats:
     """Candidates in the order of their expected improvement at the end, the most first [m, d].
 
@@ -70,15 +76,17 @@ def propose(
         end: the logarithmic age that counts.
         cube: that candidates are points of.
         rng: source of all random numbers.
+        anywhere: True for candidates that are drawn uniformly, none of them near known points.
     """
     foreseen = process.predict(known, end)[0]
     goal = float(foreseen.min())
     best = known[np.argsort(foreseen, kind="stable")[:N_CENTRES]]
     points = cube.draw(N_UNIFORM, rng)
-    centres = best[rng.integers(len(best), size=N_NEAR)]
-    points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
+    if not anywhere:
+        centres = best[rng.integers(len(best), size=N_NEAR)]
+        points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
     gains = _gains(process, points, end, goal)
-    for each in range(1, ROUNDS):
+    for each in range(1, 1 if anywhere else ROUNDS):
         top = points[np.argsort(-gains, kind="stable")[:N_CENTRES]]
         centres = top[rng.integers(len(top), size=N_NEAR // 2)]
         more = cube.near(centres, np.full(len(centres), _REFINED / each), rng)

@@ -100,7 +100,7 @@ def check_that_nothing_was_lost(
     assert stopped.returncode == status, stopped.stderr
     states = {trial["state"] for trial in json.loads(stopped.stdout)["trials"]}
     assert "STORED" in states
-    assert states <= {"COMPLETE", "STORED"}
+    assert states <= {"COMPLETE", "STORED", "PENDING"}  # on a full machine one has not begun
     done = cli(*command(storage, target))
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]

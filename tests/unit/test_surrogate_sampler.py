@@ -13,6 +13,7 @@ import pytest
 
 from optuna_hermes import HermesSampler
 from optuna_hermes._optuna import load_sampler
+from optuna_hermes._optuna._surrogate_sampler import EXPLORING
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -53,6 +54,20 @@ def test_it_finds_more_than_random_numbers() -> None:
         random = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
         random.optimize(bowl, n_trials=50)
         assert run(bowl, 50, seed).best_value < random.best_value / 2
+
+
+def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:
+    """The others gather there."""
+
+    def away(trial: optuna.Trial) -> float:
+        return max(abs(trial.suggest_float(f"x{i}", 0, 1) - 0.5) for i in range(6))
+
+    values = [trial.value or 0.0 for trial in run(away, 60).trials]
+    far, near = (
+        values[20::EXPLORING],
+        [v for n, v in enumerate(values) if n >= 20 and n % EXPLORING],
+    )
+    assert min(far) > np.median(near)
 
 
 def test_maximised_values_are_turned_round() -> None:
