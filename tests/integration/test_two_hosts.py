@@ -52,7 +52,7 @@ def objective(trial):
     run = suspendable(trial, model=model, optimizer=optimizer)
     for epoch in run.epochs({units}):
         for x in run.batches(torch.ones(2, 3, 4)):
-            time.sleep(0.05)  # training
+            time.sleep(0.15)  # training: longer than a save takes
             loss = (model(x + torch.randn(3, 4)) ** 2).mean()
             optimizer.zero_grad()
             loss.backward()
