@@ -268,6 +268,9 @@ class _Between:
     def roots(self) -> list[object]:
         return []
 
+    def saved(self) -> None:
+        """See ``TrialState``: nothing is saved beforehand."""
+
     def dump(self) -> dict[str, Any]:
         return {"point": self.point}
 

@@ -86,6 +86,9 @@ class Run:
     def roots(self) -> Iterable[object]:
         return self.model, self.optimizer
 
+    def saved(self) -> None:
+        """See ``TrialState``: nothing is saved beforehand."""
+
     def dump(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
