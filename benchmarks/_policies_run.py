@@ -107,7 +107,9 @@ def _result(curves: CurveSet, setting: Setting, name: str, seed: int) -> Result:
         family=curves.family,
         policy=name,
         seed=seed,
-        metrics=measure(_true(trace, recordings), recordings, rules.n_devices),
+        metrics=measure(
+            _true(trace, recordings) if setting.case else trace, recordings, rules.n_devices
+        ),
     )
 
 

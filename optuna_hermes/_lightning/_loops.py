@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torchmetrics import Metric
 
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
 from optuna_hermes._lightning._clocks import clock_state, restore_clocks
-from optuna_hermes._lightning._module import module_state, restore_module
+from optuna_hermes._lightning._module import is_metric, module_state, restore_module
 from optuna_hermes._lightning._namespace import (
     LightningModule,
     Trainer,
@@ -144,9 +144,7 @@ def _data_generators(trainer: Trainer) -> list[Any]:
 
 
 def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:
-    # Not ``isinstance``: an abstract class takes long to answer it for each class in a new process.
-    modules = module.named_modules()
-    return [(name, cast(Metric, part)) for name, part in modules if Metric in type(part).__mro__]
+    return [(name, part) for name, part in module.named_modules() if is_metric(part)]
 
 
 def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:

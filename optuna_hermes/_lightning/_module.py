@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -88,7 +88,12 @@ def _own_attributes() -> frozenset[str]:
 
 def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """The module and its parts, without metrics, which are saved separately."""
-    return [(name, part) for name, part in module.named_modules() if not isinstance(part, Metric)]
+    return [(name, part) for name, part in module.named_modules() if not is_metric(part)]
+
+
+def is_metric(part: nn.Module) -> TypeGuard[Metric]:
+    """True for a metric; an abstract class takes long to answer that for each in a new process."""
+    return Metric in type(part).__mro__
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:

@@ -80,18 +80,23 @@ def propose(
     """
     foreseen = process.predict(known, end)[0]
     goal = float(foreseen.min())
-    best = known[np.argsort(foreseen, kind="stable")[:N_CENTRES]]
     points = cube.draw(N_UNIFORM, rng)
-    if not anywhere:
-        centres = best[rng.integers(len(best), size=N_NEAR)]
-        points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
+    if anywhere:
+        return _ordered(points, _gains(process, points, end, goal))
+    best = known[np.argsort(foreseen, kind="stable")[:N_CENTRES]]
+    centres = best[rng.integers(len(best), size=N_NEAR)]
+    points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
     gains = _gains(process, points, end, goal)
-    for each in range(1, 1 if anywhere else ROUNDS):
-        top = points[np.argsort(-gains, kind="stable")[:N_CENTRES]]
+    for each in range(1, ROUNDS):
+        top = _ordered(points, gains)[:N_CENTRES]
         centres = top[rng.integers(len(top), size=N_NEAR // 2)]
         more = cube.near(centres, np.full(len(centres), _REFINED / each), rng)
         points = np.vstack([points, more])
         gains = np.append(gains, _gains(process, more, end, goal))
+    return _ordered(points, gains)
+
+
+def _ordered(points: Floats, gains: Floats) -> Floats:
     return np.asarray(points[np.argsort(-gains, kind="stable")])
 
 

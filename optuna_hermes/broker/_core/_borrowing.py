@@ -38,8 +38,9 @@ def wanted_elsewhere(
         now: seconds of the broker's clock.
     """
     theirs = {number for number, trial in study.trials.items() if _is_there(study, trial)}
-    since = {number: study.asked_since.get(number, now) for number in study.asked_for}
-    study.asked_since = {n: at for n, at in {**study.asked_since, **since}.items() if n in theirs}
+    for number in study.asked_for:
+        study.asked_since.setdefault(number, now)
+    study.asked_since = {n: at for n, at in study.asked_since.items() if n in theirs}
     theirs -= {n for n, at in study.asked_since.items() if now - at > _PATIENCE_SECONDS}
     theirs -= study.promised
     if not (theirs and slots):
