@@ -102,7 +102,7 @@ def test_a_store_without_its_package_or_with_a_password_is_refused(
     assert "must hold no password" in said
     assert "s3cret" not in said
     with pytest.raises(InvalidInputError, match="seen by other processes"):
-        optimize(optuna.create_study(), abs, checkpoint_dir="memory://x")  # type: ignore[arg-type]
+        optimize(optuna.create_study(), abs, checkpoint_dir="memory://x")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def scraped(given: Figures) -> dict[str, float]:
             return metrics(given)
 
     registry = CollectorRegistry()
-    registry.register(Collector())  # type: ignore[arg-type]
+    registry.register(Collector())
     lines = generate_latest(registry).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}

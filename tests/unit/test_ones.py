@@ -235,7 +235,7 @@ def test_settings_are_checked() -> None:
     """A population of nobody, and a gate that nothing passes, are refused."""
     for wrong in ({"population": 0}, {"generations": -1}, {"gate": 1.0}, {"gate": math.nan}):
         with pytest.raises(InvalidInputError, match="but got"):
-            Ones(**wrong)  # type: ignore[arg-type]
+            Ones(**wrong)
 
 
 # The parts

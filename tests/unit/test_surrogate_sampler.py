@@ -79,7 +79,7 @@ def test_the_same_seed_proposes_the_same() -> None:
     assert [t.params for t in first.trials] == [t.params for t in second.trials]
     for study in (first, second):
         study.sampler = pickle.loads(pickle.dumps(study.sampler))
-        study.optimize(mixed, n_trials=2)  # type: ignore[arg-type]
+        study.optimize(mixed, n_trials=2)
     assert [t.params for t in first.trials] == [t.params for t in second.trials]
 
 
