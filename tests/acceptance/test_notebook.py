@@ -59,7 +59,6 @@ def kinds(outputs: list[Any]) -> list[str]:
     return [each.output_type for each in outputs if each.get("name") != "stderr"]
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:jupyter_client")
 def test_tutorial(kernel: Kernel, wait_for: Any, tmp_path: Path) -> None:
     """An interrupt parks and says how to go on; the same cell does so, and all is as committed."""
 

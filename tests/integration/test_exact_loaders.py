@@ -774,7 +774,6 @@ def test_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:
     check(functools.partial(loop, train=make, val=loader), tmp_path, stops=stops)
 
 
-@pytest.mark.filterwarnings("ignore:.*IterableDataset:UserWarning")
 @pytest.mark.parametrize("stops", IN_STREAMS, ids=str)
 @pytest.mark.parametrize("case", some(STREAMS, "in-process", "sized-workers"))
 def test_lightning_streams(case: str, stops: tuple[int, ...], tmp_path: Path) -> None:

@@ -265,7 +265,6 @@ def test_circles_end() -> None:
     assert len(found(first)) == 2
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_tensors_without_memory_of_their_own() -> None:
     """The parts of a sparse tensor are found; one without memory is no part of a run."""
     sparse = torch.ones(2, 2).to_sparse()
