@@ -11,7 +11,9 @@ from optuna_hermes.broker._core._broker_state import CONTEXT_BYTES
 from optuna_hermes.broker._core._events import Send
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.ledger._records import EventRecord
-from optuna_hermes.model import Checkpoint, Device
+from optuna_hermes.model import Assignment, Checkpoint, Decision, Device, Snapshot
+from optuna_hermes.policies import Policy
+from optuna_hermes.policies.base import free_devices
 from support.broker import FakeBroker
 
 GPU = "GPU-0"
@@ -187,6 +189,38 @@ def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
     park(broker, second, after, free=99, tier="host", held_bytes=1, host_bytes=60)
     assert broker.last(third, "Grant") is not None
     broker.check()
+
+
+class Placing(Policy):
+    """Gives trials the devices it is told to, where they are free; None is a new trial."""
+
+    def __init__(self, places: dict[int | None, str]) -> None:
+        self.places = places
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        free = {device.id for device in free_devices(snapshot)}
+        given = {number: id_ for number, id_ in self.places.items() if id_ in free}
+        return Decision(
+            assignments=tuple(Assignment(trial=n, devices=(id_,)) for n, id_ in given.items())
+        )
+
+
+def test_a_device_is_granted_after_the_trial_that_moves_has_left_it() -> None:
+    """A parked trial that is to have another GPU frees its own before the next one begins."""
+    broker = on_gpu(n_gpus=2, unstarted=2)
+    policy = Placing({None: GPU})
+    broker.handler.state.studies["s"].policy = policy
+    first, second = broker.worker(), broker.worker()
+    epoch = train(broker, first)
+    policy.places = {}
+    broker.advance(1.5)
+    park(broker, first, epoch, free=ALL - BIG)
+    policy.places = {None: GPU, 0: "GPU-1"}
+    broker.poll(GPU, memory_free_bytes=ALL - BIG)
+    assert broker.last(first, "Evict").tier == "disk"
+    assert broker.last(second, "Grant") is None
+    park(broker, first, epoch, free=ALL, tier="disk")
+    assert broker.last(second, "Grant").devices == (GPU,)
 
 
 def test_host_memory_is_promised_to_one_trial_only() -> None:

@@ -118,9 +118,11 @@ class Scheduler:
 
     def fill(self, turn: Turn) -> None:
         """Grant all reserved devices that are empty, as far as there are processes."""
-        for reservation in self._state.reservations():
-            slots = self._state.slots_of(reservation)
+        reserved = [(each, self._state.slots_of(each)) for each in self._state.reservations()]
+        # First, so that the device that such a trial leaves is not granted before it has left.
+        for reservation, slots in reserved:
             self._send_over_disk(turn, reservation, slots)
+        for reservation, slots in reserved:
             if all(not slot.lease and self._memory.usable(slot) for slot in slots):
                 self._grant_next(turn, reservation, slots)
         for study in self._state.studies.values():
