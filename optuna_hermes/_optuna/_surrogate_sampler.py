@@ -25,6 +25,11 @@ EXPLORING = 4
 The others gather where the best trials are: what is better elsewhere, but begins slowly, is never
 seen to be so, since nothing there grows old.
 """
+OTHERS = 3
+"""One of so many proposals is TPE's, which errs in other ways.
+
+Where the process is sure of something that is not so, its own proposals hardly ever show it.
+"""
 MOST_KNOWN = 1000
 """Trials that are looked at: the newest."""
 
@@ -42,8 +47,9 @@ class SurrogateSampler(BaseSampler):
     and the point is proposed whose expected improvement at the largest age is the largest. So
     parameters that look good only in young trials are not taken for good ones once some trials
     have grown old. Failed trials count as bad ones. It proposes the parameters that all trials
-    have; others, such as conditional ones, are TPE's, and so are all parameters of studies with
-    several objectives or with constraints. The first trials are drawn at random.
+    have; others, such as conditional ones, are TPE's, and so are all parameters of every third
+    trial, and of studies with several objectives or with constraints. The first trials are drawn at
+    random.
 
     Args:
         seed: of its random numbers.
@@ -87,7 +93,8 @@ class SurrogateSampler(BaseSampler):
             if each.number != trial.number and search_space.keys() <= each.params.keys()
         ]
         known = [each for each in placed if _has_value(each)]
-        if not search_space or len(known) < N_STARTUP or any(map(constraint_names, known)):
+        few = len(known) < N_STARTUP
+        if not search_space or few or any(map(constraint_names, known)) or _is_others(trial):
             return {}
         begun = [each for each in placed if each.state == TrialState.RUNNING]
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
@@ -127,6 +134,10 @@ class SurrogateSampler(BaseSampler):
     ) -> None:
         """Delegate to TPE."""
         self._others.after_trial(study, trial, state, values)
+
+
+def _is_others(trial: FrozenTrial) -> bool:
+    return trial.number % OTHERS == 1
 
 
 def _sign(study: optuna.Study) -> float:

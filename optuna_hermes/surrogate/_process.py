@@ -19,12 +19,19 @@ _STEPS = 20
 # Amplitudes are variances of observations whose variance is 1. A dimension matters little until
 # the observations say otherwise, and so does what a trial has of its own.
 _SCALE = math.log(0.8)
-_OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02)))
-_DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5)
+_OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02, 0.3)))
+_DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5, 1.0)
 _SCALE_BOUNDS = math.log(0.05), math.log(20.0)
 _BOUNDS = tuple(
     (math.log(low), math.log(high))
-    for low, high in ((1e-3, 10.0), (1e-3, 10.0), (1e-3, 10.0), (0.3, 60.0), (1e-4, 1.0))
+    for low, high in (
+        (1e-3, 10.0),
+        (1e-3, 10.0),
+        (1e-3, 10.0),
+        (0.3, 60.0),
+        (1e-4, 1.0),
+        (1e-3, 10.0),
+    )
 )
 
 
@@ -36,7 +43,7 @@ class Settings:
         scales: inverse length scales of the parameters [d].
         others: variances of what stays the same at all ages, of what changes with age, and of what
             a trial has of its own; doublings of age in which the latter two change; variance of
-            the noise [5].
+            the noise; and the variance by which the mean of all trials changes in a doubling [6].
     """
 
     scales: Floats
@@ -55,8 +62,10 @@ class Process:
     of the parameters with a length scale for each and ``c`` falls exponentially with the distance
     of the logarithms of their ages; two of one trial have ``e * c`` more. So what parameters do
     may change with age, and how is learned from all trials, those that are young among them. The
-    idea is that of Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", 2014; the kernel
-    is this project's own.
+    mean of all trials walks at random from one age to the next: two observations have ``g`` times
+    the lesser of their logarithmic ages more. It is found together with the rest, since trials
+    that grow old were better than others while they were young. The idea is that of Swersky, Snoek
+    and Adams, "Freeze-Thaw Bayesian Optimization", 2014; the kernel is this project's own.
 
     Args:
         points: of the unit cube, one for each observation [n, d].
@@ -78,9 +87,10 @@ class Process:
         self, points: Floats, observed: Observations, settings: Settings | None = None
     ) -> None:
         self._ages = observed.ages
-        # The same at all ages: a line through survivors, which are the best ones, would promise
-        # all trials that they will be as good once they are as old.
-        self._mean = float(observed.values.mean())
+        # Where the walk begins. A line through means of all ages would follow the survivors, which
+        # are the best, and promise all trials that they will be as good once they are as old.
+        young = observed.values[observed.ages == 0.0]
+        self._mean = float((young if len(young) else observed.values).mean())
         spread = float(observed.values.std())
         self._unit = spread if spread > 1e-9 else 1.0
         values = (observed.values - self._mean) / self._unit
@@ -93,11 +103,12 @@ class Process:
                 settings = Settings.prior(points.shape[1])
         self.settings = settings
         self._scaled = points * np.exp(settings.scales)
-        same, changing, own, _, noise = np.exp(settings.others)
-        self._variance = same + changing
+        same, changing, own, _, noise, walk = np.exp(settings.others)
+        self._variance, self._walk = same + changing, walk
         close = self._closeness(self._ages)
         covariance = self._shared(self._scaled, close)
         covariance += own * (observed.trials[:, None] == observed.trials) * close
+        covariance += walk * np.minimum(self._ages[:, None], self._ages)
         covariance[np.diag_indices(len(values))] += noise + _JITTER
         self._factor = np.linalg.cholesky(covariance)
         self._weights = cho_solve((self._factor, True), values)
@@ -106,8 +117,10 @@ class Process:
         """Mean and standard deviation of new trials at points [m, d] and a logarithmic age."""
         close = self._closeness(np.full(len(points), age))
         between = self._shared(points * np.exp(self.settings.scales), close)
+        between += self._walk * np.minimum(age, self._ages)
         known = solve_triangular(self._factor, between.T, lower=True)
-        variance = np.maximum(self._variance - (known**2).sum(axis=0), 1e-9)
+        prior = self._variance + self._walk * age
+        variance = np.maximum(prior - (known**2).sum(axis=0), 1e-9)
         mean = self._mean + self._unit * (between @ self._weights)
         return mean, self._unit * np.sqrt(variance)
 
@@ -146,6 +159,7 @@ def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> Settin
         args=(
             (points[:, None, :] - points) ** 2,
             np.abs(ages[:, None] - ages),
+            np.minimum(ages[:, None], ages),
             (trials[:, None] == trials).astype(np.float64),
             values,
         ),
@@ -155,28 +169,34 @@ def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> Settin
 
 
 def _loss(
-    settings: Floats, squares: Floats, apart: Floats, together: Floats, values: Floats
+    settings: Floats,
+    squares: Floats,
+    apart: Floats,
+    lesser: Floats,
+    together: Floats,
+    values: Floats,
 ) -> tuple[float, Floats]:
     """Negative logarithm of the posterior density of the settings, up to a constant; gradient.
 
     See Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 5.
 
     Args:
-        settings: scales and others in one array [d + 5].
+        settings: scales and others in one array [d + 6].
         squares: squared differences of the observations' coordinates [n, n, d].
         apart: differences of their ages [n, n].
+        lesser: the lesser of their ages [n, n].
         together: 1 where both are of one trial, else 0 [n, n].
         values: of the observations [n].
     """
     n, n_dimensions = len(values), squares.shape[2]
     weights = 5.0 * np.exp(2 * settings[:n_dimensions])
-    same, changing, own, doublings, noise = np.exp(settings[n_dimensions:])
+    same, changing, own, doublings, noise, walk = np.exp(settings[n_dimensions:])
     distances = np.sqrt(squares @ weights)
     decay = np.exp(-distances)
     kernel = (1 + distances + distances**2 / 3) * decay
     close = _decay(apart, doublings)
     amplitude = same + changing * close
-    covariance = amplitude * kernel + own * together * close
+    covariance = amplitude * kernel + own * together * close + walk * lesser
     covariance[np.diag_indices(n)] += noise + _JITTER
     lower = np.linalg.cholesky(covariance)
     inverse = cho_solve((lower, True), np.eye(n))
@@ -193,6 +213,7 @@ def _loss(
         own * (alone * close).sum(),
         ((changing * shared + own * alone) * close * apart).sum() / doublings,
         noise * np.trace(outer),
+        walk * (outer * lesser).sum(),
     ])  # fmt: skip
     prior = Settings.prior(n_dimensions)
     deviations = np.append(np.ones(n_dimensions), _DEVIATIONS)

@@ -13,7 +13,7 @@ import pytest
 
 from optuna_hermes import HermesSampler
 from optuna_hermes._optuna import load_sampler
-from optuna_hermes._optuna._surrogate_sampler import EXPLORING
+from optuna_hermes._optuna._surrogate_sampler import EXPLORING, OTHERS
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -62,9 +62,22 @@ def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:
     def away(trial: optuna.Trial) -> float:
         return max(abs(trial.suggest_float(f"x{i}", 0, 1) - 0.5) for i in range(6))
 
-    values = [trial.value or 0.0 for trial in run(away, 60).trials]
-    near = [value for n, value in enumerate(values) if n >= 20 and n % EXPLORING]
-    assert min(values[20::EXPLORING]) > np.median(near)
+    own = [trial for trial in run(away, 60).trials[20:] if trial.number % OTHERS != 1]
+    near = [trial.value or 0.0 for trial in own if trial.number % EXPLORING]
+    assert min(trial.value or 0.0 for trial in own if not trial.number % EXPLORING) > np.median(
+        near
+    )
+
+
+def test_every_third_proposal_is_tpes() -> None:
+    """Its parameters are drawn one by one, when the objective asks for them."""
+
+    def bowl(trial: optuna.Trial) -> float:
+        return sum((trial.suggest_float(f"x{i}", 0, 1) - 0.3) ** 2 for i in range(2))
+
+    study = run(bowl, 20)
+    asked = [study.ask() for _ in range(2 * OTHERS)]
+    assert {trial.number % OTHERS for trial in asked if not trial.relative_params} == {1}
 
 
 def test_maximised_values_are_turned_round() -> None:
@@ -175,7 +188,8 @@ def test_what_is_good_only_at_first_is_not_taken_for_good() -> None:
                 intermediate_values={unit: value(x, unit) for unit in range(1, units + 1)},
             )
         )
-    assert all(study.ask(space).params["x"] > 0.8 for _ in range(3))
+    asked = [study.ask(space) for _ in range(3)]
+    assert all(trial.params["x"] > 0.8 for trial in asked if trial.number % OTHERS != 1)
 
 
 def test_trials_that_train_are_not_proposed_again() -> None:
