@@ -24,7 +24,8 @@ class HermesSampler(BaseSampler):
 
     By itself it proposes by a Gaussian process over parameters and age, which foresees from partial
     curves how trials end. Optuna's TPE proposes what that cannot: parameters that only some trials
-    have, and those of studies with several objectives or constraints.
+    have, and those of studies with several objectives or constraints. It also proposes every third
+    trial, since it errs in other ways.
 
     It shows the sampler that proposes, or the one that it wraps, suspended trials at their last
     value. Such a trial is RUNNING in Optuna's database, and samplers take a RUNNING trial for a bad
