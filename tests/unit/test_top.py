@@ -222,7 +222,11 @@ def test_the_past_is_what_was_read_and_what_was_seen() -> None:
     """A lease of the ledger and the ones of now are blocks with the numbers of their trials."""
 
     async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
-        line = next(line for line in screen(app) if " cpu:0" in line)
+        def lines() -> list[str]:
+            return [line for line in screen(app) if " cpu:0" in line and "·" in line]
+
+        await until(pilot, lines)
+        (line, *_) = lines()
         strip = line[line.index("·") :]
         assert "9" in strip
         assert strip.index("9") < len(strip) * 0.7
