@@ -93,9 +93,13 @@ class SurrogateSampler(BaseSampler):
             if each.number != trial.number and search_space.keys() <= each.params.keys()
         ]
         known = [each for each in placed if _has_value(each)]
-        few = len(known) < N_STARTUP
-        if not search_space or few or any(map(constraint_names, known)) or _is_others(trial):
+        if not search_space or len(known) < N_STARTUP or any(map(constraint_names, known)):
             return {}
+        if trial.number % OTHERS == 1:
+            return {
+                name: self._others.sample_independent(study, trial, name, each)
+                for name, each in search_space.items()
+            }
         begun = [each for each in placed if each.state == TrialState.RUNNING]
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
         # With failed ones: else what fails for its parameters, as for want of memory, would be
@@ -134,10 +138,6 @@ class SurrogateSampler(BaseSampler):
     ) -> None:
         """Delegate to TPE."""
         self._others.after_trial(study, trial, state, values)
-
-
-def _is_others(trial: FrozenTrial) -> bool:
-    return trial.number % OTHERS == 1
 
 
 def _sign(study: optuna.Study) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import optuna
 import pytest
+from optuna.trial import FrozenTrial
 
 from optuna_hermes import HermesSampler
 from optuna_hermes._optuna import load_sampler
@@ -69,15 +70,19 @@ def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:
     )
 
 
-def test_every_third_proposal_is_tpes() -> None:
-    """Its parameters are drawn one by one, when the objective asks for them."""
+def test_every_third_proposal_is_tpes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TPE is asked for each of its parameters."""
+    asked = []
 
-    def bowl(trial: optuna.Trial) -> float:
-        return sum((trial.suggest_float(f"x{i}", 0, 1) - 0.3) ** 2 for i in range(2))
+    def sample_independent(self: object, study: object, trial: FrozenTrial, *of: object) -> float:
+        asked.append(trial.number)
+        return 0.25
 
-    study = run(bowl, 20)
-    asked = [study.ask() for _ in range(2 * OTHERS)]
-    assert {trial.number % OTHERS for trial in asked if not trial.relative_params} == {1}
+    study = run(lambda trial: trial.suggest_float("x", 0, 1) ** 2, 20)
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", sample_independent)
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1) ** 2, n_trials=2 * OTHERS)
+    assert asked == [number for number in range(20, 20 + 2 * OTHERS) if number % OTHERS == 1]
+    assert [study.trials[number].params for number in asked] == 2 * [{"x": 0.25}]
 
 
 def test_maximised_values_are_turned_round() -> None:
