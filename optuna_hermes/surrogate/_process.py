@@ -22,16 +22,10 @@ _SCALE = math.log(0.8)
 _OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02, 0.3)))
 _DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5, 1.0)
 _SCALE_BOUNDS = math.log(0.05), math.log(20.0)
+_AMPLITUDE = 1e-3, 10.0
 _BOUNDS = tuple(
     (math.log(low), math.log(high))
-    for low, high in (
-        (1e-3, 10.0),
-        (1e-3, 10.0),
-        (1e-3, 10.0),
-        (0.3, 60.0),
-        (1e-4, 1.0),
-        (1e-3, 10.0),
-    )
+    for low, high in (_AMPLITUDE, _AMPLITUDE, _AMPLITUDE, (0.3, 60.0), (1e-4, 1.0), _AMPLITUDE)
 )
 
 
@@ -103,30 +97,30 @@ class Process:
                 settings = Settings.prior(points.shape[1])
         self.settings = settings
         self._scaled = points * np.exp(settings.scales)
-        same, changing, own, _, noise, walk = np.exp(settings.others)
-        self._variance, self._walk = same + changing, walk
+        own, noise = np.exp(settings.others[[2, 4]])
         close = self._closeness(self._ages)
-        covariance = self._shared(self._scaled, close)
+        covariance = self._shared(self._scaled, self._ages, close)
         covariance += own * (observed.trials[:, None] == observed.trials) * close
-        covariance += walk * np.minimum(self._ages[:, None], self._ages)
         covariance[np.diag_indices(len(values))] += noise + _JITTER
         self._factor = np.linalg.cholesky(covariance)
         self._weights = cho_solve((self._factor, True), values)
 
     def predict(self, points: Floats, age: float) -> tuple[Floats, Floats]:
         """Mean and standard deviation of new trials at points [m, d] and a logarithmic age."""
-        close = self._closeness(np.full(len(points), age))
-        between = self._shared(points * np.exp(self.settings.scales), close)
-        between += self._walk * np.minimum(age, self._ages)
+        ages, scaled = np.full(len(points), age), points * np.exp(self.settings.scales)
+        between = self._shared(scaled, ages, self._closeness(ages))
         known = solve_triangular(self._factor, between.T, lower=True)
-        prior = self._variance + self._walk * age
+        same, changing, *_, walk = np.exp(self.settings.others)
+        prior = same + changing + walk * age
         variance = np.maximum(prior - (known**2).sum(axis=0), 1e-9)
         mean = self._mean + self._unit * (between @ self._weights)
         return mean, self._unit * np.sqrt(variance)
 
-    def _shared(self, scaled: Floats, close: Floats) -> Floats:
-        same, changing = np.exp(self.settings.others[:2])
-        return np.asarray((same + changing * close) * _matern(_distances(scaled, self._scaled)))
+    def _shared(self, scaled: Floats, ages: Floats, close: Floats) -> Floats:
+        """Covariance of points [m, d] of some ages [m] with what was observed, of other trials."""
+        same, changing, *_, walk = np.exp(self.settings.others)
+        kernel = (same + changing * close) * _matern(_distances(scaled, self._scaled))
+        return np.asarray(kernel + walk * np.minimum(ages[:, None], self._ages))
 
     def _closeness(self, ages: Floats) -> Floats:
         return _decay(ages[:, None] - self._ages, math.exp(self.settings.others[3]))
