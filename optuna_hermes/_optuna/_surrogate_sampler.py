@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -95,11 +96,6 @@ class SurrogateSampler(BaseSampler):
         known = [each for each in placed if _has_value(each)]
         if not search_space or len(known) < N_STARTUP or any(map(constraint_names, known)):
             return {}
-        if trial.number % OTHERS == 1:
-            return {
-                name: self._others.sample_independent(study, trial, name, each)
-                for name, each in search_space.items()
-            }
         begun = [each for each in placed if each.state == TrialState.RUNNING]
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
         # With failed ones: else what fails for its parameters, as for want of memory, would be
@@ -110,10 +106,18 @@ class SurrogateSampler(BaseSampler):
         from optuna_hermes._optuna._surrogate_model import proposals  # SciPy is long to import
 
         anywhere = trial.number % EXPLORING == 0
-        for params in proposals(search_space, tried, begun, _sign(study), rng, anywhere=anywhere):
+        own = proposals(search_space, tried, begun, _sign(study), rng, anywhere=anywhere)
+        for params in chain(self._of_others(study, trial, search_space), own):
             if not any(params.items() <= each.items() for each in taken):
                 return params
         return {}  # a space of few points, all of which are taken
+
+    def _of_others(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> Iterator[dict[str, Any]]:
+        if trial.number % OTHERS == 1:
+            sample = self._others.sample_independent
+            yield {name: sample(study, trial, name, each) for name, each in search_space.items()}
 
     def sample_independent(
         self,

@@ -63,11 +63,12 @@ def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:
     def away(trial: optuna.Trial) -> float:
         return max(abs(trial.suggest_float(f"x{i}", 0, 1) - 0.5) for i in range(6))
 
-    own = [trial for trial in run(away, 60).trials[20:] if trial.number % OTHERS != 1]
-    near = [trial.value or 0.0 for trial in own if trial.number % EXPLORING]
-    assert min(trial.value or 0.0 for trial in own if not trial.number % EXPLORING) > np.median(
-        near
-    )
+    values = [trial.value or 0.0 for trial in run(away, 80).trials]
+    own = [number for number in range(20, 80) if number % OTHERS != 1]
+    far = [values[number] for number in own if number % EXPLORING == 0]
+    near = [values[number] for number in own if number % EXPLORING]
+    assert len(far) == 10
+    assert min(far) > np.median(near)
 
 
 def test_every_third_proposal_is_tpes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,13 +77,24 @@ def test_every_third_proposal_is_tpes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sample_independent(self: object, study: object, trial: FrozenTrial, *of: object) -> float:
         asked.append(trial.number)
-        return 0.25
+        return trial.number / 100
 
     study = run(lambda trial: trial.suggest_float("x", 0, 1) ** 2, 20)
     monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", sample_independent)
     study.optimize(lambda trial: trial.suggest_float("x", 0, 1) ** 2, n_trials=2 * OTHERS)
     assert asked == [number for number in range(20, 20 + 2 * OTHERS) if number % OTHERS == 1]
-    assert [study.trials[number].params for number in asked] == 2 * [{"x": 0.25}]
+    assert [study.trials[number].params for number in asked] == [{"x": 0.22}, {"x": 0.25}]
+
+
+def test_what_tpe_proposes_again_is_the_process_s_to_propose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No point is trained twice while there are others."""
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lambda *of: 3)
+    study = run(lambda trial: float(trial.suggest_int("n", 0, 99, step=3)), 11)
+    study.optimize(lambda trial: float(trial.suggest_int("n", 0, 99, step=3)), n_trials=12)
+    points = [trial.params["n"] for trial in study.trials[10:]]
+    assert len(set(points)) == len(points)
 
 
 def test_maximised_values_are_turned_round() -> None:
@@ -193,8 +205,10 @@ def test_what_is_good_only_at_first_is_not_taken_for_good() -> None:
                 intermediate_values={unit: value(x, unit) for unit in range(1, units + 1)},
             )
         )
-    asked = [study.ask(space) for _ in range(3)]
-    assert all(trial.params["x"] > 0.8 for trial in asked if trial.number % OTHERS != 1)
+    asked = [study.ask(space) for _ in range(5)]
+    own = [trial.params["x"] for trial in asked if trial.number % OTHERS != 1]
+    assert len(own) == 3
+    assert min(own) > 0.8
 
 
 def test_trials_that_train_are_not_proposed_again() -> None:
