@@ -133,33 +133,39 @@ def test_what_cannot_be_stored_is_the_trials_end(tmp_path: Path) -> None:
         saver.finish(wait=True)
 
 
-def a_file(folder: Path) -> None:
+def a_file(folder: Path) -> Callable[[], object]:
     folder.write_text("")
+    return folder.unlink
 
 
-def a_file_above(folder: Path) -> None:
+def a_file_above(folder: Path) -> Callable[[], object]:
     folder.parent.rmdir()
     folder.parent.write_text("")
+    return folder.parent.unlink
 
 
-def a_link(folder: Path) -> None:
+def a_link(folder: Path) -> Callable[[], object]:
     folder.symlink_to("/tmp")
+    return folder.unlink
 
 
-def forbidden(folder: Path) -> None:
+def forbidden(folder: Path) -> Callable[[], object]:
     if os.geteuid() == 0:
         pytest.skip("root may write anywhere")
     folder.mkdir(mode=0o500)
+    return lambda: folder.chmod(0o700)
 
 
 @pytest.mark.parametrize("fault", [a_file, a_file_above, a_link, forbidden])
 def test_a_folder_that_cannot_be_written(
-    fault: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    fault: Callable[[Path], Callable[[], object]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The run waits in memory, people are told once what to do, and it is stored once it can be."""
     folder = tmp_path / "study" / "trial"
     folder.parent.mkdir()
-    fault(folder)
+    undo = fault(folder)
     run = Training()
     run.train(1)
     parking = TierMover(folder, lambda: ())
@@ -171,8 +177,7 @@ def test_a_folder_that_cannot_be_written(
     assert warning.startswith("Trial 7 waits where it is: ")
     if fault is not a_link:
         assert warning.endswith(" Let this user write there, or give another checkpoint_dir.")
-    wrong = next(path for path in (folder.parent, folder) if not path.is_dir() or path.is_symlink())
-    wrong.unlink()
+    undo()
     assert parking.put(run, "disk").stored is not None
 
 
