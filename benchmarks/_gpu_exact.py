@@ -1,6 +1,7 @@
 """Trainings of the tests on the device, suspended into each tier, to the bit.
 
-As a script, this file is the next process of a training: ``_gpu_exact.py FOLDER KIND [--dry-run]``.
+As a script, this file is the next process of a training, ``_gpu_exact.py FOLDER KIND [--dry-run]``,
+or with ``--measure`` the process that measures one.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,44 +25,99 @@ NO_CUDNN = " without cuDNN"
 
 
 def measure(setting: Setting, add: Add) -> None:
-    """Add a row for each training and way of suspending it."""
-    import torch
+    """Add a row for each training and way of suspending it; several trainings at a time."""
+    names = ["loop", "lightning"] if setting.dry else _names()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        measured = {pool.submit(_in_its_process, setting, name): name for name in names}
+        for each in as_completed(measured):
+            rows, error = each.result()
+            for row in rows:
+                add(training=measured[each], **row)
+            if error:
+                add(training=measured[each], tier="", exact=False, error=error)
 
+
+def _names() -> list[str]:
     from support.accelerator.trainings import TRAININGS
 
-    torch.use_deterministic_algorithms(True)
-    kinds = ["loop", "lightning"] if setting.dry else list(TRAININGS)
-    for kind in kinds:
-        _measure_kind(setting, add, kind, kind)
-        if "recurrent" in kind:
-            with torch.backends.cudnn.flags(enabled=False):
-                _measure_kind(setting, add, kind, kind + NO_CUDNN)
+    names = list(TRAININGS)
+    return names + [name + NO_CUDNN for name in names if "recurrent" in name] + list(_more())
 
 
-def _measure_kind(setting: Setting, add: Add, kind: str, name: str) -> None:
-    from optuna_hermes.testing import FakeSession
-    from support.accelerator.trainings import train
+def _more() -> Mapping[str, Any]:
+    import _gpu_trainings
+
+    return _gpu_trainings.TRAININGS
+
+
+def _in_its_process(setting: Setting, name: str) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of one training, and the error of its process if it had one."""
+    command = [sys.executable, __file__, str(setting.folder), name, "--measure"]
+    command += ["--dry-run"] * setting.dry
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"tier"')]
+    lines = done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"]
+    return rows, lines[-1] if done.returncode else None
+
+
+def measure_one(folder: Path, name: str, *, dry: bool) -> None:
+    """Print a line of JSON for each way of suspending a training."""
+    setting = open_device(folder, dry=dry)
+    from optuna_hermes.errors import Suspended
+
+    with _careful(name):
+        try:
+            expected = train(_session(), name)
+        except Exception as error:
+            print(json.dumps({"tier": "none", "exact": False, "error": _short(error)}))
+            return
+        for tier, end in _ways(setting, name).items():
+            with tempfile.TemporaryDirectory(dir=setting.folder) as checkpoints:
+                try:
+                    found = end(Path(checkpoints), name)
+                except (Exception, Suspended) as error:
+                    row = {"exact": False, "error": _short(error)}
+                else:
+                    differ = [part for part in expected if expected[part] != found[part]]
+                    row = {"exact": not differ, "differ": ", ".join(differ[:3]) or None}
+            print(json.dumps({"tier": tier, **row}), flush=True)
+
+
+def train(session: Any, name: str) -> Bits:
+    from support.accelerator import trainings
+
+    if name in trainings.TRAININGS or name.endswith(NO_CUDNN):
+        return trainings.train(session, name.removesuffix(NO_CUDNN))
+    training, model = _more()[name]
+    ended: Bits = training(session, model)
+    return ended
+
+
+def _suspended(session: Any, name: str) -> Any:
+    """Train until the trial is on disk; the session of its next process."""
+    from optuna_hermes.errors import Suspended
 
     try:
-        expected = train(FakeSession(), kind)
-    except Exception as error:  # the next training may work
-        add(training=name, tier="none", exact=False, error=_short(error))
-        return
-    for tier, end in _ways(setting, name).items():
-        with tempfile.TemporaryDirectory(dir=setting.folder) as folder:
-            try:
-                found = end(Path(folder), kind)
-            except Exception as error:
-                add(training=name, tier=tier, exact=False, error=_short(error))
-                continue
-        differ = [part for part in expected if expected[part] != found[part]]
-        add(training=name, tier=tier, exact=not differ, differ=", ".join(differ[:3]) or None)
+        train(session, name)
+    except Suspended:
+        return session.again()
+    raise AssertionError(f"{name} was not put on disk.")
+
+
+def _session(*args: Any, **options: Any) -> Any:
+    from optuna_hermes.testing import FakeSession
+
+    return FakeSession(*args, **options)
 
 
 def _ways(setting: Setting, name: str) -> dict[str, Callable[[Path, str], Bits]]:
     """The end of a training that is suspended, by the tier."""
     from optuna_hermes.testing import FakeSession
-    from support.accelerator.trainings import others_train, suspended, train
+    from support.accelerator import trainings
+
+    # What no checkpoint holds of cuDNN's dropout is lost when somebody seeds the device.
+    careful = "recurrent" in name and not name.endswith(NO_CUDNN)
+    others_train = trainings.others_allocate if careful else trainings.others_train
 
     def whole(folder: Path, kind: str) -> Bits:
         return train(FakeSession(), kind)
@@ -79,7 +136,7 @@ def _ways(setting: Setting, name: str) -> dict[str, Callable[[Path, str], Bits]]
 
     def disk(folder: Path, kind: str) -> Bits:
         session = FakeSession({4: "disk"}, checkpoint_dir=folder)
-        return train(suspended(suspended(session, kind).again({5: "disk"}), kind), kind)
+        return train(_suspended(_suspended(session, kind).again({5: "disk"}), kind), kind)
 
     def saved(folder: Path, kind: str) -> Bits:
         session = FakeSession(checkpoint_dir=folder)
@@ -88,18 +145,10 @@ def _ways(setting: Setting, name: str) -> dict[str, Callable[[Path, str], Bits]]
         return train(FakeSession(checkpoint_dir=folder, checkpoints=(oldest,)), kind)
 
     def another_process(folder: Path, kind: str) -> Bits:
-        session = suspended(FakeSession({8: "disk"}, checkpoint_dir=folder), kind)
+        session = _suspended(FakeSession({8: "disk"}, checkpoint_dir=folder), kind)
         found = json.dumps([asdict(checkpoint) for checkpoint in session.checkpoints])
         command = [sys.executable, __file__, str(folder), kind, *["--dry-run"] * setting.dry]
-        cudnn = "0" if name.endswith(NO_CUDNN) else "1"
-        done = subprocess.run(
-            command,
-            input=found,
-            env={**os.environ, "TRAININGS_CUDNN": cudnn},
-            text=True,
-            capture_output=True,
-            check=False,
-        )
+        done = subprocess.run(command, input=found, text=True, capture_output=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
         ended = json.loads(done.stdout.splitlines()[-1])
@@ -115,30 +164,30 @@ def _ways(setting: Setting, name: str) -> dict[str, Callable[[Path, str], Bits]]
     }
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 @contextlib.contextmanager
-def _as_before() -> Iterator[None]:
+def _careful(name: str) -> Iterator[None]:
+    """Deterministic kernels, and no cuDNN where the name says so."""
     import torch
 
     torch.use_deterministic_algorithms(True)
-    with torch.backends.cudnn.flags(enabled=os.environ["TRAININGS_CUDNN"] == "1"):
+    with torch.backends.cudnn.flags(enabled=not name.endswith(NO_CUDNN)):
         yield
 
 
-def next_process(folder: Path, kind: str, *, dry: bool) -> None:
+def next_process(folder: Path, name: str, *, dry: bool) -> None:
     open_device(folder, dry=dry)
     from optuna_hermes.model import Checkpoint
-    from optuna_hermes.testing import FakeSession
-    from support.accelerator.trainings import train
 
     checkpoints: Any = tuple(Checkpoint(**each) for each in json.load(sys.stdin))
-    with _as_before():
-        ended = train(FakeSession(checkpoint_dir=folder, checkpoints=checkpoints), kind)
+    with _careful(name):
+        ended = train(_session(checkpoint_dir=folder, checkpoints=checkpoints), name)
     print(json.dumps({name: content.hex() for name, content in ended.items()}))
 
 
 if __name__ == "__main__":
-    next_process(Path(sys.argv[1]), sys.argv[2], dry="--dry-run" in sys.argv)
+    be: Callable[..., None] = measure_one if "--measure" in sys.argv else next_process
+    be(Path(sys.argv[1]), sys.argv[2], dry="--dry-run" in sys.argv)

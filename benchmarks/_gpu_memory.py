@@ -15,9 +15,9 @@ from typing import Any
 
 from _gpu_device import GIB, Add, Setting, module_of, open_device
 
-SIZES_MB = (100, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
+SIZES_MB = (100, 500, 2_000, 10_000)
 DRY_SIZES_MB = (1, 4)
-ON_DISK_MB = 2_000
+ON_DISK_MB = 500
 """The largest state that is written to disk, which takes seconds for each GB."""
 CONTEXTS = 3
 

@@ -25,7 +25,7 @@ RANKS = 2
 
 def beside_each_other(setting: Setting, add: Add) -> None:
     """Add the steps a second of one process, of two in turns, and of two at the same time."""
-    seconds, turn = (0.3, 0.1) if setting.dry else (8.0, 1.0)
+    seconds, turn = (0.3, 0.1) if setting.dry else (4.0, 0.5)
     for width in (16,) if setting.dry else WIDTHS:
         with _Trainers(setting, width, 2) as trainers:
             alone = trainers.steps(0, seconds) / seconds

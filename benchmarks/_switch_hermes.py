@@ -173,6 +173,8 @@ def main() -> None:
     """``_switch_hermes.py TIER DEVICES``: be the broker."""
     tier, devices = sys.argv[1:]
     MemoryManager.tier_to_leave = lambda *args: tier  # type: ignore[method-assign]
+    # Else a trial in host memory is brought back beside the one that trains, where both fit.
+    MemoryManager.fits_beside = lambda *args: False  # type: ignore[method-assign]
     _scheduler.SWITCH_SHARE = 2
     run_broker(devices, idle_seconds=None)
 

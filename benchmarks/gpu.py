@@ -66,7 +66,7 @@ PARTS = {
         note="Trainings that are suspended, against the same one that never is, with deterministic "
         "algorithms. Tier *none* is that training once more: where it differs, nothing can be said "
         "of the others. Recurrent layers with dropout are trained without cuDNN, too, which keeps "
-        "a generator of its own; with it they are expected to differ from disk.",
+        "a generator of its own; with it they are expected to differ where a checkpoint is read.",
     ),
     "switch": Part(
         seconds=480,
@@ -101,6 +101,14 @@ PARTS = {
         call="_gpu_study:race",
         title="The quickstart's study",
         note="The digits, in a loop of one's own. Overhead is device time outside of batches.",
+    ),
+    "live": Part(
+        seconds=240,
+        call="_gpu_study:keep_alive",
+        title="More live trials than fit",
+        note="Trials in turns, of which a part of the device has room for a part, and nothing else "
+        "is shown to the broker; the others wait in host memory or on disk. Each looks at its end "
+        "if all its memory is as it has left it.",
     ),
     "beside": Part(
         seconds=150,
@@ -189,6 +197,8 @@ def _run(name: str, seconds: float, *, dry: bool) -> dict[str, Any]:
             finally:
                 _end(child)
         lines = rows.read_text().splitlines() if rows.exists() else []
+        if error and log.exists():
+            print(log.read_text(errors="replace")[-4000:], file=sys.stderr, flush=True)
     took = round(time.monotonic() - began, 1)
     return {"seconds": took, "error": error, "rows": [json.loads(line) for line in lines]}
 

@@ -7,7 +7,9 @@ what only one of them has is in a class of its own. Import it only where torch i
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -45,7 +47,7 @@ class Accelerator:
     def captured_graphs(self) -> bool:
         """True if this process has captured graphs: they hold addresses, so nothing may move."""
         kind = getattr(self.module, self.graph, None) if self.graph else None
-        return kind is not None and any(isinstance(each, kind) for each in gc.get_objects())
+        return kind is not None and bool(_captured(kind))
 
     def inexact(self, roots: Iterable[object]) -> dict[str, str]:
         """Reasons why a training in the next process may differ from this one, by name.
@@ -64,7 +66,9 @@ class Accelerator:
     def set_rng_states(self, states: list[torch.Tensor]) -> None:
         """Put back what ``rng_states`` returned, as far as there are as many devices."""
         for index, state in enumerate(states[: self.module.device_count()]):
-            self.module.set_rng_state(state, index)
+            # Whoever sets it, if only to what it is, has cuDNN seed its dropout anew.
+            if not torch.equal(self.module.get_rng_state(index), state):
+                self.module.set_rng_state(state, index)
 
     def seed(self, seed: int) -> None:
         """Seed the devices' default generators."""
@@ -167,6 +171,31 @@ def _modules(roots: Iterable[object]) -> Iterator[nn.Module]:
     for root in roots:
         if isinstance(root, nn.Module):
             yield from root.modules()
+
+
+_graphs: dict[type[Any], weakref.WeakSet[Any]] = {}
+"""The graphs that are there, by their class; a class is here once it was asked for."""
+
+
+def _captured(kind: type[Any]) -> weakref.WeakSet[Any]:
+    """The graphs of a class.
+
+    The objects of the process are searched once, which can take a tenth of a second. Graphs that
+    come later are noted when their capture begins.
+    """
+    if kind not in _graphs:
+        # By type: isinstance may run code of the objects.
+        there = (each for each in gc.get_objects() if issubclass(type(each), kind))
+        found = _graphs[kind] = weakref.WeakSet(there)
+        begin = kind.capture_begin
+
+        @functools.wraps(begin)
+        def noted(graph: Any, *args: Any, **options: Any) -> Any:
+            found.add(graph)
+            return begin(graph, *args, **options)
+
+        kind.capture_begin = noted
+    return _graphs[kind]
 
 
 _KINDS: dict[str, Callable[[str], Accelerator]] = {"cuda": _Cuda, "xpu": _Xpu}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -161,8 +162,10 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _known_to_python(device: torch.device) -> list[torch.Tensor]:
-    kinds = set(_with_subclasses(torch.Tensor))  # a set: the test below runs for every object
-    return [each for each in gc.get_objects() if type(each) in kinds and each.device == device]
+    kinds = set(_with_subclasses(torch.Tensor))
+    every = gc.get_objects()  # a million of them, where no fork server has frozen what is imported
+    tensors = itertools.compress(every, map(kinds.__contains__, map(type, every)))
+    return [each for each in tensors if each.device == device]
 
 
 def _with_subclasses(kind: type[Any]) -> Iterator[type[Any]]:

@@ -29,7 +29,7 @@ def test_every_part_runs(tmp_path: Path) -> None:
     status, parts, page = dry_run(tmp_path)
     assert {name: part["error"] for name, part in parts.items()} == dict.fromkeys(parts)
     assert status == 0
-    names = "device exact switch turns contexts saving study beside ddp nvml mig hooks"
+    names = "device exact switch turns contexts saving study live beside ddp nvml mig hooks"
     assert list(parts) == names.split()
     assert all(part["rows"] for part in parts.values())
     assert page.count("\n## ") == len(parts)
@@ -40,6 +40,9 @@ def test_every_part_runs(tmp_path: Path) -> None:
     assert ranks["at_the_same_batch"]
     assert ranks["exact"]
     assert {row["trials"] for row in parts["study"]["rows"]} == {3}
+    (live,) = parts["live"]["rows"]
+    assert live["complete"] == 3
+    assert live["went_wrong"] == "nothing"
 
 
 def test_a_part_that_fails_is_a_line(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import nn
 
-from optuna_hermes.suspend._accelerators import Accelerator, _Cuda, accelerator
+from optuna_hermes.suspend._accelerators import Accelerator, _captured, _Cuda, accelerator
 from optuna_hermes.suspend._saver import warn_of_inexact
 
 
@@ -75,3 +77,53 @@ def test_a_build_of_torch_without_accelerators_has_none(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", old)
     assert accelerator() is None
+
+
+class Graph:
+    """A captured graph, as ``torch.cuda.CUDAGraph`` is one."""
+
+    begun = 0
+
+    def capture_begin(self, pool: str | None = None) -> None:
+        self.begun += 1
+
+
+def test_graphs_that_are_captured_are_known() -> None:
+    """Those that are there when it is first asked, those that come later, and none that is gone."""
+    there, other = Graph(), object()
+    assert set(_captured(Graph)) == {there}
+    with patch.object(gc, "get_objects", side_effect=AssertionError("searched again")):
+        later = Graph()
+        assert set(_captured(Graph)) == {there}, "nothing is captured yet"
+        later.capture_begin(pool="its own")
+        assert set(_captured(Graph)) == {there, later}
+    assert (later.begun, there.begun) == (1, 0)
+    del there, later, other
+    assert not _captured(Graph)
+
+
+class Devices:
+    """The module of a make with two devices, whose generators are set only when they must be."""
+
+    def __init__(self) -> None:
+        self.states = [torch.tensor([1]), torch.tensor([2])]
+        self.set: list[int] = []
+
+    def device_count(self) -> int:
+        return 2
+
+    def get_rng_state(self, index: int) -> torch.Tensor:
+        return self.states[index]
+
+    def set_rng_state(self, state: torch.Tensor, index: int) -> None:
+        self.states[index] = state
+        self.set.append(index)
+
+
+def test_a_generator_that_nobody_has_used_is_left_alone() -> None:
+    """Who sets it has cuDNN seed the dropout of recurrent layers anew."""
+    make = Accelerator("cpu")
+    make.module = Devices()
+    make.set_rng_states([torch.tensor([1]), torch.tensor([3])])
+    assert make.module.set == [1]
+    assert [int(state) for state in make.rng_states()] == [1, 3]

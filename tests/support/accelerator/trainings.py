@@ -275,6 +275,12 @@ def others_train() -> None:
         torch.rand(size, device=DEVICE).mul_(2)
 
 
+def others_allocate() -> None:
+    """Others use the device and its memory meanwhile."""
+    for size in (1 << 12, 1 << 16, 1 << 18):
+        torch.ones(size, device=DEVICE).mul_(2)
+
+
 def suspended(session: FakeSession, kind: str) -> FakeSession:
     """Train until the trial is on disk, and give the session of its next process.
 

@@ -1,0 +1,110 @@
+"""Trainings that only a GPU can run, beside those of the tests: faster, and less careful."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from optuna_hermes.pytorch import Run
+from optuna_hermes.testing import FakeSession
+from support.accelerator import trainings
+
+Training = Callable[..., trainings.Bits]
+
+
+def mixed_precision(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
+    """Half precision with a scaler of gradients, and two processes that load."""
+    return _loop(session, model, dtype=torch.float16, workers=2)
+
+
+def compiled(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
+    """Kernels that torch.compile makes."""
+    return _loop(session, model, wrap=torch.compile)
+
+
+def captured(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
+    """Forward and backward as captured graphs, which hold addresses."""
+
+    def capture(net: nn.Module) -> Any:
+        example = torch.zeros(trainings.SIZE, 1, 8, 8, device=trainings.DEVICE)
+        return torch.cuda.make_graphed_callables(net, (example,))
+
+    return _loop(session, model, wrap=capture)
+
+
+def lightning_mixed(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
+    """Lightning with ``precision="16-mixed"``."""
+    return _lightning_in(session, model, "16-mixed")
+
+
+def lightning_bfloat(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
+    """Lightning with ``precision="bf16-mixed"``."""
+    return _lightning_in(session, model, "bf16-mixed")
+
+
+def _lightning_in(
+    session: FakeSession, model: Callable[[], nn.Module], precision: str
+) -> trainings.Bits:
+    made = trainings.pl.Trainer
+    with patch.object(
+        trainings.pl, "Trainer", lambda **options: made(precision=precision, **options)
+    ):
+        return trainings.lightning(session, model)
+
+
+def plain_network() -> nn.Module:
+    """Without batch statistics or dropout, which a graph would capture while it warms up."""
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+
+def _loop(
+    session: FakeSession,
+    model: Callable[[], nn.Module],
+    *,
+    dtype: torch.dtype = torch.float32,
+    workers: int = 0,
+    wrap: Callable[[nn.Module], Any] = lambda net: net,
+) -> trainings.Bits:
+    trainings.seed(1)
+    device = trainings.DEVICE
+    net = model().to(device)
+    call = wrap(net)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01)
+    scaler = torch.amp.GradScaler("cuda", enabled=dtype == torch.float16)
+    loader = DataLoader(
+        trainings.digits(), trainings.SIZE, shuffle=True, pin_memory=True, num_workers=workers
+    )
+    if session.checkpoints:
+        trainings.seed(2)
+    named = {"model": net, "optimizer": optimizer, "scaler": scaler}
+    run = Run(trainings.new_trial(), named, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(trainings.EPOCHS):
+        for x, y in run.batches(loader):
+            with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+                out = call(x.to(device, non_blocking=True))
+                loss = nn.functional.cross_entropy(out, y.to(device, non_blocking=True))
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            session.tick()
+        losses.append(loss.item())
+        run.report(losses[-1])
+    noise = torch.rand(4, device=device)
+    ends = {"losses": losses, "noise": noise, "scale": scaler.get_scale()}
+    return trainings.bits({**net.state_dict(), **ends})
+
+
+TRAININGS: dict[str, tuple[Training, Callable[[], nn.Module]]] = {
+    "half precision, two loaders": (mixed_precision, trainings.network),
+    "compiled": (compiled, trainings.network),
+    "captured graph": (captured, plain_network),
+    "lightning 16-mixed": (lightning_mixed, trainings.network),
+    "lightning bf16-mixed": (lightning_bfloat, trainings.network),
+}
