@@ -6,6 +6,7 @@ waiting for that work never returns.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -13,8 +14,10 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 from typing import NoReturn
 
 PROBE_SECONDS = 20.0
@@ -24,6 +27,8 @@ _PAUSE_SOFT = 1
 _CUDA_NOT_INITIALISED = 3
 _NOT_MISSED = ("TMonitor",)
 """Classes of threads that forks can do without: monitors, here that of tqdm."""
+_RENEWED = ("jemalloc_bg_thd",)
+"""Names of threads of libraries that start them anew in a fork: here pyarrow's, and so pandas'."""
 _ENDING_SECONDS = 0.5
 """Seconds to wait for threads that are about to end."""
 
@@ -114,7 +119,28 @@ def _has_other_threads() -> bool:
     torch = sys.modules.get("torch")
     # Torch has a pool of its own for set_num_threads(), and drops it in forks.
     pool = 0 if torch is None else torch.get_num_threads() - 1
-    return len(os.listdir("/proc/self/task")) - len(_python_threads()) > 1 + pool
+    return len(_native_threads()) - len(_python_threads()) > pool
+
+
+def other_threads() -> str:
+    """The names of the threads beside the main one, with commas."""
+    # A name that the system knows has 15 characters; most threads have that of the program.
+    found = [each.name for each in _python_threads()]
+    native = Counter(_native_threads())
+    native.subtract(name[:15] for name in found)
+    found += [f"{count} x {name}" for name, count in sorted(native.items()) if count > 0]
+    return ", ".join(found)
+
+
+def _native_threads() -> list[str]:
+    """The names of all threads but the main one, and but those that start anew in a fork."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has just ended
+            name = Path(f"/proc/self/task/{task}/comm").read_text().rstrip("\n")
+            if int(task) != os.getpid() and name not in _RENEWED:
+                names.append(name)
+    return names
 
 
 def _loaded(*names: str) -> Iterator[str]:

@@ -32,7 +32,7 @@ from optuna_hermes._optuna import Study
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers import _once
-from optuna_hermes.workers._fork_safety import why_not_fork
+from optuna_hermes.workers._fork_safety import Unsafe, other_threads, why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
 from optuna_hermes.workers._preload import function_of, preload
@@ -105,7 +105,8 @@ def _serve(
         _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
     if unsafe is not None:
-        print(_SLOW.format(unsafe.value), file=sys.stderr, flush=True)
+        which = f" ({other_threads()})" if unsafe is Unsafe.THREADS else ""
+        print(_SLOW.format(unsafe.value + which), file=sys.stderr, flush=True)
     gc.freeze()  # a worker that searches its objects for tensors skips all that was imported
     if collects:
         gc.enable()

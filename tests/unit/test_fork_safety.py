@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -17,3 +19,25 @@ def test_a_driver_that_does_not_answer_in_a_fork_is_not_waited_for(
     monkeypatch.setattr(_fork_safety, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(_fork_safety, "_accelerators_work", signal.pause)
     assert why_not_fork() is Unsafe.ACCELERATOR
+
+
+NATIVE = """
+import ctypes, sys
+from optuna_hermes.workers._fork_safety import other_threads, why_not_fork
+
+libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)
+libc.pthread_setname_np(thread, sys.argv[1].encode())
+print(why_not_fork(), other_threads(), sep=";")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("of a library", "Unsafe.THREADS;1 x of a library"), ("jemalloc_bg_thd", "None;")],
+)
+def test_threads_of_libraries(name: str, found: str) -> None:
+    """They are named; pyarrow's allocator starts its own anew in a fork."""
+    command = [sys.executable, "-c", NATIVE, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found
