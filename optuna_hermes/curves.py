@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -69,7 +70,8 @@ class CurveTable:
         missing = [place for place, row in enumerate(known) if row < 0]
         if missing:
             self._add([curves[place] for place in missing])
-            known = [self._known[id(curve)] for curve in curves]
+            for place in missing:
+                known[place] = self._known[id(curves[place])]
         rows = np.array(known, dtype=np.int64)
         if self._held > 2 * int(self.units[rows].sum()) + _SPARE * _SPARE:
             self._forget()  # a few long curves take more than many short ones
@@ -77,8 +79,28 @@ class CurveTable:
             rows = np.array([self._known[id(curve)] for curve in curves], dtype=np.int64)
         return rows
 
+    def smoothed(self, past: float) -> Floats:
+        """Return ``values``, each as the exponential mean of a curve until there.
+
+        Args:
+            past: weight of the mean before, from 0 (``values`` themselves) to less than 1.
+        """
+        if not past:
+            return self.values
+        kept, done = self._means.pop(past, (None, 0))
+        if kept is None or kept.shape != self.values.shape:
+            kept, done = np.full_like(self.values, np.inf), 0
+        for row in range(done, len(self._curves)):
+            n = self.units[row]
+            kept[row, :n] = exponential_means(self.values[row, :n], past)
+        while len(self._means) > 1:  # what is measured of noise may waver between two
+            self._means.pop(next(iter(self._means)))
+        self._means[past] = kept, len(self._curves)
+        return kept
+
     def _forget(self) -> None:
         self._known: dict[int, int] = {}
+        self._means: dict[float, tuple[Floats | None, int]] = {}
         self._held = 0
         self._curves: list[Curve] = []  # as long as they are kept no other has their identity
         self.values: Floats = np.full((_SPARE, _SPARE), np.inf)
@@ -119,6 +141,25 @@ class CurveTable:
 
 # Rows and units that a table has to begin with.
 _SPARE = 64
+
+
+def exponential_means(values: Floats, past: float) -> list[float]:
+    """The exponential mean of values until each of them.
+
+    It begins with the first finite one; others leave it as it is, and are returned as they are.
+
+    Example:
+        >>> exponential_means(np.array([1.0, 2.0, np.inf, 2.0]), 0.5)
+        [1.0, 1.5, inf, 1.75]
+    """
+    means, mean, present = [], math.nan, 1.0 - past
+    for value in values.tolist():
+        if value == math.inf:
+            means.append(value)
+            continue
+        mean = value if mean != mean else past * mean + present * value
+        means.append(mean)
+    return means
 
 
 def places(last: Floats) -> Places:

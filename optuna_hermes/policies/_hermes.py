@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
@@ -16,6 +17,7 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
 from optuna_hermes.policies._predictivity import predictivity
+from optuna_hermes.policies._smoothing import smoothing
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
@@ -24,6 +26,9 @@ MAX_ALPHA = 16
 _CAUTION = 5.0
 # Number of trials that it is measured on.
 _MEASURED = 256
+# Factor of the power of a rank, and power of the share of life that is left.
+_LEAST_GREED = 0.3
+_REST, _MOST_REST = 0.25, 2.0
 _NUMBER = attrgetter("number")
 # Number of pairs of trials compared at once, which bounds the memory of a decision.
 _CELLS = 100_000
@@ -42,6 +47,12 @@ class Hermes(Policy):
     nothing is killed and nothing starves; an expensive trial gets fewer units in more time; a
     trial that is behind late in its life gets less, and one about to end is brought to its end.
     NaN and infinite values rank last, and of equal ones the earlier trial goes first.
+
+    Values are smoothed before they are ranked, by as much as is measured of noise in the study; and
+    the less first ranks say about last ones, compared with what is usual, the less ranks count and
+    the more the share of life that is left does, so that what was begun is rather finished: with
+    the difference ``z`` of Fisher's z, ``alpha`` is multiplied by ``exp(z)``, from 0.3 to 1, and
+    the power 1 / 4 by ``exp(-4 * z)``, from 1 to 8.
 
     Every trial gets its first unit before it is ranked. Of a list whose parameters are known the
     first 15 trials are opened in order. Then a Gaussian process over parameters foresees which rank
@@ -128,7 +139,7 @@ class Hermes(Policy):
         if not new:
             return
         opening = self.opening * ranking.opening_price(snapshot.opening_seconds)
-        opening *= math.exp(-_CAUTION * ranking.predictivity())
+        opening *= math.exp(-_CAUTION * ranking.predictivity)
         for n_opened, trial in enumerate(new, ranking.n_begun):
             yield opening * (n_opened + 1) ** self.alpha, trial
 
@@ -190,14 +201,18 @@ class _Ranking:
                 trial for trial in others if trial.number not in numbers and trial.curve.values
             ]
         rows = table.rows([trial.curve for trial in self._trials])
-        self._rows, self._values, self._units = rows, table.values, table.units[rows]
+        self._rows, self._reported, self._units = rows, table.values, table.units[rows]
         self._seconds = table.seconds[rows]
-        self._last = table.values[rows, self._units - 1]
         self._lengths = _lengths(waiting, self._units)
+        self._newest = _newest(self._trials)
+        reported = self._reported[rows[self._newest]]
+        self._values = table.smoothed(smoothing(reported, self._units[self._newest]))
+        self._last = self._values[rows, self._units - 1]
         had = self._units[: len(waiting)]
         over = np.where(self._lengths > 0, had / np.maximum(self._lengths, 1), 0.0)
-        self._power = alpha / 2 * (1 + over)
-        self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** 0.25
+        greed, rest = _greed(self.predictivity)
+        self._power = greed * alpha / 2 * (1 + over)
+        self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** rest
 
     @property
     def n_begun(self) -> int:
@@ -244,15 +259,14 @@ class _Ranking:
         lead = leads(self._values, self._rows, self._units, self._last, some)
         return [self._trials[each] for each in some.tolist()], 0.5 * np.log(place[some] * lead)
 
+    @cached_property
     def predictivity(self) -> float:
-        """Measure what first ranks say about last ones; see ``predictivity``."""
+        """What first ranks say about last ones; see ``predictivity``."""
         if not self._trials:
             return 0.0
-        numbers = np.fromiter(map(_NUMBER, self._trials), np.int64, len(self._trials))
-        # The newest tell of the present proposals, and few are enough.
-        newest = np.argpartition(-numbers, min(_MEASURED, len(numbers)) - 1)[:_MEASURED]
+        newest = self._newest
         length = max(int(self._units.max()), int(self._lengths.max(initial=0)))
-        return predictivity(self._values[self._rows[newest]], self._units[newest], length)
+        return predictivity(self._reported[self._rows[newest]], self._units[newest], length)
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
@@ -263,6 +277,24 @@ class _Ranking:
         if not 0 < trained < math.inf:
             return 1.0
         return 1.0 + seconds * float(self._units.sum() / trained)
+
+
+def _newest(trials: Sequence[TrialView]) -> Places:
+    """The trials that noise and predictivity are measured on."""
+    numbers = np.fromiter(map(_NUMBER, trials), np.int64, len(trials))
+    # The newest tell of the present proposals, and few are enough.
+    last = max(0, min(_MEASURED, len(numbers)) - 1)
+    return np.argpartition(-numbers, last)[:_MEASURED] if len(numbers) else numbers
+
+
+def _greed(predictivity: float) -> tuple[float, float]:
+    """How much ranks count, and which power of the share of life that is left does.
+
+    Where early ranks say less than usual, what was begun is rather brought to its end.
+    """
+    greed = min(max(math.exp(predictivity), _LEAST_GREED), 1.0)
+    rest = min(max(_REST * math.exp(-4 * predictivity), _REST), _MOST_REST)
+    return greed, rest
 
 
 def _lengths(trials: Sequence[TrialView], units: Places) -> Floats:

@@ -11,11 +11,12 @@ from scipy.special import ndtr, ndtri
 from optuna_hermes.curves import CurveTable
 from optuna_hermes.model import Curve
 from optuna_hermes.policies._predictivity import correlation_with_end
+from optuna_hermes.policies._smoothing import smoothing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Rank of a trial among those that were as old as it is.
+    """Rank of a trial among those that were as old as it is, by their smoothed values.
 
     Args:
         rank: 1 and the number of those that were lower then.
@@ -53,9 +54,10 @@ def standing(curves: Mapping[int, Curve], number: int) -> Standing | None:
     table = CurveTable()
     rows = table.rows(list(known.values()))
     values, units = table.values[rows], table.units[rows]
+    means = table.smoothed(smoothing(values, units))[rows]
     age = known[number].units
-    then = values[units >= age, age - 1]
-    rank = 1 + int((then < known[number].values[-1]).sum())
+    then = means[units >= age, age - 1]
+    rank = 1 + int((then < means[list(known).index(number), age - 1]).sum())
     found = correlation_with_end(values, units, age, int(units.max()))
     score = -float(ndtri((rank - 0.5) / len(then)))
     best = -float(ndtri(1 / len(known))) if len(known) > 1 else -math.inf

@@ -142,10 +142,37 @@ def test_harmonic_rank_by_hand() -> None:
 
 def test_a_trial_that_will_overtake_goes_before_one_that_has_settled() -> None:
     """Of two that were behind as many, the one goes first that will pass them if it goes on so."""
-    ahead = [parked(number, *[0.40, 0.38] * 20) for number in (7, 8, 9)]
+    steady = [0.40 - 0.0005 * unit for unit in range(40)]
+    ahead = [parked(number, *steady) for number in (7, 8, 9)]
     settled, falling = parked(0, 0.60, 0.55), parked(1, 0.95, 0.58)
     assert decide(Hermes(), *ahead, settled, falling) == [1]
     assert decide(Hermes(), *ahead, settled, parked(1, 0.60, 0.58)) == [0]
+
+
+def test_one_lucky_value_does_not_count_for_much() -> None:
+    """Where values are noisy the trial goes first that is lower on the whole."""
+    noise = [0.1 * (-1) ** (unit + number) for number in range(8) for unit in range(24)]
+    others = [
+        parked(10 + number, *[1.0 + each for each in noise[24 * number : 24 * number + 24]])
+        for number in range(8)
+    ]
+    lower = parked(0, *[0.8 + each for each in noise[:23]], 0.9)
+    lucky = parked(1, *[1.0 + each for each in noise[:23]], 0.85)
+    assert decide(Hermes(), *others, lower, lucky) == [0]
+
+
+@pytest.mark.parametrize(("noise", "expected"), [(0.0, 0), (1.0, 1)])
+def test_where_ranks_say_nothing_trials_are_finished(noise: float, expected: int) -> None:
+    """A trial that is nearly over goes before a better one that is younger."""
+    rng = np.random.default_rng(0)
+    fall = np.linspace(1.0, 0.0, 16)
+    over = tuple(
+        TrialView(number=20 + number, state="done", curve=curve(row))
+        for number, row in enumerate((fall + noise * rng.standard_normal((24, 16))).tolist())
+    )
+    young = replace(parked(0, *fall[:8].tolist()), units_left=8)
+    old = replace(parked(1, *(fall[:15] + 0.001).tolist()), units_left=1)
+    assert decide(Hermes(), young, old, finished=over) == [expected]
 
 
 def test_a_trial_that_got_worse_is_no_longer_in_the_way() -> None:
