@@ -86,3 +86,13 @@ def test_persistent_workers_hang_on_the_loader() -> None:
     assert iter(each) is first
     each._iterator = None
     assert iter(each) is not first
+
+
+@pytest.mark.parametrize("make", ["cuda", "xpu"])
+def test_the_capture_of_a_graph_begins_in_a_method_that_can_be_wrapped(make: str) -> None:
+    """In Python, on a class whose objects can be referred to weakly (``suspend/_accelerators``)."""
+    kind = getattr(torch.get_device_module(make), f"{make.upper()}Graph", None)
+    if kind is None:
+        pytest.skip("this torch has none")
+    assert inspect.isfunction(kind.capture_begin)
+    assert kind.__weakrefoffset__ > 0
