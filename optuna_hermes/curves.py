@@ -87,20 +87,20 @@ class CurveTable:
         """
         if not past:
             return self.values
-        kept, done = self._means.pop(past, (None, 0))
-        if kept is None or kept.shape != self.values.shape:
-            kept, done = np.full_like(self.values, np.inf), 0
+        means, done = self._means.pop(past, (self.values[:0], 0))
+        if means.shape != self.values.shape:
+            means, done = np.full_like(self.values, np.inf), 0
         for row in range(done, len(self._curves)):
             n = self.units[row]
-            kept[row, :n] = exponential_means(self.values[row, :n], past)
-        while len(self._means) > 1:  # what is measured of noise may waver between two
+            means[row, :n] = exponential_means(self.values[row, :n], past)
+        if len(self._means) > 1:  # two are kept: what is measured of noise may waver between them
             self._means.pop(next(iter(self._means)))
-        self._means[past] = kept, len(self._curves)
-        return kept
+        self._means[past] = means, len(self._curves)
+        return means
 
     def _forget(self) -> None:
         self._known: dict[int, int] = {}
-        self._means: dict[float, tuple[Floats | None, int]] = {}
+        self._means: dict[float, tuple[Floats, int]] = {}
         self._held = 0
         self._curves: list[Curve] = []  # as long as they are kept no other has their identity
         self.values: Floats = np.full((_SPARE, _SPARE), np.inf)
@@ -152,13 +152,13 @@ def exponential_means(values: Floats, past: float) -> list[float]:
         >>> exponential_means(np.array([1.0, 2.0, np.inf, 2.0]), 0.5)
         [1.0, 1.5, inf, 1.75]
     """
-    means, mean, present = [], math.nan, 1.0 - past
+    means: list[float] = []
+    mean, present = None, 1.0 - past
     for value in values.tolist():
-        if value == math.inf:
-            means.append(value)
-            continue
-        mean = value if mean != mean else past * mean + present * value
-        means.append(mean)
+        if value != math.inf:
+            mean = value if mean is None else past * mean + present * value
+            value = mean
+        means.append(value)
     return means
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
@@ -201,15 +200,17 @@ class _Ranking:
                 trial for trial in others if trial.number not in numbers and trial.curve.values
             ]
         rows = table.rows([trial.curve for trial in self._trials])
-        self._rows, self._reported, self._units = rows, table.values, table.units[rows]
-        self._seconds = table.seconds[rows]
-        self._lengths = _lengths(waiting, self._units)
-        self._newest = _newest(self._trials)
-        reported = self._reported[rows[self._newest]]
-        self._values = table.smoothed(smoothing(reported, self._units[self._newest]))
+        self._rows, self._units, self._seconds = rows, table.units[rows], table.seconds[rows]
+        lengths = _lengths(waiting, self._units)
+        newest = _newest(self._trials)
+        reported, ages = table.values[rows[newest]], self._units[newest]
+        longest = max(self._units.max(initial=0), lengths.max(initial=0))
+        self.predictivity = predictivity(reported, ages, int(longest))
+        """Of the study's first ranks, see ``predictivity``."""
+        self._values = table.smoothed(smoothing(reported, ages))
         self._last = self._values[rows, self._units - 1]
         had = self._units[: len(waiting)]
-        over = np.where(self._lengths > 0, had / np.maximum(self._lengths, 1), 0.0)
+        over = np.where(lengths > 0, had / np.maximum(lengths, 1), 0.0)
         greed, rest = _greed(self.predictivity)
         self._power = greed * alpha / 2 * (1 + over)
         self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** rest
@@ -259,15 +260,6 @@ class _Ranking:
         lead = leads(self._values, self._rows, self._units, self._last, some)
         return [self._trials[each] for each in some.tolist()], 0.5 * np.log(place[some] * lead)
 
-    @cached_property
-    def predictivity(self) -> float:
-        """What first ranks say about last ones; see ``predictivity``."""
-        if not self._trials:
-            return 0.0
-        newest = self._newest
-        length = max(int(self._units.max()), int(self._lengths.max(initial=0)))
-        return predictivity(self._reported[self._rows[newest]], self._units[newest], length)
-
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
         if not (seconds and len(self._rows)):
@@ -288,7 +280,7 @@ def _newest(trials: Sequence[TrialView]) -> Places:
 
 
 def _greed(predictivity: float) -> tuple[float, float]:
-    """How much ranks count, and which power of the share of life that is left does.
+    """Factor of the power of ranks, and power of the share of life that is left.
 
     Where early ranks say less than usual, what was begun is rather brought to its end.
     """
