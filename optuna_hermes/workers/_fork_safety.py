@@ -105,7 +105,11 @@ def _accelerators_work() -> bool:
 
 def has_python_threads() -> bool:
     """True if Python has threads beside the main one that a fork would lack."""
-    return any(type(each).__name__ not in _NOT_MISSED for each in _python_threads())
+    return bool(_missed_threads())
+
+
+def _missed_threads() -> list[threading.Thread]:
+    return [each for each in _python_threads() if type(each).__name__ not in _NOT_MISSED]
 
 
 def _python_threads() -> list[threading.Thread]:
@@ -119,26 +123,24 @@ def _has_other_threads() -> bool:
     torch = sys.modules.get("torch")
     # Torch has a pool of its own for set_num_threads(), and drops it in forks.
     pool = 0 if torch is None else torch.get_num_threads() - 1
-    return len(_native_threads()) - len(_python_threads()) > pool
+    return len(_native_threads()) > pool
 
 
 def other_threads() -> str:
-    """The names of the threads beside the main one, with commas."""
-    # A name that the system knows has 15 characters; most threads have that of the program.
-    found = [each.name for each in _python_threads()]
-    native = Counter(_native_threads())
-    native.subtract(name[:15] for name in found)
-    found += [f"{count} x {name}" for name, count in sorted(native.items()) if count > 0]
-    return ", ".join(found)
+    """The names of the threads that a fork would lack, with commas."""
+    native = Counter(_native_threads())  # most have the name of the program
+    found = [each.name for each in _missed_threads()]
+    return ", ".join(found + [f"{count} x {name}" for name, count in sorted(native.items())])
 
 
 def _native_threads() -> list[str]:
-    """The names of all threads but the main one, and but those that start anew in a fork."""
+    """The names of the threads that are not Python's, but for those that start anew in a fork."""
+    ours = {os.getpid(), *(each.native_id for each in _python_threads())}
     names = []
     for task in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError):  # it has just ended
             name = Path(f"/proc/self/task/{task}/comm").read_text().rstrip("\n")
-            if int(task) != os.getpid() and name not in _RENEWED:
+            if int(task) not in ours and name not in _RENEWED:
                 names.append(name)
     return names
 

@@ -41,3 +41,19 @@ def test_threads_of_libraries(name: str, found: str) -> None:
     command = [sys.executable, "-c", NATIVE, name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == found
+
+
+def test_threads_of_python_are_named_once() -> None:
+    """By what Python calls them, and not again as one of the system's."""
+    script = (
+        "import threading\n"
+        "from optuna_hermes.workers._fork_safety import other_threads\n"
+        "wait = threading.Event()\n"
+        "threading.Thread(target=wait.wait, name='of the script').start()\n"
+        "print(other_threads())\n"
+        "wait.set()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "of the script\n"
