@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,9 @@ START_SECONDS = 60.0
 
 
 @contextmanager
-def broker(folder: Path, devices: str) -> Iterator[psutil.Process]:
+def broker(
+    folder: Path, devices: str, command: Sequence[str] | None = None
+) -> Iterator[psutil.Process]:
     """A broker that listens in ``folder``, where this process and its children find it too.
 
     It stays until the end of the block, however idle it is, and logs to ``broker.log``.
@@ -26,12 +28,13 @@ def broker(folder: Path, devices: str) -> Iterator[psutil.Process]:
     Args:
         folder: empty, and this benchmark's alone.
         devices: as ``--devices``.
+        command: starts a broker that differs from the usual one.
     """
     directory = folder / "run"
     os.environ[RUNTIME_DIR_VARIABLE] = str(directory)
-    command = [sys.executable, "-m", "optuna_hermes", "broker", "--devices", devices]
+    usual = [sys.executable, "-m", "optuna_hermes", "broker", "--devices", devices]
     with (folder / "broker.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command or usual, stdout=log, stderr=log)
     try:
         deadline = time.monotonic() + START_SECONDS
         while not socket_path(directory).exists():

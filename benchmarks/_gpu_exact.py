@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
@@ -26,7 +26,7 @@ NO_CUDNN = " without cuDNN"
 
 def measure(setting: Setting, add: Add) -> None:
     """Add a row for each training and way of suspending it; several trainings at a time."""
-    names = ["loop", "lightning"] if setting.dry else _names()
+    names = ["loop", "lightning"] if setting.dry else list(_trainings().TRAININGS)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         measured = {pool.submit(_in_its_process, setting, name): name for name in names}
         for each in as_completed(measured):
@@ -35,19 +35,6 @@ def measure(setting: Setting, add: Add) -> None:
                 add(training=measured[each], **row)
             if error:
                 add(training=measured[each], tier="", exact=False, error=error)
-
-
-def _names() -> list[str]:
-    from support.accelerator.trainings import TRAININGS
-
-    names = list(TRAININGS)
-    return names + [name + NO_CUDNN for name in names if "recurrent" in name] + list(_more())
-
-
-def _more() -> Mapping[str, Any]:
-    import _gpu_trainings
-
-    return _gpu_trainings.TRAININGS
 
 
 def _in_its_process(setting: Setting, name: str) -> tuple[list[dict[str, Any]], str | None]:
@@ -64,17 +51,18 @@ def measure_one(folder: Path, name: str, *, dry: bool) -> None:
     """Print a line of JSON for each way of suspending a training."""
     setting = open_device(folder, dry=dry)
     from optuna_hermes.errors import Suspended
+    from optuna_hermes.testing import FakeSession
 
     with _careful(name):
         try:
-            expected = train(_session(), name)
+            expected = _trainings().train(FakeSession(), name)
         except Exception as error:
             print(json.dumps({"tier": "none", "exact": False, "error": _short(error)}))
             return
         for tier, end in _ways(setting, name).items():
             with tempfile.TemporaryDirectory(dir=setting.folder) as checkpoints:
                 try:
-                    found = end(Path(checkpoints), name)
+                    found = end(Path(checkpoints))
                 except (Exception, Suspended) as error:
                     row = {"exact": False, "error": _short(error)}
                 else:
@@ -83,71 +71,52 @@ def measure_one(folder: Path, name: str, *, dry: bool) -> None:
             print(json.dumps({"tier": tier, **row}), flush=True)
 
 
-def train(session: Any, name: str) -> Bits:
-    from support.accelerator import trainings
+def _trainings() -> Any:
+    """The trainings of the tests and of GPUs; the device must be open by now."""
+    import _gpu_trainings
 
-    if name in trainings.TRAININGS or name.endswith(NO_CUDNN):
-        return trainings.train(session, name.removesuffix(NO_CUDNN))
-    training, model = _more()[name]
-    ended: Bits = training(session, model)
-    return ended
+    return _gpu_trainings.trainings
 
 
-def _suspended(session: Any, name: str) -> Any:
-    """Train until the trial is on disk; the session of its next process."""
-    from optuna_hermes.errors import Suspended
-
-    try:
-        train(session, name)
-    except Suspended:
-        return session.again()
-    raise AssertionError(f"{name} was not put on disk.")
-
-
-def _session(*args: Any, **options: Any) -> Any:
-    from optuna_hermes.testing import FakeSession
-
-    return FakeSession(*args, **options)
-
-
-def _ways(setting: Setting, name: str) -> dict[str, Callable[[Path, str], Bits]]:
+def _ways(setting: Setting, name: str) -> dict[str, Callable[[Path], Bits]]:
     """The end of a training that is suspended, by the tier."""
     from optuna_hermes.testing import FakeSession
-    from support.accelerator import trainings
 
+    trainings = _trainings()
+    train, suspended = trainings.train, trainings.suspended
     # What no checkpoint holds of cuDNN's dropout is lost when somebody seeds the device.
-    careful = "recurrent" in name and not name.endswith(NO_CUDNN)
-    others_train = trainings.others_allocate if careful else trainings.others_train
+    seeds = "recurrent" not in name or name.endswith(NO_CUDNN)
+    others_train = trainings.others_train if seeds else trainings.others_allocate
 
-    def whole(folder: Path, kind: str) -> Bits:
-        return train(FakeSession(), kind)
+    def whole(folder: Path) -> Bits:
+        return train(FakeSession(), name)
 
-    def resident(folder: Path, kind: str) -> Bits:
+    def resident(folder: Path) -> Bits:
         session = FakeSession(
             {1: "resident", 9: "resident"}, checkpoint_dir=folder, while_parked=others_train
         )
-        return train(session, kind)
+        return train(session, name)
 
-    def host(folder: Path, kind: str) -> Bits:
+    def host(folder: Path) -> Bits:
         session = FakeSession(
             {4: "host", 6: "host", 14: "host"}, checkpoint_dir=folder, while_parked=others_train
         )
-        return train(session, kind)
+        return train(session, name)
 
-    def disk(folder: Path, kind: str) -> Bits:
+    def disk(folder: Path) -> Bits:
         session = FakeSession({4: "disk"}, checkpoint_dir=folder)
-        return train(_suspended(_suspended(session, kind).again({5: "disk"}), kind), kind)
+        return train(suspended(suspended(session, name).again({5: "disk"}), name), name)
 
-    def saved(folder: Path, kind: str) -> Bits:
+    def saved(folder: Path) -> Bits:
         session = FakeSession(checkpoint_dir=folder)
-        train(session, kind)
+        train(session, name)
         oldest = session.checkpoints[-1]
-        return train(FakeSession(checkpoint_dir=folder, checkpoints=(oldest,)), kind)
+        return train(FakeSession(checkpoint_dir=folder, checkpoints=(oldest,)), name)
 
-    def another_process(folder: Path, kind: str) -> Bits:
-        session = _suspended(FakeSession({8: "disk"}, checkpoint_dir=folder), kind)
+    def another_process(folder: Path) -> Bits:
+        session = suspended(FakeSession({8: "disk"}, checkpoint_dir=folder), name)
         found = json.dumps([asdict(checkpoint) for checkpoint in session.checkpoints])
-        command = [sys.executable, __file__, str(folder), kind, *["--dry-run"] * setting.dry]
+        command = [sys.executable, __file__, str(folder), name, *["--dry-run"] * setting.dry]
         done = subprocess.run(command, input=found, text=True, capture_output=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr.strip().splitlines()[-1])
@@ -181,11 +150,14 @@ def _careful(name: str) -> Iterator[None]:
 def next_process(folder: Path, name: str, *, dry: bool) -> None:
     open_device(folder, dry=dry)
     from optuna_hermes.model import Checkpoint
+    from optuna_hermes.testing import FakeSession
 
     checkpoints: Any = tuple(Checkpoint(**each) for each in json.load(sys.stdin))
     with _careful(name):
-        ended = train(_session(checkpoint_dir=folder, checkpoints=checkpoints), name)
-    print(json.dumps({name: content.hex() for name, content in ended.items()}))
+        ended = _trainings().train(
+            FakeSession(checkpoint_dir=folder, checkpoints=checkpoints), name
+        )
+    print(json.dumps({part: content.hex() for part, content in ended.items()}))
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ import statistics
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _gpu_device import GIB, Add, Setting, open_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from optuna import Trial
 
@@ -29,7 +28,6 @@ N_TRIALS, EPOCHS = 16, 15
 DRY_TRIALS, DRY_EPOCHS = 3, 2
 TURNS_MB = 100
 LIVE_TRIALS, LIVE_GIB, SHOWN_GIB = 10, 0.25, 5
-WRONG = ("no room", "outgrew its memory", "process lost", "killed", "failed", "released")
 TIERS: tuple[TierName, ...] = ("resident", "host", "disk")
 
 
@@ -109,49 +107,34 @@ def large(trial: Trial) -> float:
 def keep_alive(setting: Setting, add: Add) -> None:
     """Add a row for a study whose live trials do not fit on the device all at once."""
     import optuna
+    from _broker import broker
 
-    from optuna_hermes._optuna import study_key
     from optuna_hermes.broker._devices._source import parse_devices
-    from optuna_hermes.ledger import open_ledger
+    from support.events import WRONG, events_of, of_kind
 
-    number, gib = (3, 0.02) if setting.dry else (LIVE_TRIALS, LIVE_GIB)
+    number, gib, shown = (
+        (DRY_TRIALS, 0.02, 0) if setting.dry else (LIVE_TRIALS, LIVE_GIB, SHOWN_GIB)
+    )
     os.environ["HERMES_GPU_BYTES"] = str(int(gib * GIB))
     os.environ["HERMES_GPU_DRY"] = str(int(setting.dry))
     device = "cpu:2" if setting.dry else parse_devices("auto")[0].id
-    with _broker(setting, device):
-        options = ["--devices", device, "--slice-seconds", "0.2" if setting.dry else "1"]
-        found = _by_hermes(setting, "round-robin", number, "large", options)
-    url = f"sqlite:///{setting.folder / 'large-round-robin.db'}"
-    study = optuna.load_study(study_name="s", storage=url)
-    ledger = open_ledger(url)
-    events = list(ledger.load_events(study_key(study)))
-    ledger.close()
-    left = [each.detail["tier"] for each in events if each.kind in ("suspended", "evicted")]
-    wrong = [each.kind for each in events if each.kind in WRONG]
-    states = [trial.state.name for trial in study.trials]
+    url = f"sqlite:///{setting.folder / 'large.db'}"
+    least = "0.2" if setting.dry else "1"
+    with broker(setting.folder, device, [sys.executable, __file__, device, str(shown)]):
+        options = ["--policy", "round-robin", "--devices", device, "--slice-seconds", least]
+        found = _by_hermes("large", url, number, options)
+    events = events_of(url)
+    left = [detail["tier"] for detail in of_kind(events, "suspended", "evicted")]
+    wrong = {event.kind for event in events if event.kind in WRONG}
+    trials = optuna.load_study(study_name="s", storage=url).trials
     add(
         GiB_of_each=gib,
-        GiB_shown=None if setting.dry else SHOWN_GIB,
-        complete=states.count("COMPLETE"),
+        GiB_shown=shown or None,
+        complete=[trial.state.name for trial in trials].count("COMPLETE"),
         **{f"into_{tier}": left.count(tier) for tier in TIERS},
-        went_wrong=", ".join(sorted(set(wrong))) or "nothing",
+        went_wrong=", ".join(sorted(wrong)) or "nothing",
         **{name: each for name, each in found.items() if name != "best"},
     )
-
-
-@contextmanager
-def _broker(setting: Setting, device: str) -> Iterator[None]:
-    """A broker of this benchmark's own, where studies of this process look for one."""
-    from optuna_hermes.broker._election import socket_path
-
-    command = [sys.executable, __file__, device, "0" if setting.dry else str(SHOWN_GIB)]
-    with subprocess.Popen(command) as broker:
-        while not socket_path(setting.folder).exists():
-            if broker.poll() is not None:
-                raise SystemExit(f"The broker has ended with status {broker.returncode}.")
-            time.sleep(0.02)
-        yield
-        broker.terminate()
 
 
 def be_broker(device: str, gib: float) -> None:
@@ -176,26 +159,24 @@ def be_broker(device: str, gib: float) -> None:
 
 def race(setting: Setting, add: Add) -> None:
     """Add a row for each scheduler of the same study."""
+    from _broker import broker
+
     os.environ["HERMES_GPU_DRY"] = str(int(setting.dry))
     number = DRY_TRIALS if setting.dry else N_TRIALS
-    for policy in ("hermes", "round-robin"):
-        add(scheduler=policy, **_by_hermes(setting, policy, number))
+    devices = "cpu:2" if setting.dry else "auto"
+    # One that a study starts by itself would outlive a part that is ended, and hold the device.
+    with broker(setting.folder, devices):
+        for policy in ("hermes", "round-robin"):
+            url = f"sqlite:///{setting.folder / f'{policy}.db'}"
+            options = ["--policy", policy, "--devices", devices]
+            add(scheduler=policy, **_by_hermes("objective", url, number, options))
     add(scheduler="plain Optuna", **_by_optuna(number))
 
 
-def _by_hermes(
-    setting: Setting,
-    policy: str,
-    number: int,
-    name: str = "objective",
-    options: Sequence[str] = (),
-) -> dict[str, Any]:
-    url = f"sqlite:///{setting.folder / f'{name}-{policy}.db'}"
+def _by_hermes(name: str, url: str, number: int, options: Sequence[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "optuna_hermes", "optimize", f"{__file__}:{name}", *options]
     command += ["--storage", url, "--study-name", "s", "--n-trials", str(number), "--seed", "0"]
-    if "--devices" not in options:
-        command += ["--devices", "cpu:2" if setting.dry else "auto"]
-    command += ["--policy", policy, "--json"]
+    command.append("--json")
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr.strip().splitlines()[-1])

@@ -1,20 +1,19 @@
-"""Trainings that only a GPU can run, beside those of the tests: faster, and less careful."""
+"""Trainings that only a GPU can run; importing this adds them to those of the tests, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
+from _gpu_exact import NO_CUDNN
 from torch import nn
 from torch.utils.data import DataLoader
 
 from optuna_hermes.pytorch import Run
 from optuna_hermes.testing import FakeSession
 from support.accelerator import trainings
-
-Training = Callable[..., trainings.Bits]
 
 
 def mixed_precision(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
@@ -35,26 +34,6 @@ def captured(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.
         return torch.cuda.make_graphed_callables(net, (example,))
 
     return _loop(session, model, wrap=capture)
-
-
-def lightning_mixed(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
-    """Lightning with ``precision="16-mixed"``."""
-    return _lightning_in(session, model, "16-mixed")
-
-
-def lightning_bfloat(session: FakeSession, model: Callable[[], nn.Module]) -> trainings.Bits:
-    """Lightning with ``precision="bf16-mixed"``."""
-    return _lightning_in(session, model, "bf16-mixed")
-
-
-def _lightning_in(
-    session: FakeSession, model: Callable[[], nn.Module], precision: str
-) -> trainings.Bits:
-    made = trainings.pl.Trainer
-    with patch.object(
-        trainings.pl, "Trainer", lambda **options: made(precision=precision, **options)
-    ):
-        return trainings.lightning(session, model)
 
 
 def plain_network() -> nn.Module:
@@ -101,10 +80,20 @@ def _loop(
     return trainings.bits({**net.state_dict(), **ends})
 
 
-TRAININGS: dict[str, tuple[Training, Callable[[], nn.Module]]] = {
+trainings.TRAININGS |= {
+    name + NO_CUDNN: training
+    for name, training in trainings.TRAININGS.items()
+    if "recurrent" in name
+}
+trainings.TRAININGS |= {
     "half precision, two loaders": (mixed_precision, trainings.network),
     "compiled": (compiled, trainings.network),
     "captured graph": (captured, plain_network),
-    "lightning 16-mixed": (lightning_mixed, trainings.network),
-    "lightning bf16-mixed": (lightning_bfloat, trainings.network),
+}
+trainings.TRAININGS |= {
+    f"lightning {precision}": (
+        partial(trainings.lightning, precision=precision),
+        trainings.network,
+    )
+    for precision in ("16-mixed", "bf16-mixed")
 }

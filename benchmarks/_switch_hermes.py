@@ -7,19 +7,15 @@ It also lets a slice be shorter than 50 switches, or measuring them would take h
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
+from _broker import broker
 from _switch_runs import Batches, Net, adamw, count_switches, wait
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
@@ -30,7 +26,6 @@ from optuna_hermes.broker.__main__ import run_broker
 from optuna_hermes.broker._core import _scheduler
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._devices._source import parse_devices
-from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, socket_path
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
@@ -101,7 +96,8 @@ def measure_hermes(tier: TierName, state_bytes: int, folder: Path, *, switches: 
     devices = parse_devices("auto")[0].id if torch.cuda.is_available() else "cpu:1"
     study = optuna.create_study(storage=url, sampler=HermesSampler(), pruner=HermesPruner())
     watch = Watch(url, study_key(study), batches, enough, switches)
-    with _broker(tier, devices, folder / "broker.log"), watch:
+    command = [sys.executable, __file__, tier, devices]
+    with broker(folder, devices, command), watch:
         optimize(
             study,
             Objective(state_bytes, batches, enough),
@@ -148,25 +144,6 @@ class Watch:
             self.tiers |= {run.tier for run in runs if run.tier is not None}
             if count_switches(self._batches) >= self._switches:
                 self._enough.touch()
-
-
-@contextlib.contextmanager
-def _broker(tier: TierName, devices: str, log: Path) -> Iterator[None]:
-    """A broker of this benchmark alone, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="switch-") as runtime:
-        os.environ[RUNTIME_DIR_VARIABLE] = runtime
-        with log.open("wb") as stderr:
-            broker = subprocess.Popen([sys.executable, __file__, tier, devices], stderr=stderr)
-        try:
-            while not socket_path(Path(runtime)).exists():
-                if broker.poll() is not None:
-                    raise SystemExit(log.read_text())
-                time.sleep(0.02)
-            yield
-        finally:
-            broker.terminate()
-            broker.wait()
-            del os.environ[RUNTIME_DIR_VARIABLE]
 
 
 def main() -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
-from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect
-from optuna_hermes.ledger import open_ledger
-from optuna_hermes.ledger._records import EventRecord
 from support import nvml
+from support.events import WRONG, events_of, of_kind
 from support.nvml import EXCLUSIVE, GPUS, NEEDS_RESET, SLICES, SimulatedHost
 
 pytestmark = [pytest.mark.accelerator, pytest.mark.timeout(600)]
@@ -26,8 +24,6 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 TESTS = Path(__file__).parents[1]
 MIB = 1 << 20
 SIZE, CONTEXT = 128 * MIB, 16 * MIB
-
-WRONG = ("no room", "outgrew its memory", "process lost", "killed", "failed", "released")
 
 OBJECTIVE = """
 import os
@@ -118,22 +114,9 @@ def written(folder: Path, *, mib: int = 40, epochs: int = 30, text: str = OBJECT
     return file
 
 
-def events_of(url: str) -> list[EventRecord]:
-    study = optuna.load_study(study_name="s", storage=url)
-    ledger = open_ledger(url)
-    try:
-        return list(ledger.load_events(_optuna.study_key(study)))
-    finally:
-        ledger.close()
-
-
 def states(url: str) -> list[str]:
     trials = optuna.load_study(study_name="s", storage=url).trials
     return [trial.state.name for trial in trials]
-
-
-def of_kind(events: list[EventRecord], *kinds: str) -> list[Mapping[str, Any]]:
-    return [event.detail for event in events if event.kind in kinds]
 
 
 def test_twelve_live_trials_on_two_devices(

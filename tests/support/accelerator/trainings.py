@@ -153,7 +153,9 @@ class Lit(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), 0.01)
 
 
-def lightning(session: FakeSession, model: Callable[[], nn.Module]) -> Bits:
+def lightning(
+    session: FakeSession, model: Callable[[], nn.Module], precision: Any = "32-true"
+) -> Bits:
     seed(1)
     module = Lit(session, model)
     loader = DataLoader(digits(), SIZE, shuffle=True, pin_memory=True)
@@ -166,6 +168,7 @@ def lightning(session: FakeSession, model: Callable[[], nn.Module]) -> Bits:
         where = {"accelerator": SimulatedAccelerator(), "strategy": strategy}
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
+        precision=precision,
         **where,
         logger=False,
         enable_checkpointing=False,
@@ -271,8 +274,8 @@ def seed(number: int = 5) -> None:
 def others_train() -> None:
     """Others use the device, its memory and the random numbers meanwhile."""
     seed()
-    for size in (1 << 12, 1 << 16, 1 << 18):
-        torch.rand(size, device=DEVICE).mul_(2)
+    torch.rand(4, device=DEVICE)
+    others_allocate()
 
 
 def others_allocate() -> None:
