@@ -11,12 +11,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from optuna_hermes.curves import CurveTable, Floats, Places, leads, places
+from optuna_hermes.curves import CurveCache, CurveTable, Floats, Places, leads, places
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
-from optuna_hermes.policies._predictivity import predictivity
-from optuna_hermes.policies._smoothing import smoothing
+from optuna_hermes.policies._predictivity import Predictivity
+from optuna_hermes.policies._smoothing import noise, smoothing
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
@@ -92,7 +92,7 @@ class Hermes(Policy):
             raise InvalidInputError(f"opening must be finite and at least 0 but got {opening}.")
         self.alpha = alpha
         self.opening = opening
-        self._table = CurveTable()
+        self._measured = _Measured()
 
     def decide(self, snapshot: Snapshot) -> Decision:
         waiting = opened(snapshot)
@@ -107,7 +107,7 @@ class Hermes(Policy):
         # their first trial is opened.
         from optuna_hermes.policies import _listed
 
-        ranking = _Ranking(self._table, snapshot, reported, self.alpha)
+        ranking = _Ranking(self._measured, snapshot, reported, self.alpha)
         n_begun = ranking.n_begun
         foreseen = _listed.foreseen(snapshot.memory, listed, ranking, n_begun)
         by_rank = _listed.openings(listed, foreseen, n_begun, self.alpha)
@@ -128,7 +128,7 @@ class Hermes(Policy):
         if snapshot.unstarted.fixed:
             yield from new
             new = []
-        ranking = _Ranking(self._table, snapshot, reported, self.alpha)
+        ranking = _Ranking(self._measured, snapshot, reported, self.alpha)
         yield from _merged(ranking, self._openings(snapshot, new, ranking))
 
     def _openings(
@@ -184,12 +184,26 @@ def _unlisted(snapshot: Snapshot, listed: Sequence[TrialView]) -> Iterator[Trial
             yield trial
 
 
+class _Measured:
+    """What was worked out of curves for the decisions before, which changes none of them."""
+
+    def __init__(self) -> None:
+        self.table = CurveTable()
+        self.predictivity = Predictivity()
+        self.noise = CurveCache(noise)
+
+
 class _Ranking:
     """The trials that have reported, waiting ones first, and the indices of the waiting ones."""
 
     def __init__(
-        self, table: CurveTable, snapshot: Snapshot, waiting: Sequence[TrialView], alpha: float
+        self,
+        measured: _Measured,
+        snapshot: Snapshot,
+        waiting: Sequence[TrialView],
+        alpha: float,
     ) -> None:
+        table = measured.table
         self._waiting = waiting
         self._trials = list(waiting)
         others = [*snapshot.trials, *snapshot.finished]
@@ -203,11 +217,13 @@ class _Ranking:
         self._rows, self._units, self._seconds = rows, table.units[rows], table.seconds[rows]
         lengths = _lengths(waiting, self._units)
         newest = _newest(self._trials)
-        reported, ages = table.values[rows[newest]], self._units[newest]
-        longest = max(self._units.max(initial=0), lengths.max(initial=0))
-        self.predictivity = predictivity(reported, ages, int(longest))
-        """Of the study's first ranks, see ``predictivity``."""
-        self._values = table.smoothed(smoothing(reported, ages))
+        longest = int(max(self._units.max(initial=0), lengths.max(initial=0)))
+        self.predictivity = measured.predictivity.beyond_usual(
+            table.values, rows[newest], self._units[newest], longest
+        )
+        """Of the study's first ranks, 0 as usual."""
+        noises = measured.noise.each(self._trials[each].curve for each in newest.tolist())
+        self._values = table.smoothed(smoothing(noises))
         self._last = self._values[rows, self._units - 1]
         had = self._units[: len(waiting)]
         over = np.where(lengths > 0, had / np.maximum(lengths, 1), 0.0)
@@ -272,11 +288,12 @@ class _Ranking:
 
 
 def _newest(trials: Sequence[TrialView]) -> Places:
-    """The trials that noise and predictivity are measured on."""
+    """The trials that noise and predictivity are measured on, by their numbers."""
     numbers = np.fromiter(map(_NUMBER, trials), np.int64, len(trials))
     # The newest tell of the present proposals, and few are enough.
-    last = max(0, min(_MEASURED, len(numbers)) - 1)
-    return np.argpartition(-numbers, last)[:_MEASURED] if len(numbers) else numbers
+    last = max(0, len(numbers) - _MEASURED)
+    newest = np.argpartition(numbers, last)[last:] if last else np.arange(len(numbers))
+    return np.asarray(newest[np.argsort(numbers[newest])])
 
 
 def _greed(predictivity: float) -> tuple[float, float]:

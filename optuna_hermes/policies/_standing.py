@@ -10,8 +10,8 @@ from scipy.special import ndtr, ndtri
 
 from optuna_hermes.curves import CurveTable
 from optuna_hermes.model import Curve
-from optuna_hermes.policies._predictivity import correlation_with_end
-from optuna_hermes.policies._smoothing import smoothing
+from optuna_hermes.policies._predictivity import Predictivity
+from optuna_hermes.policies._smoothing import noise, smoothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +53,12 @@ def standing(curves: Mapping[int, Curve], number: int) -> Standing | None:
         return None
     table = CurveTable()
     rows = table.rows(list(known.values()))
-    values, units = table.values[rows], table.units[rows]
-    means = table.smoothed(smoothing(values, units))[rows]
+    units = table.units[rows]
+    means = table.smoothed(smoothing(map(noise, known.values())))[rows]
     age = known[number].units
     then = means[units >= age, age - 1]
     rank = 1 + int((then < means[list(known).index(number), age - 1]).sum())
-    found = correlation_with_end(values, units, age, int(units.max()))
+    found = Predictivity().with_end(table.values, rows, units, age, int(units.max()))
     score = -float(ndtri((rank - 0.5) / len(then)))
     best = -float(ndtri(1 / len(known))) if len(known) > 1 else -math.inf
     chance = float(ndtr((found * score - best) / math.sqrt(max(1 - found**2, 1e-6))))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optuna_hermes.policies._predictivity import USUAL, _correlation, predictivity
+from optuna_hermes.policies._predictivity import USUAL, Predictivity, correlation
 
 LENGTH = 16
 N = 60
@@ -28,7 +28,7 @@ def curves(correlation: float, seed: int = 0) -> np.ndarray:
 def measured(values: np.ndarray, units: np.ndarray | None = None) -> float:
     units = np.full(len(values), LENGTH) if units is None else units
     table = np.where(np.arange(LENGTH) < units[:, None], values, np.inf)
-    return predictivity(table, units, LENGTH)
+    return Predictivity().beyond_usual(table, np.arange(len(table)), units, LENGTH)
 
 
 def test_ranks_that_stay_say_more_than_usual() -> None:
@@ -56,10 +56,9 @@ def test_a_restricted_range_is_corrected_for() -> None:
     """If only the best third by first values went on, ranks still say what they say among all."""
     values = curves(0.9, seed=1)
     chosen = np.flatnonzero(values[:, 0] <= np.quantile(values[:, 0], 1 / 3))
-    units = np.ones(N, dtype=np.int64)
-    units[chosen] = 2
+    there = np.isin(np.arange(N), chosen)
     uncorrected = np.corrcoef(values[chosen, 0], values[chosen, 1])[0, 1]
-    corrected = _correlation(values, units, 1, 2, USUAL)
+    corrected = correlation(values[:, 0], there, values[chosen, 1], USUAL)
     assert uncorrected < corrected < 1
     assert corrected == pytest.approx(0.9, abs=0.05)
 
@@ -75,3 +74,14 @@ def test_only_the_order_of_values_counts(seed: int, order: list[int]) -> None:
     assert np.isfinite(found)
     assert measured(np.exp(values), units) == pytest.approx(found)
     assert measured(values[order], units[order]) == pytest.approx(found)
+
+
+def test_nothing_is_known_that_is_not_seen() -> None:
+    """What was measured before changes no later measure, of more trials or of others."""
+    again = Predictivity()
+    for n, alike, age in [(9, 0.3, 4), (20, 0.3, 4), (20, 0.3, 16), (20, 0.9, 16)]:
+        values, rows = curves(alike), np.arange(n)
+        units = np.full(n, age)
+        found = again.beyond_usual(values, rows, units, LENGTH)
+        assert found == Predictivity().beyond_usual(values, rows, units, LENGTH)
+        assert found != 0
