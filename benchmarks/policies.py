@@ -6,7 +6,8 @@
     python benchmarks/policies.py --quick
 
 Every policy gets the same trials of each set, drawn with seed 0, 1, ..., on 1, 4 and 16 devices,
-with a switch that costs 0.5 %, 5 % and 25 % of a unit. The settings of ``MAIN`` get ``--seeds``
+with a switch that costs 0.5 %, 5 % and 25 % of a unit. Those for whole clusters have benchmarks of
+their own. The settings of ``MAIN`` get ``--seeds``
 draws, the others ``--seeds-elsewhere``: on 32 sets all of it then takes two cores less than a
 quarter of an hour. ``--case`` changes the trainings in one way, on 1 and 4 devices: to nearly equal
 ones, where there is little to win, or to ones whose reported values have errors. ``--studies`` has
@@ -51,6 +52,9 @@ DEVICES = (1, 4, 16)
 COSTS = (0.005, 0.05, 0.25)
 MAIN = ((1, 0.005), (4, 0.005))
 """Devices and cost of the settings that get all seeds."""
+OF_CLUSTERS = ("qssf", "ones", "smd")
+"""Left out where no policies are named: they look for no best trial, and take up to a minute for
+what the others do in a second."""
 ALWAYS = ("hermes", "fifo")
 """What every table compares with."""
 
@@ -245,7 +249,8 @@ def _options() -> argparse.Namespace:
     main_devices, main_costs = ((1, 4), COSTS[:1]) if options.case else (DEVICES, COSTS)
     options.cost = options.cost or main_costs
     options.devices = options.devices or ((1, 2, 4) if options.studies else main_devices)
-    every = IN_STUDIES if options.studies else (*POLICIES, *RIVALS)
+    of_hosts = (name for name in POLICIES if name not in OF_CLUSTERS)
+    every = IN_STUDIES if options.studies else (*of_hosts, *RIVALS)
     options.policy = options.policy or every
     options.seeds = options.seeds or (1 if options.studies else 10)
     if options.quick:

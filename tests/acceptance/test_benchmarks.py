@@ -127,13 +127,13 @@ def curves(tmp_path: Path) -> Path:
 
 
 def test_policies_compares_all(curves: Path) -> None:
-    """The quick table has every policy and every rival, and says what each reaches."""
+    """The quick table has every policy for hosts and every rival, and says what each reaches."""
     options = [f"--curves={curves}", "--quick", "--json"]
     result = json.loads(run("policies.py", *options, cwd=curves).stdout)
     (block,) = result["blocks"]
     assert (block["devices"], block["cost"], block["seeds"]) == (1, 0.005, 1)
     rows = {row["policy"]: row for row in block["rows"]}
-    assert set(rows) == {*POLICIES, *RIVALS}
+    assert set(rows) == {*POLICIES, *RIVALS} - {"qssf", "ones", "smd"}
     assert set(result["families"].values()) == {"family-0"}  # the first and the last set
     assert rows["fifo"]["fifo"] == dict.fromkeys(["best", "top 3", "near", "auc"], 1.0)
     assert rows["hermes"]["ours"]["best"] == 1.0
