@@ -28,7 +28,7 @@ def proposals(
     *,
     anywhere: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Propose parameters of a space, those first that are expected to improve most.
+    """Propose parameters of a space, those first that may end best.
 
     Args:
         search_space: what is proposed, at least one parameter.

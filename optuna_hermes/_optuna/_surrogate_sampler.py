@@ -42,15 +42,15 @@ def load_sampler(study: optuna.Study) -> None:
 
 
 class SurrogateSampler(BaseSampler):
-    """Sampler that proposes the point where a trial is expected to end best.
+    """Sampler that proposes the point where a trial may end best.
 
     A Gaussian process over parameters and age is fitted to the values of trials at several ages,
-    and the point is proposed whose expected improvement at the largest age is the largest. So
-    parameters that look good only in young trials are not taken for good ones once some trials
-    have grown old. Failed trials count as bad ones. It proposes the parameters that all trials
-    have; others, such as conditional ones, are TPE's, and so are all parameters of every third
-    trial, and of studies with several objectives or with constraints. The first trials are drawn at
-    random.
+    and the point is proposed whose value at the largest age may be the lowest: a standard deviation
+    below what is expected. So parameters that look good only in young trials are not taken for good
+    ones once some trials have grown old. Failed trials count as bad ones. It proposes the
+    parameters that all trials have; others, such as conditional ones, are TPE's, and so are all
+    parameters of every third trial, and of studies with several objectives or with constraints.
+    The first trials are drawn at random.
 
     Args:
         seed: of its random numbers.

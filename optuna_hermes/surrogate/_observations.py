@@ -10,6 +10,9 @@ import numpy as np
 
 from optuna_hermes.curves import Floats, Places
 
+FARTHEST = 5.0
+"""Nearer, what bad trials have in common is lost; farther, the differences of good ones are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Observations:
@@ -55,8 +58,9 @@ class Observations:
 def observe(curves: Sequence[Sequence[float]], finals: Sequence[float | None]) -> Observations:
     """Observe each trial after 1, 2, 4, ... units and after its last one.
 
-    What is worse than the median by more than the best is better counts as by so much, and so do
-    NaN and infinite values.
+    What is worse than the median by more than ``FARTHEST`` times as much as the best is better
+    counts as by so much. NaN and infinite values count as worse than the median by as much as the
+    best is better: what fails near a border says little of what is beside it.
 
     Args:
         curves: the reported values of each trial, lower is better; at least one value, or a final.
@@ -87,5 +91,6 @@ def _bounded(values: Floats) -> Floats:
         return np.zeros_like(values)
     unit = float(np.abs(known).max()) or 1.0  # sums of what a float can hold must not overflow
     middle, lowest = float(np.median(known / unit)), float(known.min() / unit)
-    bound = middle + (middle - lowest)
-    return np.minimum(np.where(np.isfinite(values), values / unit, bound), bound)
+    better = middle - lowest
+    finite = np.where(np.isfinite(values), values / unit, middle + better)
+    return np.minimum(finite, middle + FARTHEST * better)

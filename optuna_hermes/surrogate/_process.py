@@ -18,7 +18,7 @@ _JITTER = 1e-6
 _STEPS = 20
 # Amplitudes are variances of observations whose variance is 1. A dimension matters little until
 # the observations say otherwise, and so does what a trial has of its own.
-_SCALE = math.log(0.8)
+_SCALE = math.log(1.2)
 _OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02, 0.3)))
 _DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5, 1.0)
 _SCALE_BOUNDS = math.log(0.05), math.log(20.0)

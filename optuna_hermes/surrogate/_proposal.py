@@ -1,11 +1,10 @@
-"""Proposals: the point of a search space that is expected to improve most, by a process."""
+"""Proposals: the point of a search space that may end best, by a process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import ndtr
 
 from optuna_hermes.curves import Floats, Places
 from optuna_hermes.surrogate._process import Process
@@ -16,6 +15,8 @@ N_CENTRES = 8
 """Points of the most promising trials, which candidates lie near."""
 ROUNDS = 3
 """Rounds of candidates: those after the first lie near its best ones, ever nearer."""
+OPTIMISM = 1.0
+"""Standard deviations by which a point may be better than expected."""
 _MUTATED = 0.6
 """Share of its coordinates in which a candidate differs from its centre."""
 _STEPS = 0.05, 0.15
@@ -68,7 +69,10 @@ def propose(
     *,
     anywhere: bool = False,
 ) -> Floats:
-    """Candidates in the order of their expected improvement at the end, the most first [m, d].
+    """Candidates in the order of the least value that they may have at the end [m, d].
+
+    That is ``OPTIMISM`` deviations below what is expected: a lower confidence bound (Cox and John,
+    "A statistical method for global optimization", 1992).
 
     Args:
         process: of values, lower is better.
@@ -78,31 +82,27 @@ def propose(
         rng: source of all random numbers.
         anywhere: True for candidates that are drawn uniformly, none of them near known points.
     """
-    foreseen = process.predict(known, end)[0]
-    goal = float(foreseen.min())
     points = cube.draw(N_UNIFORM, rng)
     if anywhere:
-        return _ordered(points, _gains(process, points, end, goal))
+        return _ordered(points, _bounds(process, points, end))
+    foreseen = process.predict(known, end)[0]
     best = known[np.argsort(foreseen, kind="stable")[:N_CENTRES]]
     centres = best[rng.integers(len(best), size=N_NEAR)]
     points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
-    gains = _gains(process, points, end, goal)
+    bounds = _bounds(process, points, end)
     for each in range(1, ROUNDS):
-        top = _ordered(points, gains)[:N_CENTRES]
+        top = _ordered(points, bounds)[:N_CENTRES]
         centres = top[rng.integers(len(top), size=N_NEAR // 2)]
         more = cube.near(centres, np.full(len(centres), _REFINED / each), rng)
         points = np.vstack([points, more])
-        gains = np.append(gains, _gains(process, more, end, goal))
-    return _ordered(points, gains)
+        bounds = np.append(bounds, _bounds(process, more, end))
+    return _ordered(points, bounds)
 
 
-def _ordered(points: Floats, gains: Floats) -> Floats:
-    return np.asarray(points[np.argsort(-gains, kind="stable")])
+def _ordered(points: Floats, bounds: Floats) -> Floats:
+    return np.asarray(points[np.argsort(bounds, kind="stable")])
 
 
-def _gains(process: Process, points: Floats, end: float, goal: float) -> Floats:
-    """Expected improvement on a goal; see Jones, Schonlau and Welch, J. Global Optim. 13, 1998."""
+def _bounds(process: Process, points: Floats, end: float) -> Floats:
     mean, deviation = process.predict(points, end)
-    z = (goal - mean) / deviation
-    density = np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi)
-    return np.asarray(deviation * (z * ndtr(z) + density))
+    return np.asarray(mean - OPTIMISM * deviation)

@@ -40,6 +40,12 @@ def test_trials_are_observed_at_doubled_ages_and_at_their_last_one() -> None:
     assert values * 6.0 == pytest.approx([2.5, 5.5, 4])
 
 
+def test_what_is_far_worse_is_put_nearer() -> None:
+    """By five times as much as the best is better than the median; what failed, by as much."""
+    seen = observe([[each] for each in (1.0, 2.0, 4.0, 9.0, 1e9, math.nan)], [None] * 6)
+    assert seen.values * 1e9 == pytest.approx([1, 2, 4, 9, 19, 7])
+
+
 def test_a_trial_without_reports_is_observed_at_the_end() -> None:
     """Objectives that report nothing have values of full age."""
     seen = observe([[], [3.0, 2.0]], [1.0, None])
@@ -155,7 +161,7 @@ def test_settings_are_fitted_to_so_many_observations() -> None:
 
 
 def test_proposals_approach_the_minimum() -> None:
-    """The candidate expected to improve most is near the minimum of a bowl."""
+    """The first candidate is near the minimum of a bowl."""
     rng = np.random.default_rng(0)
     points = rng.random((40, 3))
     process = process_of(points, ((points - [0.2, 0.7, 0.5]) ** 2).sum(axis=1))
