@@ -64,6 +64,8 @@ class Predictivity:
             length: units of a whole trial.
         """
         measured = 1.0
+        # What is not asked for again is forgotten: a study of unknown length grows with each unit.
+        before, self._known = self._known, {}
         while age < length:
             later = min(2 * age, length)
             prior = USUAL ** math.log2(later / age)
@@ -73,18 +75,14 @@ class Predictivity:
             else:
                 had = units >= age
                 then, now = values[rows[had], age - 1], values[rows[there], later - 1]
-                measured *= self._correlation((age, later), then, there[had], now, prior)
+                seen = then.tobytes() + there.tobytes() + now.tobytes()
+                known = before.get((age, later))
+                if known is None or known[0] != seen:
+                    known = seen, correlation(then, there[had], now, prior)
+                self._known[age, later] = known
+                measured *= known[1]
             age = later
         return measured
-
-    def _correlation(
-        self, ages: tuple[int, int], then: Floats, there: Flags, now: Floats, prior: float
-    ) -> float:
-        seen = then.tobytes() + there.tobytes() + now.tobytes()
-        known = self._known.get(ages)
-        if known is None or known[0] != seen:
-            known = self._known[ages] = seen, correlation(then, there, now, prior)
-        return known[1]
 
 
 def correlation(then: Floats, there: Flags, now: Floats, prior: float) -> float:

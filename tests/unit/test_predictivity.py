@@ -85,3 +85,11 @@ def test_nothing_is_known_that_is_not_seen() -> None:
         found = again.beyond_usual(values, rows, units, LENGTH)
         assert found == Predictivity().beyond_usual(values, rows, units, LENGTH)
         assert found != 0
+
+
+def test_a_study_of_unknown_length_keeps_no_more() -> None:
+    """Each length has a last correlation of its own, which the next one replaces."""
+    grows, rows = Predictivity(), np.arange(N)
+    for length in range(9, LENGTH + 1):
+        grows.beyond_usual(curves(0.9), rows, np.full(N, length), length)
+    assert set(grows._known) == {(1, 2), (2, 4), (4, 8), (8, 16)}
