@@ -42,6 +42,7 @@ from _policies_run import Setting, simulate_to_best
 from _policies_studies import OPENINGS, simulate_endings
 from _policies_studies import POLICIES as IN_STUDIES
 
+from optuna_hermes import cluster
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, check_policy, read_curve_set
@@ -52,9 +53,6 @@ DEVICES = (1, 4, 16)
 COSTS = (0.005, 0.05, 0.25)
 MAIN = ((1, 0.005), (4, 0.005))
 """Devices and cost of the settings that get all seeds."""
-OF_CLUSTERS = ("qssf", "ones", "smd")
-"""Left out where no policies are named: they look for no best trial, and take up to a minute for
-what the others do in a second."""
 ALWAYS = ("hermes", "fifo")
 """What every table compares with."""
 
@@ -250,7 +248,11 @@ def _options() -> argparse.Namespace:
     main_devices, main_costs = ((1, 4), COSTS[:1]) if options.case else (DEVICES, COSTS)
     options.cost = options.cost or main_costs
     options.devices = options.devices or ((1, 2, 4) if options.studies else main_devices)
-    of_hosts = (name for name in POLICIES if name not in OF_CLUSTERS)
+    # Those of clusters look for no best trial, and take a minute for what others do in a second.
+    of_clusters = f"{cluster.__name__}."
+    of_hosts = (
+        name for name, each in POLICIES.items() if not each.__module__.startswith(of_clusters)
+    )
     every = IN_STUDIES if options.studies else (*of_hosts, *RIVALS)
     options.policy = options.policy or every
     options.seeds = options.seeds or (1 if options.studies else 10)
