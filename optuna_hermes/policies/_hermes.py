@@ -185,7 +185,7 @@ def _unlisted(snapshot: Snapshot, listed: Sequence[TrialView]) -> Iterator[Trial
 
 
 class _Measured:
-    """What was worked out of curves for the decisions before, which changes none of them."""
+    """Caches of what follows from curves, kept between decisions, which it does not change."""
 
     def __init__(self) -> None:
         self.table = CurveTable()

@@ -24,8 +24,6 @@ LEAST_REPORTED = 8
 """Trials that must have reported by then."""
 OPENING = 4.0
 """Delay of opening a trial, times the index of one that has its rank after one unit."""
-OPTIMISM = 1.0
-"""Standard deviations by which a trial may be better than expected."""
 GROWTH = 1.2
 """Factor by which units in all grow between two fits."""
 MOST_MODELLED = 64
@@ -109,8 +107,7 @@ def foresee(
     # Ranks of trials of different ages can be compared, so that all count as of one age: for an
     # age that few have reached a process over ages promises much to all trials.
     observed = Observations(trials=np.arange(n), ages=np.zeros(n), values=scores, end=0.0)
-    mean, deviation = Process(points[:n], observed).predict(points[n:], observed.end)
-    ranks = np.exp(mean - OPTIMISM * deviation)
+    ranks = np.exp(Process(points[:n], observed).lower_bound(points[n:], observed.end))
     best = np.argsort(ranks, kind="stable")[:MOST_KEPT].tolist()
     return Foreseen(units=units, ranks={some[at].number: float(ranks[at]) for at in best})
 

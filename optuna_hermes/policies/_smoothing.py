@@ -19,7 +19,7 @@ _MOST = 0.8
 
 
 class Noise(NamedTuple):
-    """What one curve tells of noise.
+    """Evidence of noise in one curve.
 
     Args:
         correlation: of differences between values with the differences before them, from -1 to 1.

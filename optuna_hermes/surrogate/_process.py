@@ -14,6 +14,8 @@ from optuna_hermes.surrogate._observations import Observations
 
 MOST_FITTED = 120
 """Observations that settings are fitted to: more would not change them much."""
+OPTIMISM = 1.0
+"""Standard deviations by which a trial may be better than expected."""
 _JITTER = 1e-6
 _STEPS = 20
 # Amplitudes are variances of observations whose variance is 1. A dimension matters little until
@@ -115,6 +117,14 @@ class Process:
         variance = np.maximum(prior - (known**2).sum(axis=0), 1e-9)
         mean = self._mean + self._unit * (between @ self._weights)
         return mean, self._unit * np.sqrt(variance)
+
+    def lower_bound(self, points: Floats, age: float) -> Floats:
+        """Values of new trials at points [m, d] and an age, ``OPTIMISM`` deviations below the mean.
+
+        See Cox and John, "A statistical method for global optimization", 1992.
+        """
+        mean, deviation = self.predict(points, age)
+        return np.asarray(mean - OPTIMISM * deviation)
 
     def _shared(self, scaled: Floats, ages: Floats, close: Floats) -> Floats:
         """Covariance of points [m, d] of some ages [m] with what was observed, of other trials."""

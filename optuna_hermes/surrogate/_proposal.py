@@ -15,8 +15,6 @@ N_CENTRES = 8
 """Points of the most promising trials, which candidates lie near."""
 ROUNDS = 3
 """Rounds of candidates: those after the first lie near its best ones, ever nearer."""
-OPTIMISM = 1.0
-"""Standard deviations by which a point may be better than expected."""
 _MUTATED = 0.6
 """Share of its coordinates in which a candidate differs from its centre."""
 _STEPS = 0.05, 0.15
@@ -69,10 +67,7 @@ def propose(
     *,
     anywhere: bool = False,
 ) -> Floats:
-    """Candidates in the order of the least value that they may have at the end [m, d].
-
-    That is ``OPTIMISM`` deviations below what is expected: a lower confidence bound (Cox and John,
-    "A statistical method for global optimization", 1992).
+    """Candidates in the order of the process's lower bound at the end, the lowest first [m, d].
 
     Args:
         process: of values, lower is better.
@@ -84,25 +79,20 @@ def propose(
     """
     points = cube.draw(N_UNIFORM, rng)
     if anywhere:
-        return _ordered(points, _bounds(process, points, end))
+        return _ordered(points, process.lower_bound(points, end))
     foreseen = process.predict(known, end)[0]
     best = known[np.argsort(foreseen, kind="stable")[:N_CENTRES]]
     centres = best[rng.integers(len(best), size=N_NEAR)]
     points = np.vstack([points, cube.near(centres, rng.choice(_STEPS, N_NEAR), rng)])
-    bounds = _bounds(process, points, end)
+    bounds = process.lower_bound(points, end)
     for each in range(1, ROUNDS):
         top = _ordered(points, bounds)[:N_CENTRES]
         centres = top[rng.integers(len(top), size=N_NEAR // 2)]
         more = cube.near(centres, np.full(len(centres), _REFINED / each), rng)
         points = np.vstack([points, more])
-        bounds = np.append(bounds, _bounds(process, more, end))
+        bounds = np.append(bounds, process.lower_bound(more, end))
     return _ordered(points, bounds)
 
 
 def _ordered(points: Floats, bounds: Floats) -> Floats:
     return np.asarray(points[np.argsort(bounds, kind="stable")])
-
-
-def _bounds(process: Process, points: Floats, end: float) -> Floats:
-    mean, deviation = process.predict(points, end)
-    return np.asarray(mean - OPTIMISM * deviation)
