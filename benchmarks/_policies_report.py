@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from _policies_studies import DEFAULTS, SPEEDS
 from _policies_studies import EXPLANATION as STUDIES_EXPLANATION
 
 from optuna_hermes.replay import Result, Row, tabulate
@@ -89,20 +90,36 @@ def studies_text(result: dict[str, Any]) -> str:
     ]
     for block in result["blocks"]:
         cost = f"{block['opening']:g} {'unit' if block['opening'] == 1 else 'units'}"
-        heads = ["policy", "any", "fin", "finished", "opened"]
-        lines = [
-            [
-                row["policy"],
-                *(f"{100 * row[name]:.2f} %" for name in ("any", "fin")),
-                *(f"{row[name]:.1f}" for name in ("finished", "opened")),
-            ]
-            for row in block["rows"]
-        ]
         parts += [
-            f"## {count(block['devices'], 'device')}, opening a trial costs {cost}",
-            _table(heads, lines),
+            f"## {count(block['devices'], 'device')}, {block['budget']:g} full trainings, "
+            f"opening a trial costs {cost}",
+            _studies_table(block["rows"]),
         ]
     return "\n\n".join(parts) + "\n"
+
+
+def _studies_table(rows: Sequence[dict[str, Any]]) -> str:
+    heads = ["policy", "sampler", "any", "fin", "finished", "opened"]
+    heads += [f"as fast, {name[:3]} {name[3:]} %" for name in SPEEDS]
+    ours = next((row for row in rows if (row["policy"], row["sampler"]) == DEFAULTS), None)
+
+    def line(row: dict[str, Any]) -> list[str]:
+        cells = [row["policy"], row["sampler"]]
+        for name in ("any", "fin"):
+            better = ours is not None and row[name] < ours[name]
+            cells.append(_bold(f"{100 * row[name]:.2f} %", better))
+        cells += [f"{row[name]:.1f}" for name in ("finished", "opened")]
+        for name in SPEEDS:
+            fast = row["as_fast"][name]
+            better = ours is not None and fast is not None and fast > ours["as_fast"][name]
+            cells.append("" if fast is None else _bold(f"{fast:.2f}", better))
+        return cells
+
+    return _table(heads, [line(row) for row in rows])
+
+
+def _bold(text: str, better: bool) -> str:
+    return f"**{text}**" if better else text
 
 
 def _block(rows: Sequence[dict[str, Any]]) -> str:

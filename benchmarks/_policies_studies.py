@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
 from typing import Any
 
 from optuna_hermes.model import Budget, Decision, Snapshot
-from optuna_hermes.policies import Hermes
-from optuna_hermes.replay import parallel_map
-from optuna_hermes.replay._studies import StudyRules, study_trace
+from optuna_hermes.policies import Hermes, make_policy
+from optuna_hermes.replay import Result, parallel_map
+from optuna_hermes.replay._proposals import PRUNERS, make_sampler
+from optuna_hermes.replay._studies import (
+    StudyMetrics,
+    StudyRules,
+    measure_study,
+    study_trace,
+    tabulate_studies,
+)
 from optuna_hermes.simulator import CurveSet
 from optuna_hermes.simulator._metrics import span_of
 
 OPENINGS = (0.05, 0.3, 1.0)
 """What opening a trial costs, in units."""
 UNTOLD = f"{__name__}:HermesUntold"
-POLICIES = ("hermes", UNTOLD, "asha", "fifo", "asha-stop", "median-stop", "hyperband-stop")
+TPE = "TPESampler"
+SURROGATE = "surrogate"
+PLAIN_OPTUNA = ("fifo", TPE)
+DEFAULTS = ("hermes", SURROGATE)
+CONTESTANTS = (
+    DEFAULTS,
+    (UNTOLD, SURROGATE),
+    ("hermes", TPE),
+    ("hermes", "RandomSampler"),
+    ("freeze-thaw", TPE),
+    ("asha", TPE),
+    *((name, TPE) for name in PRUNERS),
+    PLAIN_OPTUNA,
+)
+"""Policies and their samplers."""
+SPEEDS = ("any5", "any1", "fin5", "fin1")
 LEAST = 1e-3
 """Added to every regret, since a mean of logarithms has no place for 0."""
 
 EXPLANATION = """\
-A sampler (TPE) proposes, and a study ends when its budget is spent. any: regret of its best value
+A sampler proposes, and a study ends when its budget is spent. any: regret of its best value
 by then; fin: that of its best finished trial; in % of the span from the median first value of the
 set to its best final one, geometric means over sets and seeds of it and 0.1 %. Without a finished
-trial it is 100 %. `hermes`, not told: it knows neither the budget nor what an opening costs.
-`fifo` and the stopping rules are plain Optuna with its own pruners."""
+trial it is 100 %. As fast: how many times as soon as plain Optuna, which is `fifo` with TPE, some
+value (any) or that of a finished trial (fin) is within 5 % or 1 % of that span of the best; never
+counts as at the end of the budget; geometric means over sets of the mean over seeds. `surrogate` is
+what `HermesSampler()` proposes by. `hermes`, not told: it knows neither the budget nor what an
+opening costs. The stopping rules are Optuna's own pruners. **Bold: better than `hermes` with
+`surrogate`.**"""
 
 
 class HermesUntold(Hermes):
@@ -46,19 +72,31 @@ class Ending:
     fin: float
     opened: int
     finished: int
+    times: Result[StudyMetrics]
+
+
+def check_contestant(policy: str, sampler: str) -> None:
+    """Refuse names that do not exist, or a policy that must know all trials beforehand.
+
+    Raises:
+        HermesError: there is no such policy or sampler.
+    """
+    make_sampler(sampler, 0)
+    if policy not in PRUNERS:
+        make_policy(policy)
 
 
 def simulate_endings(
     sets: Sequence[CurveSet],
-    policies: Sequence[str],
+    contestants: Sequence[tuple[str, str]],
     settings: Sequence[StudyRules],
     *,
     n_seeds: int,
     processes: int | None = None,
     on_job: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[dict[str, Any]]:
-    """A block for each setting, with a row for each policy."""
-    jobs = list(product(settings, policies, range(len(sets)), range(n_seeds)))
+    """A block for each setting, with a row for each policy and its sampler."""
+    jobs = list(product(settings, contestants, range(len(sets)), range(n_seeds)))
     done = count(1)
     endings = parallel_map(
         partial(_ending, sets),
@@ -72,19 +110,22 @@ def simulate_endings(
             "devices": setting.n_devices,
             "budget": setting.budget,
             "opening": setting.opening_cost,
-            "rows": [
-                _row(policy, [e for job, e in found.items() if job[:2] == (setting, policy)])
-                for policy in policies
-            ],
+            "rows": _rows(
+                {
+                    each: [ending for job, ending in found.items() if job[:2] == (setting, each)]
+                    for each in contestants
+                }
+            ),
         }
         for setting in settings
     ]
 
 
-def _ending(sets: Sequence[CurveSet], job: tuple[StudyRules, str, int, int]) -> Ending:
-    setting, policy, index, seed = job
-    trace = study_trace(sets[index], policy, setting, seed=seed)
-    lowest, span = span_of(sets[index].recordings)
+def _ending(sets: Sequence[CurveSet], job: tuple[StudyRules, tuple[str, str], int, int]) -> Ending:
+    setting, (policy, sampler), index, seed = job
+    setting, chosen = replace(setting, sampler=sampler), sets[index]
+    trace = study_trace(chosen, policy, setting, seed=seed)
+    lowest, span = span_of(chosen.recordings)
 
     def regret(values: Sequence[float]) -> float:
         known = [value for value in values if not math.isnan(value)]
@@ -95,15 +136,37 @@ def _ending(sets: Sequence[CurveSet], job: tuple[StudyRules, str, int, int]) -> 
         fin=regret([trace.recordings[number].final for number in trace.finished]),
         opened=len(trace.recordings),
         finished=len(trace.finished),
+        times=Result(
+            curve_set=chosen.name,
+            family=chosen.family,
+            policy=f"{policy}/{sampler}",
+            seed=seed,
+            metrics=measure_study(trace, chosen, setting),
+        ),
     )
 
 
-def _row(policy: str, endings: Sequence[Ending]) -> dict[str, Any]:
+def _rows(found: Mapping[tuple[str, str], Sequence[Ending]]) -> list[dict[str, Any]]:
+    """A row for each contestant."""
+    all_times = [each.times for endings in found.values() for each in endings]
+    times = dict(zip(found, (row.means for row in tabulate_studies(all_times)), strict=True))
+    plain = times.get(PLAIN_OPTUNA)
+    return [
+        {
+            **_row(*each, endings),
+            "as_fast": {name: plain and plain[name] / times[each][name] for name in SPEEDS},
+        }
+        for each, endings in found.items()
+    ]
+
+
+def _row(policy: str, sampler: str, endings: Sequence[Ending]) -> dict[str, Any]:
     def mean(regrets: Sequence[float]) -> float:
         return math.exp(math.fsum(math.log(each + LEAST) for each in regrets) / len(regrets))
 
     return {
         "policy": "hermes, not told" if policy == UNTOLD else policy,
+        "sampler": sampler.removesuffix("Sampler"),
         "any": mean([each.any for each in endings]),
         "fin": mean([each.fin for each in endings]),
         "opened": sum(each.opened for each in endings) / len(endings),

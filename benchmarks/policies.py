@@ -3,6 +3,7 @@
     python benchmarks/policies.py --curves FOLDER --out benchmarks/results
     python benchmarks/policies.py --curves FOLDER --case noise-30 --out benchmarks/results
     python benchmarks/policies.py --curves FOLDER --studies --out benchmarks/results
+    python benchmarks/policies.py --studies --sets ::3 --devices 4 --budget 40 --opening 0 --seeds 5
     python benchmarks/policies.py --quick
 
 Every policy gets the same trials of each set, drawn with seed 0, 1, ..., on 1, 4 and 16 devices,
@@ -10,12 +11,12 @@ with a switch that costs 0.5 %, 5 % and 25 % of a unit. Those for whole clusters
 their own. The settings of ``MAIN`` get ``--seeds`` draws, the others ``--seeds-elsewhere``: on 32
 sets all of it then takes two cores less than half an hour. ``--case`` changes the trainings in one
 way, on 1 and 4 devices: to nearly equal ones, where there is little to win, or to ones whose
-reported values have errors. ``--studies`` has TPE propose the trials of a study that ends when
+reported values have errors. ``--studies`` has samplers propose the trials of a study that ends when
 ``--budget`` full trainings are spent, on 1, 2 and 4 devices, where opening a trial costs 0.05, 0.3
-and 1 unit: its best value then, and its best finished trial. It prints Markdown tables, or JSON;
-with ``--out`` it writes ``policies.md`` and, where matplotlib is installed, ``policies.svg``
-(``policies-CASE.*``, ``policies-studies.md``). With ``--check`` the exit status is 1 if a target is
-missed.
+and 1 unit: its best value then, its best finished trial, and how soon they came. It prints Markdown
+tables, or JSON; with ``--out`` it writes ``policies.md`` and, where matplotlib is installed,
+``policies.svg`` (``policies-CASE.*``, ``policies-studies.md``). With ``--check`` the exit status is
+1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,20 @@ from _policies_cases import CASES, NEARLY_EQUAL, kept
 from _policies_plot import can_plot, plot
 from _policies_report import count, figures, studies_text, text
 from _policies_run import Setting, simulate_to_best
-from _policies_studies import OPENINGS, simulate_endings
-from _policies_studies import POLICIES as IN_STUDIES
+from _policies_studies import (
+    CONTESTANTS,
+    OPENINGS,
+    SURROGATE,
+    TPE,
+    check_contestant,
+    simulate_endings,
+)
 
 from optuna_hermes import cluster
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, check_policy, read_curve_set
-from optuna_hermes.replay._studies import StudyRules
+from optuna_hermes.replay._studies import PLAIN, StudyRules
 from optuna_hermes.simulator import RIVALS, CurveSet
 
 DEVICES = (1, 4, 16)
@@ -125,14 +132,18 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _measure_studies(options: argparse.Namespace) -> dict[str, Any]:
     begun = time.monotonic()
+    contestants = options.policy and dict.fromkeys(map(_contestant, options.policy))
+    contestants = tuple(contestants or CONTESTANTS)
+    for each in contestants:
+        check_contestant(*each)
     sets = _sets(options)
     settings = [
-        StudyRules(n_devices=n, budget=options.budget, opening_cost=cost)
-        for cost, n in product(OPENINGS, options.devices)
+        StudyRules(n_devices=n, budget=budget, opening_cost=cost)
+        for cost, budget, n in product(options.opening, options.budget, options.devices)
     ]
     blocks = simulate_endings(
         sets,
-        tuple(dict.fromkeys(options.policy)),
+        contestants,
         settings,
         n_seeds=options.seeds,
         processes=options.processes,
@@ -140,11 +151,16 @@ def _measure_studies(options: argparse.Namespace) -> dict[str, Any]:
     )
     setting = {
         "sets": f"{len(sets)}",
-        "budget": f"{options.budget:g} full trainings",
         "seeds": f"0 to {options.seeds - 1}",
         **_run_on(begun),
     }
     return {"setting": setting, "blocks": blocks, "targets": []}
+
+
+def _contestant(name: str) -> tuple[str, str]:
+    """A policy and its sampler: where none is named, the one that it has by default."""
+    policy, _, sampler = name.partition("/")
+    return policy, sampler or (TPE if policy in PLAIN else SURROGATE)
 
 
 def _run_on(begun: float) -> dict[str, Any]:
@@ -161,6 +177,9 @@ def _sets(options: argparse.Namespace) -> list[CurveSet]:
         raise HermesError(f"--curves must name a folder with .npz files but got {options.curves}.")
     if options.quick:
         paths = [paths[0], paths[-1]] if len(paths) > 1 else paths
+    paths = paths[options.sets]
+    if not paths:
+        raise HermesError(f"--sets leaves none of the files in {options.curves}.")
     sets = [read_curve_set(path) for path in paths]
     return [kept(options.case, each) for each in sets]
 
@@ -230,7 +249,8 @@ def _options() -> argparse.Namespace:
     shipped = Path(__file__).parents[1] / "examples" / "curves"
     default = os.environ.get("OPTUNA_HERMES_CURVES", str(shipped))
     parser.add_argument("--curves", default=default, help="a folder of .npz files")
-    parser.add_argument("--policy", type=_names, help="a,b,...")
+    parser.add_argument("--sets", type=_slice, default=slice(None), help="of them, as ::3")
+    parser.add_argument("--policy", type=_names, help="a,b,..., of --studies a/SAMPLER,...")
     parser.add_argument("--devices", type=_integers, help="n,m,...")
     parser.add_argument("--cost", type=_numbers, help="of a switch, in units")
     parser.add_argument("--trials", type=_positive, default=100)
@@ -239,7 +259,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--processes", type=_positive, help="default: one for each core")
     parser.add_argument("--case", choices=list(CASES), default="", help="how trainings differ")
     parser.add_argument("--studies", action="store_true", help="with a sampler and a budget")
-    parser.add_argument("--budget", type=float, default=20.0, help="of --studies, in trainings")
+    parser.add_argument(
+        "--budget", type=_numbers, default=(20.0,), help="of --studies, in trainings: a,b,..."
+    )
+    parser.add_argument(
+        "--opening", type=_numbers, default=OPENINGS, help="of --studies, what it costs, in units"
+    )
     parser.add_argument("--quick", action="store_true", help="two sets, one seed, one device")
     parser.add_argument("--out", help="a folder for policies.md and policies.svg")
     parser.add_argument("--json", action="store_true")
@@ -253,17 +278,24 @@ def _options() -> argparse.Namespace:
     of_hosts = (
         name for name, each in POLICIES.items() if not each.__module__.startswith(of_clusters)
     )
-    every = IN_STUDIES if options.studies else (*of_hosts, *RIVALS)
-    options.policy = options.policy or every
+    if not options.studies:
+        options.policy = options.policy or (*of_hosts, *RIVALS)
     options.seeds = options.seeds or (1 if options.studies else 10)
     if options.quick:
         options.devices, options.cost, options.seeds = (1,), COSTS[:1], 1
-        options.trials, options.budget = min(options.trials, 30), min(options.budget, 4.0)
+        options.trials, options.budget = min(options.trials, 30), (4.0,)
     return options
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
+
+
+def _slice(text: str) -> slice:
+    parts = [int(part) if part else None for part in text.split(":")]
+    if not 2 <= len(parts) <= 3:
+        raise ValueError(text)
+    return slice(*parts)
 
 
 def _positive(text: str) -> int:

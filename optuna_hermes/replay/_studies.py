@@ -19,7 +19,6 @@ from optuna_hermes.sampler import HermesSampler
 from optuna_hermes.simulator import (
     CurveSet,
     Overheads,
-    Recording,
     SwitchCosts,
     Trace,
     TrialSimulator,
@@ -76,8 +75,7 @@ def simulate_study(
     Raises:
         InvalidInputError: there is no such policy or sampler, or the set has no parameters.
     """
-    trace = study_trace(curve_set, policy, setup, seed=seed)
-    return _measured(trace, curve_set.recordings, budget_seconds(curve_set, setup))
+    return measure_study(study_trace(curve_set, policy, setup, seed=seed), curve_set, setup)
 
 
 def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: int) -> Trace:
@@ -100,11 +98,11 @@ def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: in
         costs=SwitchCosts(fraction=setup.switch_cost),
         overheads=Overheads(opening_fraction=setup.opening_cost),
         seed=seed,
-        timeout=budget_seconds(curve_set, setup),
+        timeout=_budget_seconds(curve_set, setup),
     ).run()
 
 
-def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
+def _budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
     full = statistics.median(sum(recording.seconds) for recording in curve_set.recordings)
     return setup.budget * full / setup.n_devices
 
@@ -120,8 +118,10 @@ def _new_study(policy: str, sampler: BaseSampler, units: int, seed: int) -> optu
     )
 
 
-def _measured(trace: Trace, pool: tuple[Recording, ...], until: float) -> StudyMetrics:
-    lowest, span = span_of(pool)
+def measure_study(trace: Trace, curve_set: CurveSet, setup: StudyRules) -> StudyMetrics:
+    """Measure what ``study_trace`` has returned."""
+    until = _budget_seconds(curve_set, setup)
+    lowest, span = span_of(curve_set.recordings)
     values = [(each.end, each.value) for each in trace.slices]
     finals = [(end, trace.recordings[number].final) for number, end in trace.finished.items()]
 

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from optuna_hermes.cluster.job_files import read_philly
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, read_curve_set, simulate, tabulate
+from optuna_hermes.replay._studies import StudyRules, simulate_study
 from optuna_hermes.simulator import RIVALS
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -115,6 +117,8 @@ def save_curves(folder: Path, name: str, seed: int) -> None:
         value=np.where(np.arange(9) <= length[:, None], value, np.nan),
         seconds=rng.uniform(1, 2, (12, 8)),
         length=length,
+        params=rng.random((12, 2)),
+        param_names=["lr", "decay"],
         meta=json.dumps({"name": name, "family": f"family-{seed % 2}"}),
     )
 
@@ -149,12 +153,47 @@ def test_policies_in_studies_with_a_budget(tmp_path: Path) -> None:
     result = json.loads(run("policies.py", *options, cwd=tmp_path).stdout)
     assert [block["opening"] for block in result["blocks"]] == [0.05, 0.3, 1.0]
     for block in result["blocks"]:
-        rows = {row["policy"]: row for row in block["rows"]}
-        assert {"hermes", "hermes, not told", "asha", "fifo", "median-stop"} <= set(rows)
+        rows = {(row["policy"], row["sampler"]): row for row in block["rows"]}
+        assert {("hermes", "surrogate"), ("hermes", "TPE"), ("median-stop", "TPE")} <= set(rows)
         assert all(row["any"] <= row["fin"] for row in rows.values())
         assert all(row["finished"] <= row["opened"] for row in rows.values())
+        assert set(rows["fifo", "TPE"]["as_fast"].values()) == {1.0}
     written = (tmp_path / "policies-studies.md").read_text()
-    assert "## 1 device, opening a trial costs 0.3 units" in written
+    assert "## 1 device, 4 full trainings, opening a trial costs 0.3 units" in written
+
+
+def test_policies_in_studies_are_what_simulate_says(curves: Path) -> None:
+    """Sets, budgets, openings and contestants are as asked for; times are those of a study."""
+    options = ["--studies", "--sets=1:", "--devices=2", "--budget=3,6", "--opening=0", "--json"]
+    options += ["--policy=hermes,fifo", "--seeds=2", f"--curves={curves}"]
+    result = json.loads(run("policies.py", *options, cwd=curves).stdout)
+    sets = [read_curve_set(path) for path in sorted(curves.glob("*.npz"))[1:]]
+    assert [block["budget"] for block in result["blocks"]] == [3.0, 6.0]
+    for block in result["blocks"]:
+        times = {
+            policy: [
+                statistics.fmean(
+                    simulate_study(each, policy, StudyRules(sampler=sampler, **rules), seed=s).any5
+                    for s in range(2)
+                )
+                for each in sets
+            ]
+            for policy, sampler in (("hermes", "surrogate"), ("fifo", "TPESampler"))
+            for rules in ({"n_devices": 2, "budget": block["budget"]},)
+        }
+        ours, plain = block["rows"]
+        ratio = statistics.geometric_mean(times["fifo"]) / statistics.geometric_mean(
+            times["hermes"]
+        )
+        assert ours["as_fast"]["any5"] == pytest.approx(ratio)
+        assert set(plain["as_fast"].values()) == {1.0}
+
+
+@pytest.mark.parametrize("wrong", ["--sets=9:", "--policy=nothing", "--policy=hermes/nothing"])
+def test_policies_in_studies_refuse_what_does_not_exist(curves: Path, wrong: str) -> None:
+    """One line, and status 2."""
+    done = run("policies.py", "--studies", wrong, f"--curves={curves}", cwd=curves, status=2)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_policies_is_what_simulate_says(curves: Path) -> None:
