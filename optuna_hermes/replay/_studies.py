@@ -98,11 +98,11 @@ def study_trace(curve_set: CurveSet, policy: str, setup: StudyRules, *, seed: in
         costs=SwitchCosts(fraction=setup.switch_cost),
         overheads=Overheads(opening_fraction=setup.opening_cost),
         seed=seed,
-        timeout=_budget_seconds(curve_set, setup),
+        timeout=budget_seconds(curve_set, setup),
     ).run()
 
 
-def _budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
+def budget_seconds(curve_set: CurveSet, setup: StudyRules) -> float:
     full = statistics.median(sum(recording.seconds) for recording in curve_set.recordings)
     return setup.budget * full / setup.n_devices
 
@@ -120,7 +120,7 @@ def _new_study(policy: str, sampler: BaseSampler, units: int, seed: int) -> optu
 
 def measure_study(trace: Trace, curve_set: CurveSet, setup: StudyRules) -> StudyMetrics:
     """Measure what ``study_trace`` has returned."""
-    until = _budget_seconds(curve_set, setup)
+    until = budget_seconds(curve_set, setup)
     lowest, span = span_of(curve_set.recordings)
     values = [(each.end, each.value) for each in trace.slices]
     finals = [(end, trace.recordings[number].final) for number, end in trace.finished.items()]
