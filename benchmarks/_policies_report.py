@@ -6,10 +6,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from _policies_studies import DEFAULTS, SPEEDS
+from _policies_studies import DEFAULTS
 from _policies_studies import EXPLANATION as STUDIES_EXPLANATION
 
 from optuna_hermes.replay import Result, Row, tabulate
+from optuna_hermes.replay._studies import TIMES as STUDY_TIMES
 
 OURS = "hermes"
 CLAIRVOYANT = ("oracle", "oracle-breadth")
@@ -100,7 +101,7 @@ def studies_text(result: dict[str, Any]) -> str:
 
 def _studies_table(rows: Sequence[dict[str, Any]]) -> str:
     heads = ["policy", "sampler", "any", "fin", "finished", "opened"]
-    heads += [f"as fast, {name[:3]} {name[3:]} %" for name in SPEEDS]
+    heads += [f"as fast, {name[:3]} {name[3:]} %" for name in STUDY_TIMES]
     ours = next((row for row in rows if (row["policy"], row["sampler"]) == DEFAULTS), None)
 
     def line(row: dict[str, Any]) -> list[str]:
@@ -109,8 +110,8 @@ def _studies_table(rows: Sequence[dict[str, Any]]) -> str:
             better = ours is not None and row[name] < ours[name]
             cells.append(_bold(f"{100 * row[name]:.2f} %", better))
         cells += [f"{row[name]:.1f}" for name in ("finished", "opened")]
-        for name in SPEEDS:
-            fast = row["as_fast"][name]
+        for name in STUDY_TIMES:
+            fast = row["as_fast"].get(name)
             better = ours is not None and fast is not None and fast > ours["as_fast"][name]
             cells.append("" if fast is None else _bold(f"{fast:.2f}", better))
         return cells
@@ -136,7 +137,7 @@ def _line(row: dict[str, Any], ours: dict[str, Any], families: Sequence[str]) ->
     def cell(value: float | None, own: float | None) -> str:
         if value is None or own is None:
             return ""
-        return f"**{value:.2f}**" if rival and value > own else f"{value:.2f}"
+        return _bold(f"{value:.2f}", rival and value > own)
 
     against = ", ".join(f"{row['ours'][name]:.2f}" for name in ("best", "near", "auc"))
     return [

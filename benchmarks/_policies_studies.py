@@ -10,13 +10,14 @@ from itertools import count, product
 from typing import Any
 
 from optuna_hermes.model import Budget, Decision, Snapshot
-from optuna_hermes.policies import Hermes, make_policy
+from optuna_hermes.policies import Hermes
 from optuna_hermes.replay import Result, parallel_map
-from optuna_hermes.replay._proposals import PRUNERS, make_sampler
+from optuna_hermes.replay._proposals import PRUNERS
 from optuna_hermes.replay._studies import (
     StudyMetrics,
     StudyRules,
     measure_study,
+    speed_ups,
     study_trace,
     tabulate_studies,
 )
@@ -41,7 +42,6 @@ CONTESTANTS = (
     PLAIN_OPTUNA,
 )
 """Policies and their samplers."""
-SPEEDS = ("any5", "any1", "fin5", "fin1")
 LEAST = 1e-3
 """Added to every regret, since a mean of logarithms has no place for 0."""
 
@@ -73,17 +73,6 @@ class Ending:
     opened: int
     finished: int
     times: Result[StudyMetrics]
-
-
-def check_contestant(policy: str, sampler: str) -> None:
-    """Refuse names that do not exist, or a policy that must know all trials beforehand.
-
-    Raises:
-        HermesError: there is no such policy or sampler.
-    """
-    make_sampler(sampler, 0)
-    if policy not in PRUNERS:
-        make_policy(policy)
 
 
 def simulate_endings(
@@ -150,12 +139,9 @@ def _rows(found: Mapping[tuple[str, str], Sequence[Ending]]) -> list[dict[str, A
     """A row for each contestant."""
     all_times = [each.times for endings in found.values() for each in endings]
     times = dict(zip(found, (row.means for row in tabulate_studies(all_times)), strict=True))
-    plain = times.get(PLAIN_OPTUNA)
+    plain = [times[PLAIN_OPTUNA]] if PLAIN_OPTUNA in times else []
     return [
-        {
-            **_row(*each, endings),
-            "as_fast": {name: plain and plain[name] / times[each][name] for name in SPEEDS},
-        }
+        {**_row(*each, endings), "as_fast": speed_ups(times[each], plain)}
         for each, endings in found.items()
     ]
 

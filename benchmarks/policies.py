@@ -25,6 +25,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -45,7 +46,6 @@ from _policies_studies import (
     OPENINGS,
     SURROGATE,
     TPE,
-    check_contestant,
     simulate_endings,
 )
 
@@ -53,7 +53,8 @@ from optuna_hermes import cluster
 from optuna_hermes.errors import HermesError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, check_policy, read_curve_set
-from optuna_hermes.replay._studies import PLAIN, StudyRules
+from optuna_hermes.replay._proposals import make_sampler
+from optuna_hermes.replay._studies import PLAIN, StudyRules, check_study_policy
 from optuna_hermes.simulator import RIVALS, CurveSet
 
 DEVICES = (1, 4, 16)
@@ -134,8 +135,9 @@ def _measure_studies(options: argparse.Namespace) -> dict[str, Any]:
     begun = time.monotonic()
     contestants = options.policy and dict.fromkeys(map(_contestant, options.policy))
     contestants = tuple(contestants or CONTESTANTS)
-    for each in contestants:
-        check_contestant(*each)
+    for policy, sampler in contestants:
+        check_study_policy(policy)
+        make_sampler(sampler, 0)
     sets = _sets(options)
     settings = [
         StudyRules(n_devices=n, budget=budget, opening_cost=cost)
@@ -283,7 +285,10 @@ def _options() -> argparse.Namespace:
     options.seeds = options.seeds or (1 if options.studies else 10)
     if options.quick:
         options.devices, options.cost, options.seeds = (1,), COSTS[:1], 1
-        options.trials, options.budget = min(options.trials, 30), (4.0,)
+        options.trials, options.budget = (
+            min(options.trials, 30),
+            tuple(min(each, 4.0) for each in options.budget),
+        )
     return options
 
 
@@ -292,10 +297,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _slice(text: str) -> slice:
-    parts = [int(part) if part else None for part in text.split(":")]
-    if not 2 <= len(parts) <= 3:
-        raise ValueError(text)
-    return slice(*parts)
+    if not re.fullmatch(r"(-?\d*):(-?\d*)(:[1-9]\d*)?", text):
+        raise argparse.ArgumentTypeError(f"must be a slice as 1::3 but got {text}")
+    return slice(*(int(part) if part else None for part in text.split(":")))
 
 
 def _positive(text: str) -> int:

@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import replay
-from optuna_hermes.errors import UnknownPolicyError
-from optuna_hermes.policies import POLICIES
-from optuna_hermes.simulator.rivals import RIVALS
 from optuna_hermes.view.simulation import counting
 
 if TYPE_CHECKING:
@@ -78,11 +75,11 @@ def with_sampler(
     """
     # Here, since only these import Optuna: that takes a second.
     from optuna_hermes.replay._proposals import make_sampler
-    from optuna_hermes.replay._studies import StudyRules, tabulate_studies
+    from optuna_hermes.replay._studies import StudyRules, check_study_policy, tabulate_studies
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
-        _check_policy(name)
+        check_study_policy(name)
     # Raises for an unknown name before anything is simulated.
     make_sampler(sampler, 0)
     setup = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
@@ -119,21 +116,6 @@ def _study_result(
     return Result(
         curve_set=chosen.name, family=chosen.family, policy=policy, seed=seed, metrics=metrics
     )
-
-
-def _check_policy(name: str) -> None:
-    """Refuse a policy that does not exist, or that must know all trials beforehand."""
-    from optuna_hermes.replay._proposals import PRUNERS
-
-    known = [*POLICIES, *PRUNERS]
-    if name in known:
-        return
-    if name in RIVALS or ":" not in name:
-        raise UnknownPolicyError(
-            f"With a sampler a policy must be one of {', '.join(known)}, or module:Class of your "
-            f"own, but got {name!r}."
-        )
-    replay.check_policy(name)
 
 
 def _results(results: Sequence[Result[Any]]) -> list[Document]:

@@ -11,12 +11,13 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from optuna_hermes import _optuna
-from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.policies import make_policy
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
-from optuna_hermes.replay._simulate import Result
+from optuna_hermes.replay._simulate import Result, check_policy
 from optuna_hermes.sampler import HermesSampler
 from optuna_hermes.simulator import (
+    RIVALS,
     CurveSet,
     Overheads,
     SwitchCosts,
@@ -65,6 +66,23 @@ class StudyMetrics:
     fin5: float
     fin1: float
     trials_opened: int
+
+
+def check_study_policy(name: str) -> None:
+    """Refuse a policy that does not exist, or that must know all trials beforehand.
+
+    Raises:
+        UnknownPolicyError: it is none that a study with a sampler can be simulated with.
+    """
+    known = [*POLICIES, *PRUNERS]
+    if name in known:
+        return
+    if name in RIVALS or ":" not in name:
+        raise UnknownPolicyError(
+            f"With a sampler a policy must be one of {', '.join(known)}, or module:Class of your "
+            f"own, but got {name!r}."
+        )
+    check_policy(name)
 
 
 def simulate_study(
@@ -138,7 +156,8 @@ def measure_study(trace: Trace, curve_set: CurveSet, setup: StudyRules) -> Study
     )
 
 
-MEASURES = ("any5", "any1", "fin5", "fin1", "trials_opened")
+TIMES = ("any5", "any1", "fin5", "fin1")
+MEASURES = (*TIMES, "trials_opened")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +183,8 @@ def tabulate_studies(trials: Sequence[Result[StudyMetrics]]) -> tuple[StudyRow, 
         StudyRow(
             policy=policy,
             means=means[policy],
-            over_fifo=_ratios(means[policy], fifo),
-            over_pruners=_ratios(means[policy], pruners),
+            over_fifo=speed_ups(means[policy], fifo),
+            over_pruners=speed_ups(means[policy], pruners),
         )
         for policy in policies
     )
@@ -182,11 +201,8 @@ def _means(trials: Sequence[Result[StudyMetrics]]) -> dict[str, float]:
     return {measure: math.exp(log) for measure, log in logs.items()}
 
 
-def _ratios(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:
+def speed_ups(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:
+    """By measure of time, speed-up over the rival that is best in it; empty without rivals."""
     if not rivals:
         return {}
-    return {
-        measure: min(rival[measure] for rival in rivals) / means[measure]
-        for measure in MEASURES
-        if measure != "trials_opened"
-    }
+    return {time: min(rival[time] for rival in rivals) / means[time] for time in TIMES}
