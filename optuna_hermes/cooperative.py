@@ -272,6 +272,8 @@ class CooperativeLoop:
         if session.must_yield:
             self._park(session, stores=here)
         self._save(here)
+        if saver is not None:
+            saver.start()
         self._saved_here = False
         # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
@@ -282,7 +284,7 @@ class CooperativeLoop:
         if self._unsaved and here and saver is not None and self.saves_now(saver):
             settled(self.roots())  # what the device still computes is no part of the cost
             began = time.monotonic()
-            saver.begin(self._settled_dump(rng_state()), units=self._unit, since=began)
+            saver.copy(self._settled_dump(rng_state()), units=self._unit, since=began)
             self._unsaved, self._saved_here = False, True
 
     def _begin_training(self, session: Session) -> None:
@@ -398,16 +400,19 @@ class _LoopState:
         self.roots = loop.roots
         self._loop = loop
         self._rng = rng
-        self._saver = loop._saver if loop._saved_here else None
+        self._is_saved = loop._saved_here
 
     def dump(self) -> dict[str, Any]:
-        self._loop._settle_reports()
-        if self._loop._saver is not None:
-            self._loop._saver.finish(wait=True)  # files are numbered in the order of states
         return self._loop._settled_dump(self._rng)
 
+    def waits(self) -> None:
+        if self._loop._saver is not None:
+            self._loop._saver.start()
+
     def saved(self) -> Checkpoint | None:
-        if self._saver is None:
+        self._loop._settle_reports()
+        saver = self._loop._saver
+        if saver is None:
             return None
-        self._saver.finish(wait=True)
-        return self._saver.last
+        saver.finish(wait=True)  # also of an earlier state: files are numbered in their order
+        return saver.last if self._is_saved else None

@@ -525,7 +525,7 @@ class _FitLoop(CooperativeLoop):
             session=session,
             all_started=self._checkpoints.forget,
             report=self._report_for_ranks,
-            save=None if self._saver is None else self._saver.begin,
+            save=None if self._saver is None else self._save_for_ranks,
             merge=merged,
         )
         try:
@@ -544,9 +544,14 @@ class _FitLoop(CooperativeLoop):
             self._session.wait_for_decision()
         return prunes
 
+    def _save_for_ranks(self, tree: dict[str, Any], *, units: int) -> None:
+        assert self._saver is not None
+        self._saver.copy(tree, units=units)
+        self._saver.start()
+
     def be_rank(self, rank: Rank) -> None:
         """Continue as a rank, in its own process."""
-        # A rank's ``begin`` sends its part of a checkpoint to the process that has a ``Saver``.
+        # A rank's ``copy`` sends its part of a checkpoint to the process that has a ``Saver``.
         self._rank, self._saver = rank, cast(Saver, rank)
         self._session = rank if rank.leased else None
 

@@ -39,8 +39,14 @@ class TrialState(Protocol):
     def dump(self) -> dict[str, Any]:
         """The whole state as a tree of tensors and plain values; the tensors are not copied."""
 
+    def waits(self) -> None:
+        """Called once its device may be another's: what was put off until then may begin."""
+
     def saved(self) -> Checkpoint | None:
-        """The checkpoint of just this state, None if there is none; waits while it is written."""
+        """The checkpoint of just this state, None if there is none; waits while one is written.
+
+        To be called before this state is written by anybody else.
+        """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +171,8 @@ class Session(Protocol):
     def park(self, state: TrialState) -> None:
         """Yield the device, suspending to the tier that was asked for, and wait for the next grant.
 
-        Returns when the trial may go on in this process.
+        Calls ``state.waits`` once the device is given back. Returns when the trial may go on in
+        this process.
 
         Raises:
             Suspended: the trial is on disk; the process must unwind.

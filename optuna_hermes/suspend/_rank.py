@@ -138,9 +138,12 @@ class Rank:
     def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """Do nothing: the process that saves reports it."""
 
-    def begin(self, tree: Tree, *, units: int, since: float | None = None) -> None:
+    def copy(self, tree: Tree, *, units: int, since: float | None = None) -> None:
         """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
         self._request("save", units, packed(tree))
+
+    def start(self) -> None:
+        """Do nothing: the parent process writes; see ``Saver``."""
 
     def finish(self, *, wait: bool) -> None:
         """Do nothing: the parent process writes; see ``Saver``."""

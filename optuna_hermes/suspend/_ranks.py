@@ -40,7 +40,7 @@ class Ranks:
         context: the ``multiprocessing`` context by which the ranks are started.
         all_started: called when all ranks have begun, to free what only they need.
         report: called with a unit and a value; returns True if the trial is pruned.
-        save: called with a checkpoint and its units, see ``Saver.begin``.
+        save: called with a checkpoint and its units, to write it.
         merge: makes one checkpoint of those of all ranks.
     """
 
@@ -245,6 +245,9 @@ class _Stop:
         self.stores = stores
         self.ended = ranks.closing
         self.dump = ranks.dump
+
+    def waits(self) -> None:
+        """Nothing was put off: see ``Saver.start``."""
 
     def saved(self) -> None:
         """None: ranks do not stop where they have saved."""

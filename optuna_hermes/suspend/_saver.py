@@ -56,6 +56,7 @@ class Saver:
         self._name = trial
         self._before = before
         self._saving: Future[None] | None = None
+        self._copied: tuple[Copy, int] | None = None
         self._give_up = threading.Event()
         self._unwritable = False
         self._copies: Copies | None = None
@@ -63,11 +64,11 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """True if a checkpoint is being written, or its result was not yet seen by ``finish``."""
-        return self._saving is not None
+        """True if a checkpoint is to be written, or its result was not yet seen by ``finish``."""
+        return self._saving is not None or self._copied is not None
 
-    def begin(self, tree: dict[str, Any], *, units: int, since: float | None = None) -> None:
-        """Copy a state and begin to write it, after finishing the checkpoint before.
+    def copy(self, tree: dict[str, Any], *, units: int, since: float | None = None) -> None:
+        """Copy a state, after finishing the checkpoint before; ``start`` writes it.
 
         Args:
             since: when the training stopped for it, by ``time.monotonic``; None for now.
@@ -87,6 +88,16 @@ class Saver:
             raise
         self.last, self.gave_up, self._give_up = None, False, threading.Event()
         self._blocked_seconds += time.monotonic() - began
+        self._copied = copy, units
+
+    def start(self) -> None:
+        """Begin to write the state that was copied, if there is one.
+
+        Not part of ``copy``: the thread takes time from whoever has to yield a device first.
+        """
+        if self._copied is None:
+            return
+        (copy, units), self._copied = self._copied, None
         # An executor, unlike in ``_disk``: the interpreter joins its thread at exit.
         thread = ThreadPoolExecutor(1, "hermes-save")
         self._saving = thread.submit(self._save, copy, units, self._give_up)
@@ -114,6 +125,8 @@ class Saver:
         Raises:
             CheckpointError: it holds something that cannot be stored.
         """
+        if wait:
+            self.start()
         saving = self._saving
         if wait:
             # Else this would wait for as long as the disk is full.

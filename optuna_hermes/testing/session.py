@@ -133,6 +133,7 @@ class FakeSession:
         """
         self.must_yield = False
         self._put(state, self.asked)
+        state.waits()
         self._while_parked()
         for tier in self._evicts:
             self._put(state, tier)

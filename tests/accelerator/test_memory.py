@@ -39,6 +39,9 @@ class Point:
     def roots(self) -> list[object]:
         return [self.net]
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 

@@ -35,6 +35,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.pytorch import Run, suspendable
+from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._fault import is_misuse
 
@@ -311,6 +312,25 @@ def test_disk_from_memory_after_a_report(tier: TierName, tmp_path: Path) -> None
     assert len(list(tmp_path.iterdir())) == 1
     train(after, trace, seed=2)
     assert trace.seen() == expected("shuffled").seen()
+
+
+@pytest.mark.parametrize("tier", ["resident", "host"])
+def test_a_device_does_not_wait_for_a_checkpoint(
+    tier: TierName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that yields writes the unit that it has copied once its device is given back."""
+    session = FakeSession(decides={1: tier}, checkpoint_dir=tmp_path)
+    start, begun = Saver.start, []
+
+    def noted(saver: Saver) -> None:
+        if saver.busy and not begun:
+            begun.append(list(session.parks))
+        start(saver)
+
+    monkeypatch.setattr(Saver, "start", noted)
+    train(session, Trace())
+    assert begun == [[tier]]
+    assert [checkpoint.units for checkpoint in session.states][:2] == [1, 2]
 
 
 @pytest.mark.parametrize("tier", ["resident", "host"])

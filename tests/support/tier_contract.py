@@ -84,6 +84,9 @@ class Training:
         """See ``TrialState``."""
         return [self.net, self.optimizer, self.scheduler, self.mean]
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 

@@ -36,6 +36,7 @@ def test_a_state_that_holds_itself_is_refused_by_who_writes_it(tmp_path: Path) -
     state: dict[str, Any] = {"weight": torch.ones(2)}
     state["state"] = state
     saver = Saver(FakeSession(checkpoint_dir=tmp_path), "trial 7")
-    saver.begin(state, units=1)
+    saver.copy(state, units=1)
+    saver.start()
     with pytest.raises(CheckpointError, match="nested too deeply"):
         saver.finish(wait=True)

@@ -502,6 +502,9 @@ class Run:
     def roots(self) -> Iterable[object]:
         return ()
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 

@@ -58,6 +58,9 @@ class Point:
     def roots(self) -> tuple[object, ...]:
         return self._roots
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 

@@ -48,6 +48,9 @@ class Place:
     def ended(self) -> bool:
         return self._ended
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 
@@ -330,6 +333,9 @@ class _Between:
     def ended(self) -> bool:
         return False
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 
@@ -380,7 +386,7 @@ def test_a_wait_for_an_answer_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPat
 
 def test_one_checkpoint_is_made_of_all() -> None:
     """The parts come in the order of the ranks."""
-    run = Run(lambda rank: rank.begin({"rank": rank.rank}, units=4), FakeSession())
+    run = Run(lambda rank: rank.copy({"rank": rank.rank}, units=4), FakeSession())
     assert run.saves == [(4, [{"rank": 0}, {"rank": 1}])]
 
 

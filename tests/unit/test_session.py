@@ -136,6 +136,9 @@ class AtFirstBatch:
 
     name, units, stores, moves = "trial 3", 0, False, False
 
+    def waits(self) -> None:
+        """See ``TrialState``."""
+
     def saved(self) -> None:
         """See ``TrialState``."""
 

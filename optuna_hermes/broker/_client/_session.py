@@ -321,6 +321,8 @@ class TrialSession:
         if has_lease:  # else there is nothing to give back: it waits for its first one
             # Without a broker only a checkpoint outlives this process.
             self._put(state, "disk" if self._lost else self.asked, begin)
+            if state is not None:
+                state.waits()
             self.noted("parked")
         try:
             self._wait(state)
