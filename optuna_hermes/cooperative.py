@@ -235,6 +235,16 @@ class CooperativeLoop:
         # A checkpoint is never ahead of Optuna: its units are not trained, nor reported, again.
         return Saver(session, self._name, self._settle_reports)
 
+    def _settle(self) -> None:
+        """Wait until what was reported and copied is safe; to be called before a state is written.
+
+        Raises:
+            CheckpointError: the checkpoint before holds something that cannot be stored.
+        """
+        self._settle_reports()
+        if self._saver is not None:
+            self._saver.finish(wait=True)  # files are numbered in the order of states
+
     def _settle_reports(self) -> None:
         settle_reports(getattr(self._trial, "study", None))
 
@@ -410,9 +420,6 @@ class _LoopState:
             self._loop._saver.start()
 
     def saved(self) -> Checkpoint | None:
-        self._loop._settle_reports()
+        self._loop._settle()
         saver = self._loop._saver
-        if saver is None:
-            return None
-        saver.finish(wait=True)  # also of an earlier state: files are numbered in their order
-        return saver.last if self._is_saved else None
+        return saver.last if saver is not None and self._is_saved else None

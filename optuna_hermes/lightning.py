@@ -526,6 +526,7 @@ class _FitLoop(CooperativeLoop):
             all_started=self._checkpoints.forget,
             report=self._report_for_ranks,
             save=None if self._saver is None else self._save_for_ranks,
+            settle=self._settle,
             merge=merged,
         )
         try:

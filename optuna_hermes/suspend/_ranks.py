@@ -41,6 +41,7 @@ class Ranks:
         all_started: called when all ranks have begun, to free what only they need.
         report: called with a unit and a value; returns True if the trial is pruned.
         save: called with a checkpoint and its units, to write it.
+        settle: called before another is written, to wait until those are safe.
         merge: makes one checkpoint of those of all ranks.
     """
 
@@ -54,6 +55,7 @@ class Ranks:
         all_started: Callable[[], None],
         report: Callable[[int, float], bool],
         save: Callable[..., None] | None,
+        settle: Callable[[], None],
         merge: Callable[[list[Tree]], Tree],
     ) -> None:
         self.error: BaseException | None = None
@@ -75,6 +77,7 @@ class Ranks:
         self._all_started = all_started
         self._report = report
         self._save = save
+        self._settle_saves = settle
         self._merge = merge
         self._open = {end: rank for rank, end in enumerate(self.channels.parent_ends)}
         self._count = count
@@ -245,12 +248,14 @@ class _Stop:
         self.stores = stores
         self.ended = ranks.closing
         self.dump = ranks.dump
+        self._settle = ranks._settle_saves
 
     def waits(self) -> None:
         """Nothing was put off: see ``Saver.start``."""
 
     def saved(self) -> None:
         """None: ranks do not stop where they have saved."""
+        self._settle()
 
     def roots(self) -> Iterable[object]:
         """None are in this process."""

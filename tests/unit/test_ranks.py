@@ -102,6 +102,7 @@ class Run:
             all_started=lambda: None,
             report=lambda unit, value: self.values.append(value) or prunes,
             save=lambda tree, units: self.saves.append((units, tree["all"])),
+            settle=lambda: self.saves.append("settled"),
             merge=lambda trees: {"all": trees},
         )
         results = [FORK.Pipe(duplex=False) for _ in range(count)]
@@ -388,6 +389,24 @@ def test_one_checkpoint_is_made_of_all() -> None:
     """The parts come in the order of the ranks."""
     run = Run(lambda rank: rank.copy({"rank": rank.rank}, units=4), FakeSession())
     assert run.saves == [(4, [{"rank": 0}, {"rank": 1}])]
+
+
+def test_what_was_saved_is_safe_before_the_trial_is_stored() -> None:
+    """Else an older state could be written after a newer one, and be numbered as the newest."""
+
+    class Stored(Asking):
+        def park(self, state: Any) -> None:
+            assert state.saved() is None
+            super().park(state)
+
+    stop = loop([True], [True], tries=1)
+
+    def body(rank: Rank) -> Any:
+        rank.copy({"rank": rank.rank}, units=4)
+        return stop(rank)
+
+    run = Run(body, Stored())
+    assert run.saves == [(4, [{"rank": 0}, {"rank": 1}]), "settled"]
 
 
 def test_all_leave_when_the_trial_is_stored() -> None:
