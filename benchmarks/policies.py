@@ -285,10 +285,8 @@ def _options() -> argparse.Namespace:
     options.seeds = options.seeds or (1 if options.studies else 10)
     if options.quick:
         options.devices, options.cost, options.seeds = (1,), COSTS[:1], 1
-        options.trials, options.budget = (
-            min(options.trials, 30),
-            tuple(min(each, 4.0) for each in options.budget),
-        )
+        options.trials = min(options.trials, 30)
+        options.budget = tuple(min(each, 4.0) for each in options.budget)
     return options
 
 

@@ -525,7 +525,7 @@ class _FitLoop(CooperativeLoop):
             session=session,
             all_started=self._checkpoints.forget,
             report=self._report_for_ranks,
-            save=None if self._saver is None else self._save_for_ranks,
+            save=None if self._saver is None else self._saver.begin,
             settle=self._settle,
             merge=merged,
         )
@@ -544,11 +544,6 @@ class _FitLoop(CooperativeLoop):
         if self._session is not None:
             self._session.wait_for_decision()
         return prunes
-
-    def _save_for_ranks(self, tree: dict[str, Any], *, units: int) -> None:
-        assert self._saver is not None
-        self._saver.copy(tree, units=units)
-        self._saver.start()
 
     def be_rank(self, rank: Rank) -> None:
         """Continue as a rank, in its own process."""

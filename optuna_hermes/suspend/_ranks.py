@@ -40,7 +40,7 @@ class Ranks:
         context: the ``multiprocessing`` context by which the ranks are started.
         all_started: called when all ranks have begun, to free what only they need.
         report: called with a unit and a value; returns True if the trial is pruned.
-        save: called with a checkpoint and its units, to write it.
+        save: called with a checkpoint and its units, see ``Saver.begin``.
         settle: called before another is written, to wait until those are safe.
         merge: makes one checkpoint of those of all ranks.
     """

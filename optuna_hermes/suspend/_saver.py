@@ -67,6 +67,11 @@ class Saver:
         """True if a checkpoint is to be written, or its result was not yet seen by ``finish``."""
         return self._saving is not None or self._copied is not None
 
+    def begin(self, tree: dict[str, Any], *, units: int) -> None:
+        """Copy a state and begin to write it: see ``copy``."""
+        self.copy(tree, units=units)
+        self.start()
+
     def copy(self, tree: dict[str, Any], *, units: int, since: float | None = None) -> None:
         """Copy a state, after finishing the checkpoint before; ``start`` writes it.
 
@@ -127,10 +132,9 @@ class Saver:
         """
         if wait:
             self.start()
-        saving = self._saving
-        if wait:
             # Else this would wait for as long as the disk is full.
             self._give_up.set()
+        saving = self._saving
         if saving is not None and (wait or saving.done()):
             self._saving = None
             saving.result()

@@ -148,8 +148,7 @@ def test_the_time_that_it_takes_is_told(tmp_path: Path) -> None:
     """Copying stops the training; writing does not."""
     session = FakeSession(checkpoint_dir=tmp_path)
     saver = Saver(session, "trial 7")
-    saver.copy({"weight": large()}, units=1)
-    saver.start()
+    saver.begin({"weight": large()}, units=1)
     saver.finish(wait=True)
     assert 0 < session.blocked_seconds < 60
 

@@ -36,7 +36,6 @@ def test_a_state_that_holds_itself_is_refused_by_who_writes_it(tmp_path: Path) -
     state: dict[str, Any] = {"weight": torch.ones(2)}
     state["state"] = state
     saver = Saver(FakeSession(checkpoint_dir=tmp_path), "trial 7")
-    saver.copy(state, units=1)
-    saver.start()
+    saver.begin(state, units=1)
     with pytest.raises(CheckpointError, match="nested too deeply"):
         saver.finish(wait=True)

@@ -63,8 +63,7 @@ def test_a_checkpoint_waits_for_room(
     """The run goes on, people are told once, and the checkpoint is written as there is room."""
     session = FakeSession(checkpoint_dir=tmp_path)
     saver = Saver(session, RUN)
-    saver.copy(tree(1), units=1)
-    saver.start()
+    saver.begin(tree(1), units=1)
     wait_for(lambda: disk.refused > 2)
     saver.finish(wait=False)
     assert saver.busy
@@ -91,8 +90,7 @@ def test_a_later_state_takes_the_place_of_one_that_waits(
     saver = Saver(session, RUN)
     for units in (1, 2, 3):
         refused = disk.refused
-        saver.copy(tree(units), units=units)
-        saver.start()
+        saver.begin(tree(units), units=units)
         wait_for(lambda refused=refused: disk.refused > refused)
     disk.room = True
     wait_for(lambda: session.states)
@@ -100,8 +98,7 @@ def test_a_later_state_takes_the_place_of_one_that_waits(
     assert [state.units for state in session.states] == [3]
     assert len(warnings_of(caplog)) == 1
     disk.room = False
-    saver.copy(tree(4), units=4)
-    saver.start()
+    saver.begin(tree(4), units=4)
     wait_for(lambda: len(warnings_of(caplog)) == 2)  # another time that the disk is full
     saver.finish(wait=True)
     assert saver.gave_up
@@ -131,8 +128,7 @@ def test_a_save_that_was_given_up_for_a_suspension_is_due_again(
 def test_what_cannot_be_stored_is_the_trials_end(tmp_path: Path) -> None:
     """Waiting would not help."""
     saver = Saver(FakeSession(checkpoint_dir=tmp_path), RUN)
-    saver.copy({"object": object()}, units=1)
-    saver.start()
+    saver.begin({"object": object()}, units=1)
     with pytest.raises(CheckpointError, match="must hold only tensors"):
         saver.finish(wait=True)
 

@@ -139,8 +139,7 @@ def test_a_checkpoint_waits_for_a_store_that_is_away(
     away = AwayStore(monkeypatch)
     session = FakeSession(checkpoint_dir=tmp_path / "a", checkpoint_url=url)
     saver = Saver(session, NAME)
-    saver.copy(tree(1), units=1)
-    saver.start()
+    saver.begin(tree(1), units=1)
     wait_for(lambda: away.refused > 2)
     saver.finish(wait=False)
     assert saver.busy
