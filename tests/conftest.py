@@ -22,6 +22,9 @@ from hypothesis import settings
 
 from support.databases import DatabaseServer, mariadb_server, postgres_server
 
+# A shell ignores Ctrl-C in what it starts in the background, and so would all that is tested here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 T = TypeVar("T")
 
 RUNTIME_DIR = "OPTUNA_HERMES_RUNTIME_DIR"
