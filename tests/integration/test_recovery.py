@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -317,6 +318,41 @@ def shown_holder(device: str) -> Any:
     status = viewer.ask_status()
     viewer.close()
     return next(each.holder for each in status.devices if each.id == device)
+
+
+def test_values_that_a_broker_has_heard_but_not_written_are_told_to_the_next(
+    tmp_path: Path, start_broker: Broker, start_worker: Worker, wait_for: Callable[..., Any]
+) -> None:
+    """The database is locked when a trial ends; its device is given on, and the broker dies."""
+    broker = start_broker()
+    driver = drive(tmp_path)
+    go = tmp_path / "go"
+    ends = (
+        f"import pathlib\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+        "session.report(unit=2, step=2, value=0.25, units_left=0)\n"
+        "session.end('done')\nsession.close()\nprint('noted', flush=True)\n"
+    )
+    first = start_worker(0, ends)
+    heard(first)
+    wait_for(lambda: shown_holder("cpu:0").trial == 0)
+    second = start_worker(1, "signal.pause()")
+    ledger = open_ledger(ledger_url(tmp_path))
+    wait_for(lambda: 0 in ledger.load_curves("s"))
+    with contextlib.closing(sqlite3.connect(tmp_path / "ledger.db")) as lock:
+        lock.execute("BEGIN IMMEDIATE")
+        go.touch()
+        wait_for(lambda: shown_holder("cpu:0").pid == second.pid)
+        broker.kill()
+        broker.wait()
+    driver.close()
+    start_broker()
+    driver = drive(tmp_path)
+    assert heard(first) == "noted"
+    assert heard(second)
+    wait_for(lambda: ledger.load_curves("s")[0].values == (0.5, 0.25))
+    assert ledger.load_trials("s")[0].state == "done"
+    ledger.close()
+    driver.close()
 
 
 def test_a_worker_that_is_stopped_when_its_broker_dies_loses_its_device_with_its_life(

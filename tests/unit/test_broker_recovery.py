@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,10 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
-from optuna_hermes.ledger._records import LeaseRecord
+from optuna_hermes.broker._holders import HOLDERS
+from optuna_hermes.broker._server._outbox import proof_of_end
+from optuna_hermes.broker._server._succession import Succession
+from optuna_hermes.ledger._records import LeaseRecord, ReportRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
@@ -633,6 +638,57 @@ def test_a_trial_that_has_ended_is_not_begun_again_but_what_it_has_done_counts()
     (trial,) = after.ledger.load_trials("s")
     assert (trial.state, trial.units, trial.device_seconds) == ("done", 1, 2.5)
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
+
+
+def test_a_process_whose_trial_is_over_is_answered_once_its_last_units_are_written() -> None:
+    """Its driver was faster; a broker that dies before the ledger has the units hears them too."""
+    broker, pid, epoch = holding()
+    after = broker.successor()
+    after.driver(policy="round-robin", ended={0: "done"})
+    last = resume(epoch, reports=(report(epoch, 1),), ended=True)
+    worker = after.resume(pid, last)
+    after.say(worker, wire.Ended(epoch=epoch, state="done"))
+    assert after.last(worker, "Refused") is None
+    assert after.killed() == []
+    assert after.last(worker, "Noted").epoch == epoch
+    assert after.ledger.load_curves("s")[0].units == 1
+    # The answer waits for the end of the lease, and that is written with the units.
+    kinds = [type(command) for command in after.log]
+    assert kinds.index(EndLease) < kinds.index(ReportRecord)
+    after.hang_up(worker)
+    after.check()
+
+
+def test_a_process_is_waited_for_until_the_end_of_its_lease_is_written(tmp_path: Path) -> None:
+    """Its trial has ended and its device is another's by then, but the broker may die before."""
+    broker, first, epoch = holding(unstarted=2)
+    second = broker.worker()
+    succession = Succession(tmp_path, broker.handler.state, broker.apply)
+    succession.remember()
+    broker.say(first, wire.Ended(epoch=epoch, state="done"))
+    succession.lease_ends([epoch])
+    succession.remember()
+    held = begin(broker, second, 1)
+    assert remembered(tmp_path) == [(first, epoch), (second, held)]
+    succession.written([proof_of_end(epoch)])
+    assert remembered(tmp_path) == [(second, held)]
+
+
+def test_a_parked_trial_is_waited_for_once(tmp_path: Path) -> None:
+    """Its process is served still, whether the end of its lease is written or not."""
+    broker, first, epoch, second, held = taking_turns()
+    succession = Succession(tmp_path, broker.handler.state, broker.apply)
+    succession.remember()
+    succession.lease_ends([epoch, held])
+    broker.say(second, parked(held))
+    succession.remember()
+    assert [pid for pid, _ in remembered(tmp_path)] == [first, second]
+
+
+def remembered(directory: Path) -> list[tuple[int, int]]:
+    """Processes and epochs in the file of holders."""
+    _, held = json.loads((directory / HOLDERS).read_text())
+    return [(each["pid"], each["epoch"]) for each in held]
 
 
 def test_a_trial_is_read_again_only_when_nobody_has_it() -> None:

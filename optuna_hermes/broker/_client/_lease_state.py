@@ -76,4 +76,5 @@ class LeaseState:
                 for at, report in self.reports
             ),
             checkpoints=tuple(self.checkpoints.values()),
+            ended=isinstance(self.end, wire.Ended),
         )

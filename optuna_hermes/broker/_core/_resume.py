@@ -49,7 +49,8 @@ def resume(
             if not trial.live:  # its driver was faster to say so
                 trial.device_seconds = max(trial.device_seconds, message.device_seconds)
             turn.save(trial)  # with the units it had not told of
-        return problem
+        over = trial is not None and not trial.live and message.ended
+        return None if over else problem  # it waits only until this is in the ledger
     if lease is not None:
         _adopt(turn, study, lease, connection, message, counted)
     else:

@@ -193,6 +193,7 @@ class Resume(Message, frozen=True, kw_only=True):
         parked: how it has stopped, None while it has the device.
         sizes: of its batches, None if neither they nor its devices change.
         others: the further devices.
+        ended: the trial is over: ``Ended`` follows.
     """
 
     study: StudySpec
@@ -213,6 +214,7 @@ class Resume(Message, frozen=True, kw_only=True):
     parked: Parked | None = None
     sizes: BatchSizes | None = None
     others: tuple[str, ...] = ()
+    ended: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:

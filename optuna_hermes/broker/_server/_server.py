@@ -364,6 +364,7 @@ class Server:
                 log_event(each, each.study if study is None else study.spec.name)
 
     def _carry_out(self, commands: Sequence[events.Command]) -> None:
+        self._succession.lease_ends(c.epoch for c in commands if isinstance(c, events.EndLease))
         # Before a grant is sent: the next broker must know of its holder.
         if any(isinstance(c, events.Send) and isinstance(c.message, wire.Grant) for c in commands):
             self._succession.remember()
@@ -395,6 +396,7 @@ class Server:
     def _heard(self, news: LedgerOutcome) -> None:
         if isinstance(news, Committed):
             self._log_events(news.granted)
+            self._succession.written(news.paths)
             self._outbox.release({*news.epochs, *news.paths})
         elif isinstance(news, events.Outrun):
             self._outbox.drop({*news.epochs, *news.paths})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from optuna_hermes.broker import _holders
@@ -12,6 +12,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Disconnected, Event, Expected
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._privacy import write_private
+from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._processes import watch
 
 log = logging.getLogger("optuna_hermes.broker")
@@ -31,6 +32,8 @@ class Succession:
         self._state = state
         self._apply = apply
         self._remembered: tuple[Holder, ...] = ()
+        self._leaving: dict[str, Holder] = {}
+        self._left: frozenset[str] = frozenset()
 
     def expect(self) -> None:
         """Find the processes of the broker before this one that still live."""
@@ -53,9 +56,29 @@ class Succession:
                 end()
             gone()
 
+    def lease_ends(self, epochs: Iterable[int]) -> None:
+        """Note leases whose ends are about to be written.
+
+        Until the ledger has an end, the process remains one that the next broker waits for: it has
+        to say it again, with its last reports, if this broker dies before.
+        """
+        by_epoch = {holder.epoch: holder for holder in self._remembered}
+        self._leaving |= {proof_of_end(e): by_epoch[e] for e in epochs if e in by_epoch}
+
+    def written(self, proofs: Collection[str]) -> None:
+        """Forget processes of which the ends of leases are in the ledger by now."""
+        gone = self._leaving.keys() & proofs
+        for proof in gone:
+            del self._leaving[proof]
+        if gone & self._left:
+            self.remember()
+
     def remember(self) -> None:
         """Save the processes that this broker serves, for the next one."""
         served = holders(self._state)
+        left = dict(_unserved(self._leaving, served))
+        self._left = frozenset(left)
+        served = (*left.values(), *served)  # of two with one device the later one has it
         if served == self._remembered:
             return
         try:
@@ -67,6 +90,17 @@ class Succession:
                 self._directory,
                 error,
             )
+
+
+def _unserved(
+    leaving: dict[str, Holder], served: Collection[Holder]
+) -> Iterator[tuple[str, Holder]]:
+    """Those that leave and are not served any more, under the same lease or with the same trial."""
+    epochs = {each.epoch for each in served}
+    trials = {(each.pid, each.study, each.number) for each in served}
+    for proof, each in leaving.items():
+        if each.epoch not in epochs and (each.pid, each.study, each.number) not in trials:
+            yield proof, each
 
 
 def holders(state: BrokerState) -> tuple[Holder, ...]:
