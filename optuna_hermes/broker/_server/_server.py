@@ -364,7 +364,9 @@ class Server:
                 log_event(each, each.study if study is None else study.spec.name)
 
     def _carry_out(self, commands: Sequence[events.Command]) -> None:
-        self._succession.lease_ends(c.epoch for c in commands if isinstance(c, events.EndLease))
+        ended = {c.epoch for c in commands if isinstance(c, events.EndLease)}
+        if ended:  # most messages end no lease
+            self._succession.lease_ends(ended)
         # Before a grant is sent: the next broker must know of its holder.
         if any(isinstance(c, events.Send) and isinstance(c.message, wire.Grant) for c in commands):
             self._succession.remember()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from optuna_hermes.broker import _holders
@@ -56,14 +56,15 @@ class Succession:
                 end()
             gone()
 
-    def lease_ends(self, epochs: Iterable[int]) -> None:
+    def lease_ends(self, epochs: Collection[int]) -> None:
         """Note leases whose ends are about to be written.
 
         Until the ledger has an end, the process remains one that the next broker waits for: it has
         to say it again, with its last reports, if this broker dies before.
         """
-        by_epoch = {holder.epoch: holder for holder in self._remembered}
-        self._leaving |= {proof_of_end(e): by_epoch[e] for e in epochs if e in by_epoch}
+        for holder in self._remembered:
+            if holder.epoch in epochs:
+                self._leaving[proof_of_end(holder.epoch)] = holder
 
     def written(self, proofs: Collection[str]) -> None:
         """Forget processes of which the ends of leases are in the ledger by now."""
