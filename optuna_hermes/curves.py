@@ -64,6 +64,8 @@ class CurveTable:
 
     def rows(self, curves: Sequence[Curve]) -> Places:
         """Return the rows of curves, each with a unit, in ``values``, ``units`` and ``seconds``."""
+        if not curves:
+            return np.zeros(0, dtype=np.int64)
         if len(self._known) > 2 * len(curves) + _SPARE:
             self._forget()
         known = [self._known.get(id(curve), -1) for curve in curves]

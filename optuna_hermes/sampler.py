@@ -99,6 +99,7 @@ class HermesSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Delegate, with the study as this class shows it."""
+        _optuna.read_anew(study, trial._trial_id)
         return self._base.infer_relative_search_space(_optuna.StudyView(study), trial)
 
     def sample_relative(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Container, Sequence, Set
+import random
+from collections.abc import Callable, Container, Sequence, Set
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,24 +17,39 @@ from optuna.trial import FrozenTrial, TrialState
 
 
 def reseed(sampler: optuna.samplers.BaseSampler, seed: int, number: int) -> None:
-    """Give every random state inside ``sampler`` a seed made of ``seed`` and a trial's number."""
-    states = _random_states(sampler, set())
-    words = np.random.SeedSequence([seed, number]).generate_state(len(states))
-    for state, word in zip(states, words, strict=True):
-        state.rng.seed(int(word))
+    """Give every random state inside ``sampler`` a seed made of ``seed`` and a trial's number.
+
+    Each trial has a copy of the sampler: one whose random states are not found here draws by its
+    own ``reseed_rng`` what no other copy does.
+    """
+    sampler.reseed_rng()
+    seeds = _seeds(sampler, set())
+    words = np.random.SeedSequence([seed, number]).generate_state(len(seeds))
+    for seed_state, word in zip(seeds, words, strict=True):
+        seed_state(int(word))
 
 
-def _random_states(owner: Any, seen: set[int]) -> list[LazyRandomState]:
+def _seeds(owner: Any, seen: set[int]) -> list[Callable[[int], object]]:
+    """The functions that seed the random states of a sampler and of those inside of it."""
     if id(owner) in seen:
         return []
     seen.add(id(owner))
-    found: list[LazyRandomState] = []
+    found: list[Callable[[int], object]] = []
     for value in vars(owner).values():
         if isinstance(value, LazyRandomState):
-            found.append(value)
+            found.append(value.rng.seed)
+        elif isinstance(value, (np.random.RandomState, random.Random)):
+            found.append(value.seed)
+        elif isinstance(value, np.random.Generator):
+            found.append(partial(_seed_generator, value))
         elif isinstance(value, optuna.samplers.BaseSampler):
-            found.extend(_random_states(value, seen))
+            found.extend(_seeds(value, seen))
     return found
+
+
+def _seed_generator(generator: np.random.Generator, seed: int) -> None:
+    source = generator.bit_generator
+    source.state = type(source)(seed).state
 
 
 _BLIND_SAMPLERS = (
@@ -75,6 +92,17 @@ def proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSample
     """The sampler at the bottom of those that wrap others."""
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
     return proposer(base) if isinstance(base, optuna.samplers.BaseSampler) else sampler
+
+
+def read_anew(study: optuna.Study, trial_id: int) -> None:
+    """Forget the trials that this thread has read, unless it was for the same trial.
+
+    Optuna forgets them when a trial is asked for. Of a batch that is asked for first, and
+    suggested later, each trial is to see what the others were given.
+    """
+    known: Any = study._thread_local
+    if getattr(known, "read_for", None) != trial_id:
+        known.cached_all_trials, known.read_for = None, trial_id
 
 
 class StudyView(optuna.Study):
@@ -120,9 +148,14 @@ class StudyView(optuna.Study):
         self, trials: list[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
     ) -> list[FrozenTrial]:
         needed = _constraints(trials)
+        without_value = {TrialState.RUNNING}
+        if isinstance(proposer(self.sampler), optuna.samplers.BaseGASampler):
+            # Its parents are chosen once, and must have values for ever: one that was suspended
+            # then, and has failed since, is a bad one.
+            without_value |= {TrialState.FAIL, TrialState.PRUNED}
         shown = [
             as_seen(trial, self.directions)
-            if trial.state == TrialState.RUNNING and needed <= constraint_names(trial)
+            if trial.state in without_value and needed <= constraint_names(trial)
             else trial
             for trial in trials
         ]
@@ -152,10 +185,10 @@ def constraint_names(trial: FrozenTrial) -> Set[str]:
 def as_seen(trial: FrozenTrial, directions: list[StudyDirection]) -> FrozenTrial:
     """A trial as a sampler should see it; see ``StudyView``."""
     reported = trial.intermediate_values
-    if trial.state != TrialState.RUNNING or not reported or len(directions) != 1:
+    if trial.values is not None or not reported or len(directions) != 1:
         return trial
     value = reported[max(reported)]
-    if math.isnan(value):
+    if math.isnan(value) or trial.state == TrialState.FAIL:
         value = -math.inf if directions[0] == StudyDirection.MAXIMIZE else math.inf
     seen = copy.copy(trial)
     seen.state = TrialState.COMPLETE

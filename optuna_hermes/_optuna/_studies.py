@@ -78,6 +78,7 @@ def study_seed(study: optuna.Study, seed: int | None) -> int:
     if seed is None:
         fresh = int(np.random.SeedSequence().generate_state(1)[0])
         return int(_given(study, _SEED_ATTRIBUTE, fresh) if known is None else known)
+    seed = int(seed)  # one of NumPy's is no JSON
     if seed != known:
         storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, seed)
     return seed

@@ -98,7 +98,9 @@ def _opened(study: optuna.Study, trial_id: int, trials: Sequence[FrozenTrial]) -
     # The sampler would read all of them again, which takes as long as there are such trials.
     own = at_once(study).get_trial(trial_id)
     others = (trial for trial in trials if trial.number != own.number)
-    study._thread_local.cached_all_trials = sorted([*others, own], key=attrgetter("number"))
+    known: Any = study._thread_local
+    known.cached_all_trials = sorted([*others, own], key=attrgetter("number"))
+    known.read_for = trial_id
     return optuna.Trial(study, trial_id)
 
 

@@ -93,4 +93,6 @@ def _bounded(values: Floats) -> Floats:
     middle, lowest = float(np.median(known / unit)), float(known.min() / unit)
     better = middle - lowest
     finite = np.where(np.isfinite(values), values / unit, middle + better)
-    return np.minimum(finite, middle + FARTHEST * better)
+    near = np.minimum(finite, middle + FARTHEST * better)
+    # Anew: beside a huge value, which is near now, all others were all but 0.
+    return near / (float(np.abs(near).max()) or 1.0)

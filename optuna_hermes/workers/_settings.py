@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from optuna_hermes._surroundings import check_grace
@@ -13,6 +14,7 @@ from optuna_hermes.ledger import check_shared_url
 from optuna_hermes.suspend import _remote
 
 MOST_HANG_SECONDS = 1e7
+MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,12 @@ class Settings:
             raise InvalidInputError(
                 f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
                 f"{self.hang_seconds}: give seconds, 300 if in doubt."
+            )
+        is_seed = isinstance(self.seed, Integral) and 0 <= self.seed <= MOST_SEED
+        if self.seed is not None and not is_seed:
+            raise InvalidInputError(
+                f"seed must be a whole number from 0 to {MOST_SEED} but got {self.seed}: leave it "
+                "out for one that is drawn."
             )
         if self.grace is not None:
             check_grace(self.grace)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import pickle
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesSampler, _optuna
+from optuna_hermes._optuna import _surrogate_model
 from optuna_hermes.errors import StorageError
 
 
@@ -178,6 +182,105 @@ def test_reseeding_makes_proposals_repeatable(storage_url: str) -> None:
 
     assert draw(1, 2) == draw(1, 2)
     assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
+
+
+class WithOwnNumbers(optuna.samplers.BaseSampler):
+    """A sampler as users write them, with random numbers of a kind of its own."""
+
+    def __init__(self, numbers: Any) -> None:
+        self._numbers = numbers
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> float:
+        return float(self._numbers.random())
+
+
+class WithHiddenNumbers(WithOwnNumbers):
+    def __init__(self) -> None:
+        self._hidden = [np.random.RandomState(0)]
+
+    def reseed_rng(self) -> None:
+        self._hidden[0].seed()
+
+    def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> float:
+        return float(self._hidden[0].uniform())
+
+
+@pytest.mark.parametrize(
+    "numbers", [np.random.RandomState(0), np.random.default_rng(0), random.Random(0)]
+)
+def test_samplers_of_users_draw_anew_for_each_trial(numbers: Any) -> None:
+    """Each trial has a copy of the sampler as it was at the beginning."""
+
+    def draw(seed: int, number: int) -> float:
+        copied = pickle.loads(pickle.dumps(HermesSampler(WithOwnNumbers(numbers))))
+        _optuna.reseed(copied, seed, number)
+        return optuna.create_study(sampler=copied).ask().suggest_float("x", 0, 1)
+
+    assert draw(1, 2) == draw(1, 2)
+    assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
+
+
+def test_samplers_whose_random_numbers_are_not_found_reseed_themselves() -> None:
+    """So trials differ, though they are others each time."""
+    drawn = set()
+    for number in range(2):
+        sampler = HermesSampler(WithHiddenNumbers())
+        _optuna.reseed(sampler, 1, number)
+        drawn.add(optuna.create_study(sampler=sampler).ask().suggest_float("x", 0, 1))
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize("ending", [TrialState.FAIL, TrialState.PRUNED])
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_parents_that_fail_later_keep_a_value(ending: TrialState) -> None:
+    """Genetic samplers choose parents once, suspended ones too, and raise if one has no value."""
+    base = optuna.samplers.NSGAIISampler(population_size=3, seed=0)
+    study = optuna.create_study(sampler=HermesSampler(base))
+
+    def begin() -> optuna.Trial:
+        trial = study.ask()
+        trial.report(trial.suggest_float("x", 0, 1), 1)
+        return trial
+
+    first, *_ = [begin() for _ in range(6)]
+    first.report(math.nan, 2)
+    study.tell(first, state=ending)
+    assert study.trials[0].value is None
+    begin()
+    seen = _optuna.StudyView(study).get_trials()
+    assert (seen[0].state, seen[0].value) == (TrialState.COMPLETE, math.inf)
+
+
+def test_a_batch_that_is_asked_for_first_is_not_proposed_in_one_place(
+    storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each trial sees what those before it were given, though Optuna reads trials once for all."""
+    seen = []
+
+    def counted(space: Any, tried: Any, begun: Any, *others: Any, **named: Any) -> Any:
+        seen.append(len(begun))
+        return proposals(space, tried, begun, *others, **named)
+
+    study = optuna.create_study(storage=storage_url, sampler=HermesSampler(seed=0))
+    study.optimize(lambda trial: (trial.suggest_float("x", 0, 1) - 0.3) ** 2, n_trials=12)
+    proposals = _surrogate_model.proposals
+    monkeypatch.setattr(_surrogate_model, "proposals", counted)
+    for trial in [study.ask() for _ in range(4)]:
+        trial.suggest_float("x", 0, 1)
+    assert seen == [0, 1, 2, 3]
+
+
+def test_a_seed_of_numpy_is_kept_as_a_number(storage_url: str) -> None:
+    """A database holds it as JSON."""
+    study = optuna.create_study(storage=storage_url)
+    assert _optuna.study_seed(study, np.int64(3)) == 3  # type: ignore[arg-type]
+    assert _optuna.study_seed(study, None) == 3
 
 
 def test_a_trial_is_marked_from_its_first_moment(study: optuna.Study) -> None:

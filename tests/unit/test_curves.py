@@ -18,6 +18,13 @@ def curve(*values: float) -> Curve:
     return Curve(steps=steps, values=values, device_seconds=tuple(map(float, steps)))
 
 
+def test_a_table_of_long_curves_is_asked_for_none() -> None:
+    """What it keeps of others does not matter."""
+    table = CurveTable()
+    table.rows([curve(*[0.5] * 5000)])
+    assert table.rows([]).tolist() == []
+
+
 def reach_of(*values: float) -> float:
     """Where one curve gets."""
     last, before = values[-1], values[-1 - len(values) // 2]

@@ -43,7 +43,14 @@ def test_trials_are_observed_at_doubled_ages_and_at_their_last_one() -> None:
 def test_what_is_far_worse_is_put_nearer() -> None:
     """By five times as much as the best is better than the median; what failed, by as much."""
     seen = observe([[each] for each in (1.0, 2.0, 4.0, 9.0, 1e9, math.nan)], [None] * 6)
-    assert seen.values * 1e9 == pytest.approx([1, 2, 4, 9, 19, 7])
+    assert seen.values * 19 == pytest.approx([1, 2, 4, 9, 19, 7])
+
+
+@pytest.mark.parametrize("huge", [1e12, 1e300, 1.7e308])
+def test_one_huge_value_hides_no_differences(huge: float) -> None:
+    """A loss that has diverged counts as a bad one; what is known of the others is kept."""
+    seen = observe([[0.1], [0.2], [0.3], [huge]], [None] * 4)
+    assert seen.values == pytest.approx([0.1, 0.2, 0.3, 1.0])
 
 
 def test_a_trial_without_reports_is_observed_at_the_end() -> None:
