@@ -356,7 +356,7 @@ class Driver:
                 watched.tell(Drain(study=key))
                 continue
             if NOTHING_LEFT in pool.said and mine.may_open:
-                watched.tell(structs.replace(anew(), unstarted=0, adopted={}, ended={}))
+                watched.tell(structs.replace(anew(), unstarted=0, limit=0, adopted={}, ended={}))
             if now >= self._start_again_at:
                 pool.scale_to(min(max_alive, self._wanted(mine)))
         self._problem = mine.problem or self._problem

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
@@ -74,7 +74,7 @@ def _probe() -> bool:
     os.close(theirs)
     answered = False
     try:
-        answered = bool(select.select([ours], [], [], PROBE_SECONDS)[0])
+        answered = bool(wait([ours], PROBE_SECONDS))  # select() knows no handle above 1023
         return answered and os.read(ours, 1) == b"y"
     finally:
         os.close(ours)

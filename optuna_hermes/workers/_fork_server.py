@@ -48,6 +48,9 @@ NOT_LOADED = 12
 _MAX_NOT_LOADED = 3
 """Workers that may end with ``NOT_LOADED``; then the fork server ends, since others would too."""
 
+_MOST_VALUES = 16
+"""Values of ``once`` that are shared: there is a successor, which is a process, for each."""
+
 _READ_SECONDS = 1.0
 """Age of the trials in this process's cache at which it reads new ones before it forks."""
 
@@ -396,6 +399,9 @@ class _ForkServer:
             return
         if not self._serves:
             self._refuse(packed, _once.compute(packed))
+            return
+        if _once.n_computed() >= _MOST_VALUES:
+            self._refuse(packed, f"{_MOST_VALUES} other values are shared already")
             return
         if self._successor is not None:
             with contextlib.suppress(BrokenPipeError):  # its exit will be noticed

@@ -68,7 +68,8 @@ def once(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         load: a function of a module or of the script: one inside of another function, or a lambda,
             has no name by which other processes find it, and is called each time. Its result must
             not be changed, and must not be on a device or hold open files to be shared.
-        args: its arguments, hashable; each combination is computed once, and kept.
+        args: its arguments, hashable; each combination is computed once, and kept. Processes share
+            the values of the first 16.
         kwargs: likewise.
 
     Raises:
@@ -132,6 +133,11 @@ def compute(packed: str) -> str:
     except BaseException as error:
         return f"it raised {error!r} in another process than the trial's"
     return "it keeps files open" if _open_files() - files else ""
+
+
+def n_computed() -> int:
+    """Number of values that this process has."""
+    return len(_process.values)
 
 
 def is_computed(packed: str) -> bool:

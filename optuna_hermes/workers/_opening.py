@@ -14,8 +14,8 @@ from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.model import LIVE_STATES, MOST_SECONDS
 
-DESCRIBED_AT_ONCE = 500
-"""Trials in one message of parameters, since the size of a message is limited."""
+DESCRIBED_AT_ONCE = 1_000_000
+"""Characters of parameters in one message, whose bytes are limited."""
 
 _WORKERS_PER_DEVICE = 16
 """A trial comes back to its process at once; one that is stored is set up anew."""
@@ -97,10 +97,19 @@ def _bounded(seconds: float | None) -> float | None:
 def descriptions(study: optuna.Study, key: str) -> Iterator[Describe]:
     """Messages with the parameters of trials, which suspended ones do not send themselves."""
     trials = study.get_trials(deepcopy=False)
-    known = [(trial.number, _params(trial)) for trial in trials]
-    known = [(number, params) for number, params in known if params]
-    for begin in range(0, len(known), DESCRIBED_AT_ONCE):
-        yield Describe(study=key, params=dict(known[begin : begin + DESCRIBED_AT_ONCE]))
+    described: dict[int, Params] = {}
+    length = 0
+    for trial in trials:
+        params = _params(trial)
+        if not params:
+            continue
+        length += len(repr(params))
+        if described and length > DESCRIBED_AT_ONCE:
+            yield Describe(study=key, params=described)
+            described, length = {}, len(repr(params))
+        described[trial.number] = params
+    if described:
+        yield Describe(study=key, params=described)
 
 
 def _params(trial: FrozenTrial) -> Params:

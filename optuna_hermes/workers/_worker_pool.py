@@ -7,7 +7,6 @@ import json
 import math
 import os
 import pickle
-import select
 import signal
 import socket
 import subprocess
@@ -141,8 +140,7 @@ class WorkerPool:
         """
         while not self._ready:
             left = None if math.isinf(until) else max(0.0, until - time.monotonic())
-            readable, _, _ = select.select([self._socket], [], [], left)
-            if not readable:
+            if not wait([self._socket], left):
                 return False
             for line in self._lines():
                 if "error" in line:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -194,6 +195,19 @@ def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
     result = optimize(study, train, 60, **one_by_one, **more)
     assert result.stopped
     assert 1 <= states(study).count("COMPLETE") < 60
+
+
+@pytest.mark.slow
+def test_a_sampler_that_has_tried_all_ends_a_study_that_hosts_share(postgres_url: str) -> None:
+    """A brute force stops the study after six combinations, however many trials it may have."""
+    study = make_study(samplers()["brute force"], postgres_url)
+    optimize(study, objective, 60, devices="cpu:2", policy="fifo", show_progress=False)
+    trials = study.trials
+    study._storage.remove_session()
+    _optuna.disconnect(study)
+    tried = Counter((trial.params["x"], trial.params["k"]) for trial in trials)
+    assert len(tried) == 6
+    assert len(trials) <= 12, tried  # two at a time may try the same
 
 
 def test_a_worker_says_who_has_called_stop() -> None:

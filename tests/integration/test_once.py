@@ -37,6 +37,9 @@ def load(kind):
         return [np.random.rand(), socket.socket()]
     return [np.random.rand()]
 
+def own_to(number):
+    return number
+
 def objective(trial):
     x = trial.suggest_float("x", 0, 1)
     values = once(load, KIND)
@@ -54,6 +57,15 @@ def objective(trial):
     values[0] += 1000 * trial.number  # private: others must not see it
     if KIND == "fails":
         once(lambda: x)
+    if KIND == "many":
+        once(own_to, trial.number)
+        chain, pid = 0, os.getpid()
+        while pid > 1:
+            with open(f"/proc/{pid}/stat") as file:
+                pid = int(file.read().rpartition(")")[2].split()[1])
+            chain += 1
+        with open("chains", "a") as file:
+            file.write(f"{chain}\\n")
     run = suspendable(trial)
     for epoch in run.epochs(2):
         for _ in run.batches(range(4)):
@@ -129,3 +141,12 @@ def test_a_successor_that_is_killed_takes_no_trial_along(run_study: Study) -> No
     """The fork server forks again itself, and trials whose processes are gone begin anew."""
     trials, _, _ = run_study("killed")
     assert all(map(is_exact, trials))
+
+
+@pytest.mark.slow
+def test_processes_do_not_become_more_with_each_value(run_study: Study, tmp_path: Path) -> None:
+    """Each shared value is kept by a process above the workers: those of 16 arguments are."""
+    _, _, words = run_study("many")
+    chains = list(map(int, (tmp_path / "many" / "chains").read_text().split()))
+    assert max(chains) - min(chains) <= 16
+    assert words.count("once() calls own_to in each trial, since 16 other values") == 1, words

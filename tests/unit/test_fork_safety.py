@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,23 @@ def test_a_driver_that_does_not_answer_in_a_fork_is_not_waited_for(
     monkeypatch.setattr(_fork_safety, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(_fork_safety, "_accelerators_work", signal.pause)
     assert why_not_fork() is Unsafe.ACCELERATOR
+
+
+def test_a_process_may_have_any_number_of_open_files() -> None:
+    """Handles above 1023 are waited for like others."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2000:
+        pytest.skip(f"needs 2000 open files, this system allows {hard}")
+    script = (
+        "import os, resource\n"
+        "from optuna_hermes.workers._fork_safety import why_not_fork\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (2000, {hard}))\n"
+        "held = [os.open('/dev/null', os.O_RDONLY) for _ in range(1100)]\n"
+        "print(why_not_fork())\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "None\n", done.stderr
 
 
 NATIVE = """

@@ -1,0 +1,23 @@
+"""What a driver tells a broker when it opens a study."""
+
+from __future__ import annotations
+
+import optuna
+
+from optuna_hermes.broker._protocol import frame
+from optuna_hermes.workers._opening import descriptions
+
+
+def test_parameters_may_be_long_texts() -> None:
+    """Each message is one that a broker takes, and together they tell of all trials."""
+    study = optuna.create_study()
+    choices = [f"{n} " + 20_000 * "\u20ac" for n in range(3)]
+    space = {"prompt": optuna.distributions.CategoricalDistribution(choices)}
+    for number in range(200):
+        params = {"prompt": choices[number % 3]}
+        trial = optuna.trial.create_trial(value=0.0, params=params, distributions=space)
+        study.add_trial(trial)
+    messages = list(descriptions(study, "s"))
+    assert all(map(frame, messages))
+    told = {number: params for each in messages for number, params in each.params.items()}
+    assert told == {trial.number: trial.params for trial in study.trials}
