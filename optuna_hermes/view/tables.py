@@ -388,22 +388,24 @@ def _titled(title: str, table: Table) -> list[RenderableType]:
 def _table(rows: Iterable[Sequence[str]], *columns: str) -> Table:
     """A table with lines; without names of columns it has two."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=bool(columns))
     for column in columns or ("", ""):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # brackets are no markup, whoever prints it
     return table
 
 
 def _plain_table(rows: Iterable[Sequence[str]]) -> Table:
     """Two columns without lines."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # brackets are no markup, whoever prints it
     return table

@@ -92,10 +92,12 @@ def test_on_this_host_ones_own_processes_need_none(
 
     wait_for(lambda: devices() == ["cpu:0", "cpu:1"])
     assert get(bare, Host="evil.example")[0] == 421
-    own = {"OPTUNA_HERMES_TOKEN": "sixteen-letters-or-more"}
+    own = {"OPTUNA_HERMES_TOKEN": "sixteen+letters/or&more#="}
     address = served(start_cli("web", "--port", 0, env=own), wait_for)
-    assert address.endswith("/?token=sixteen-letters-or-more")
     assert get(address.partition("?")[0])[0] == 401
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    with browser.open(address, timeout=30.0) as answer:
+        assert answer.status == 200
 
 
 def test_a_broker_that_ends_and_comes_back_is_noticed(

@@ -71,6 +71,14 @@ def test_a_trial_is_told_in_80_columns() -> None:
         assert words in text
 
 
+def test_brackets_are_shown_as_they_are() -> None:
+    """They are no markup, also where `top` shows a trial, whose console reads markup."""
+    params = {"data": "[/data/a]", "act": "[relu]", "go": "[@click=app.quit]x[/]"}
+    text = rendered({**TRIAL, "params": params})
+    for each in params.values():
+        assert each in text
+
+
 def test_a_trial_that_has_only_begun() -> None:
     """Nothing reported and nothing saved is said, not left out."""
     curve = {"units": 0, "values": [], "steps": [], "best": None}

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from types import FrameType
+from urllib.parse import quote
 
 import uvicorn
 
@@ -70,7 +71,7 @@ def serve(
             timeout_graceful_shutdown=LEAVE_SECONDS,
         )
         name = f"[{host}]" if ":" in host else host
-        shown = "" if trusts_own else f"?token={guard.token}"
+        shown = "" if trusts_own else f"?token={quote(guard.token, safe='')}"
         ready(f"http://{_reachable(name)}:{port}/{shown}")
         _Server(config, feed).run(sockets=[sock])
 
