@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -224,7 +224,7 @@ def _job(
     from optuna_hermes.launch import Job
 
     given = _given(arguments)
-    _check_objective(given["objective"], elsewhere)
+    _check(given, elsewhere)
     return Job(
         name=name or given["study_name"],
         arguments=tuple(_without(arguments, "--storage")),
@@ -242,14 +242,37 @@ def _given(arguments: list[str]) -> dict[str, Any]:
     from optuna_hermes.cli._app import app
 
     command = typer.main.get_command(app).commands["optimize"]  # type: ignore[attr-defined]
-    context = command.make_context("optimize", list(arguments))
+    context = command.make_context(f"{PROGRAM} optimize", list(arguments))
     return dict(context.params)
 
 
-def _check_objective(objective: str, elsewhere: bool) -> None:
-    file = objective.rpartition(":")[0]
+def _check(given: dict[str, Any], elsewhere: bool) -> None:
+    """Refuse what each host would refuse, as far as it can be told here.
+
+    Raises:
+        InvalidInputError: it would.
+    """
+    from optuna_hermes.broker._devices._source import parse_devices
+    from optuna_hermes.policies import ENERGY, make_policy
+    from optuna_hermes.workers._settings import Settings
+
+    settings = {each.name: given[each.name] for each in fields(Settings) if each.name in given}
+    Settings(**settings)
+    policy = given["policy"]
+    if not elsewhere or ":" not in policy.removeprefix(ENERGY):
+        make_policy(policy)
+    # The hosts have other devices than this one.
+    parts = [part.strip() for part in given["devices"].split(",")]
+    named_here = [part for part in parts if not _of_hosts(part)]
+    if named_here:
+        parse_devices(",".join(named_here))
+    file = given["objective"].rpartition(":")[0]
     if not elsewhere and file.endswith(".py") and not Path(file).exists():
         raise InvalidInputError(f"No file {file!r} here: hosts start where this command is run.")
+
+
+def _of_hosts(device: str) -> bool:
+    return device == "auto" or device.startswith(("GPU-", "MIG-")) or device.endswith(".json")
 
 
 def _without(arguments: list[str], option: str) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from optuna_hermes.errors import LaunchError
 from optuna_hermes.launch._job import Job
 
 HostState = Literal["waiting", "running", "stopping", "done", "suspended", "failed", "gone"]
@@ -76,3 +77,11 @@ class Launcher(ABC):
     @abstractmethod
     def logs(self, launch: Launch) -> Iterator[str]:
         """The hosts' output, line by line, each with the host's name before it."""
+
+
+def at_work(name: str) -> LaunchError:
+    """The error of a second job of this name."""
+    return LaunchError(
+        f"A job {name!r} is at work: end it first by `optuna-hermes launch stop {name}`, or start "
+        "another one by --name."
+    )

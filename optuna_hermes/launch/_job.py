@@ -51,5 +51,14 @@ class Job:
     @property
     def devices(self) -> tuple[str, ...]:
         """The option that names the devices, empty where the arguments have it or GPUs are used."""
-        given = any(each.partition("=")[0] == "--devices" for each in self.arguments)
-        return () if given or self.gpus or not self.cpus else ("--devices", f"cpu:{self.cpus}")
+        if self.given("--devices") or self.gpus or not self.cpus:
+            return ()
+        return ("--devices", f"cpu:{self.cpus}")
+
+    def given(self, option: str) -> str | None:
+        """The value of an option among the arguments, None if it is not there."""
+        for index, each in enumerate(self.arguments):
+            name, separator, value = each.partition("=")
+            if name == option:
+                return value if separator else "".join(self.arguments[index + 1 : index + 2])
+        return None

@@ -36,11 +36,6 @@ def kept(name: str) -> Launch:
         ) from None
 
 
-def forget(name: str) -> None:
-    """Take a launch off the record."""
-    _path(name).unlink(missing_ok=True)
-
-
 def _folder() -> Path:
     return platformdirs.user_state_path("optuna-hermes") / "launches"
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from optuna_hermes._surroundings import GRACE_VARIABLE
 from optuna_hermes.errors import ExitStatus, InvalidInputError
-from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
+from optuna_hermes.launch._base import Host, HostState, Launch, Launcher, at_work
 from optuna_hermes.launch._job import Job
 from optuna_hermes.launch._programs import ask
 
@@ -51,18 +52,22 @@ class Kubernetes(Launcher):
         """
         if not self._image:
             raise InvalidInputError("A pod needs an image: give one by --image.")
-        keeps = any(each.partition("=")[0] == "--checkpoint-dir" for each in job.arguments)
-        if not (self._claim or keeps):
-            raise InvalidInputError(
-                "A pod's files go with it: name a claim of a volume for checkpoints by --claim, "
-                "or an object store by --checkpoint-dir s3://BUCKET/FOLDER after the `--`."
-            )
-        folder = [] if keeps else ["--checkpoint-dir", f"{CHECKPOINTS}/{job.name}"]
+        folder = job.given("--checkpoint-dir")
+        if not (folder and "://" in folder):
+            kept = folder is None or PurePosixPath(folder).is_relative_to(CHECKPOINTS)
+            if not (self._claim and kept):
+                got = f" but got --checkpoint-dir {folder}" if folder else ""
+                raise InvalidInputError(
+                    f"A pod's files go with it{got}: name a claim of a volume for checkpoints, "
+                    f"mounted at {CHECKPOINTS}, by --claim, or an object store by "
+                    "--checkpoint-dir s3://BUCKET/FOLDER after the `--`."
+                )
+        more = [] if folder else ["--checkpoint-dir", f"{CHECKPOINTS}/{job.name}"]
         labels = {"app.kubernetes.io/name": "optuna-hermes", "app.kubernetes.io/instance": job.name}
         container: dict[str, Any] = {
             "name": _CONTAINER,
             "image": self._image,
-            "command": ["optuna-hermes", "optimize", *job.arguments, *job.devices, *folder],
+            "command": ["optuna-hermes", "optimize", *job.arguments, *job.devices, *more],
             "env": [
                 _secret("OPTUNA_STORAGE", f"{job.name}-storage", "url"),
                 {"name": GRACE_VARIABLE, "value": str(job.grace_seconds)},
@@ -125,9 +130,26 @@ class Kubernetes(Launcher):
             "stringData": {"url": job.storage},
         }
         kubectl = _kubectl(self._namespace)
+        self._delete_ended(job.name)
         ask([*kubectl, "apply", "-f", "-"], json.dumps(secret))
         ask([*kubectl, "create", "-f", "-"], manifest)
         return Launch(launcher=self.name, name=job.name, id=job.name, place=self._namespace)
+
+    def _delete_ended(self, name: str) -> None:
+        """Delete a job of this name that has ended, which was kept to be asked about.
+
+        Raises:
+            LaunchError: there is one that has not ended.
+        """
+        kubectl = _kubectl(self._namespace)
+        said = ask([*kubectl, "get", "job", name, "--ignore-not-found", "-o", "json"])
+        if not said.strip():
+            return
+        conditions = json.loads(said).get("status", {}).get("conditions", ())
+        ended = {each["type"] for each in conditions if each["status"] == "True"}
+        if not ended & {"Complete", "Failed"}:
+            raise at_work(name)
+        ask([*kubectl, "delete", "job", name, "--ignore-not-found"])
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         said = ask(

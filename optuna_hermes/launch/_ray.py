@@ -19,27 +19,21 @@ _ANSWER_SECONDS = 30.0
 _CODE = '''\
 """Start {name!r} on {hosts} nodes of Ray."""
 
-import os
+import sys
 
-import ray
+from optuna_hermes.launch.ray_actors import start
 
-from optuna_hermes.launch.ray_actors import Supervisor
-
-ray.init(address={address!r}, namespace={namespace!r}, log_to_driver=False)
-supervisor = (
-    ray.remote(Supervisor)
-    .options(name={name!r}, lifetime="detached", num_cpus=0, max_restarts=-1)
-    .remote(
-        name={name!r},
-        arguments={arguments!r},
-        folder={folder!r},
-        environment={{"OPTUNA_STORAGE": os.environ["OPTUNA_STORAGE"]}},
-        hosts={hosts!r},
-        resources={resources!r},
-        grace_seconds={grace!r},
-    )
+problem = start(
+    address={address!r},
+    namespace={namespace!r},
+    name={name!r},
+    hosts={hosts!r},
+    resources={resources!r},
+    arguments={arguments!r},
+    folder={folder!r},
+    grace_seconds={grace!r},
 )
-ray.get(supervisor.begin.remote())
+sys.exit(problem)
 '''
 
 

@@ -56,7 +56,7 @@ class Slurm(Launcher):
             f"--signal=B:TERM@{job.grace_seconds}",
             "--requeue",
             "--open-mode=append",
-            f"--chdir={Path.cwd()}",
+            f"--chdir={shlex.quote(str(Path.cwd()))}",  # sbatch takes lines apart as a shell does
             f"--output={job.name}-%A-%a.log",
             *job.extra,
         ]

@@ -14,27 +14,90 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.placement_group import (
+    get_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from optuna_hermes._surroundings import GRACE_VARIABLE, HOST_VARIABLE
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus
+from optuna_hermes.launch._base import at_work
 
 SHOWN_LINES = 1000
 """Last lines of a host's output that are kept."""
 
 _ANSWER_SECONDS = 5.0
+_POLL_SECONDS = 0.05
 _PR_SET_PDEATHSIG = 1
 _FINAL = frozenset({ExitStatus.DONE, ExitStatus.BAD_INPUT, ExitStatus.NOTHING_SUCCEEDED})
 """Statuses after which no other host has anything left to do, or would do better."""
 _STATES: Mapping[int, str] = {ExitStatus.DONE: "done", ExitStatus.SUSPENDED: "suspended"}
+_ENDED = frozenset({*_STATES.values(), "failed"})
+
+
+def start(
+    *, address: str, namespace: str, name: str, arguments: Sequence[str], **others: Any
+) -> str | None:
+    """Start the hosts of a launch in a cluster of Ray, and return at once.
+
+    The storage is in the environment.
+
+    Args:
+        address: of the cluster, as ``ray.init`` takes it.
+        namespace: of the supervisor.
+        name: of the launch.
+        arguments: of ``optimize``.
+        others: of ``Supervisor``.
+
+    Returns:
+        Why they were not started, None if they were.
+    """
+    ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
+    if not _kill_ended(name):
+        return str(at_work(name))
+    supervisor = (
+        ray.remote(Supervisor)
+        .options(name=name, lifetime="detached", num_cpus=0, max_restarts=-1)
+        .remote(
+            name=name,
+            arguments=arguments,
+            environment={"OPTUNA_STORAGE": os.environ["OPTUNA_STORAGE"]},
+            **others,
+        )
+    )
+    ray.get(supervisor.begin.remote())
+    return None
+
+
+def _kill_ended(name: str) -> bool:
+    """End the supervisor of an earlier launch of this name; False if one of its hosts is at work.
+
+    It stays after its hosts, so that it can be asked.
+    """
+    try:
+        supervisor = ray.get_actor(name)
+    except ValueError:  # there is none
+        return True
+    try:
+        hosts = ray.get(supervisor.hosts.remote())
+    except ray.exceptions.RayActorError:  # it has died
+        return True
+    if not all(host["state"] in _ENDED for host in hosts):
+        return False
+    ray.kill(supervisor)
+    while name in ray.util.list_named_actors():  # its name is free once Ray has seen to it
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 class RayHost:
@@ -131,6 +194,8 @@ class Supervisor:
         self._count = hosts
         self._watching: asyncio.Task[None] | None = None
         self._stopped = False
+        # Where Ray starts it anew, for its node is gone, nobody else does.
+        ray.get_runtime_context().current_actor.begin.remote()
 
     async def begin(self) -> None:
         """Start the hosts, as soon as there are nodes for them."""
@@ -138,6 +203,8 @@ class Supervisor:
             self._watching = asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
+        with contextlib.suppress(ValueError):  # there is none of a supervisor that is gone
+            remove_placement_group(get_placement_group(self._name))
         self._group = placement_group(
             [self._resources] * self._count, strategy="STRICT_SPREAD", name=self._name
         )
@@ -168,10 +235,19 @@ class Supervisor:
         ray.kill(self._actors[index])
 
     async def _end_waiting(self) -> None:
-        for index in range(self._count):
-            if index not in self._ended and await self._asked(index, "place") is None:
+        left = self._left()
+        for index, place in zip(left, await self._asked_all(left, "place"), strict=True):
+            if place is None and index not in self._ended:
                 self._ended[index] = (ExitStatus.SUSPENDED, [])
                 ray.kill(self._actors[index])
+
+    def _left(self) -> list[int]:
+        """The hosts that have not ended."""
+        return [index for index in range(self._count) if index not in self._ended]
+
+    async def _asked_all(self, hosts: Sequence[int], question: str) -> list[Any]:
+        """The answers of hosts, asked all at once: each that has no node keeps one waiting."""
+        return await asyncio.gather(*(self._asked(index, question) for index in hosts))
 
     async def _asked(self, index: int, question: str) -> Any:
         """A host's answer, None from one that has no node."""
@@ -185,35 +261,35 @@ class Supervisor:
 
     async def hosts(self) -> list[dict[str, str]]:
         """The fields of each ``Host``."""
-        return [await self._host(index) for index in range(self._count)]
+        left = self._left()
+        nodes = dict(zip(left, await self._asked_all(left, "place"), strict=True))
+        return [self._host(index, nodes.get(index)) for index in range(self._count)]
 
-    async def _host(self, index: int) -> dict[str, str]:
+    def _host(self, index: int, node: str | None) -> dict[str, str]:
         name = f"{self._name}-{index}"
         if index in self._ended:
             status, _ = self._ended[index]
             state = _STATES.get(status, "failed")
             return {"name": name, "state": state, "detail": f"exit status {status}"}
-        node = await self._asked(index, "place")
         if node is None:
             return {"name": name, "state": "waiting", "detail": "for a node"}
         return {"name": name, "state": "stopping" if self._stopped else "running", "node": node}
 
     async def logs(self) -> list[str]:
         """Last lines of all hosts."""
-        lines = []
-        for index in range(self._count):
-            found = self._ended[index][1] if index in self._ended else None
-            if found is None:
-                found = await self._asked(index, "logs") or []
-            lines += [f"{self._name}-{index}: {line}" for line in found]
-        return lines
+        left = self._left()
+        found = dict(zip(left, await self._asked_all(left, "logs"), strict=True))
+        found |= {index: lines for index, (_, lines) in self._ended.items()}
+        return [
+            f"{self._name}-{index}: {line}"
+            for index in range(self._count)
+            for line in found[index] or ()
+        ]
 
     async def stop(self) -> None:
         """Have every host suspend its trials and end, and start none again."""
         self._stopped = True
-        for index in range(self._count):
-            if index not in self._ended:
-                await self._asked(index, "stop")
+        await self._asked_all(self._left(), "stop")
         await self._end_waiting()
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from support.engines import BATCHES, Training, finished, make
@@ -66,4 +67,50 @@ def test_every_node_trains_and_one_may_be_lost(
     repeated = training.repeated()
     assert len(repeated) <= (2 if lost else 0), repeated
     assert all(count <= BATCHES for count in repeated.values())
+    cli("launch", "stop", "s", cwd=training.folder, env=env)
+
+
+def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
+    ray_cluster: Any,
+    cli: Callable[..., Any],
+    postgres_url: str,
+    training: Training,
+    wait_for: Callable[..., Any],
+) -> None:
+    """A job that has ended makes room for its next; one that is at work does not."""
+    ray_cluster.add_node(num_cpus=1)
+    make(postgres_url)
+    env = {
+        "OPTUNA_HERMES_RUNTIME_DIR": "",
+        "XDG_STATE_HOME": str(training.folder / "state"),
+        "TEST_UNITS": "4",
+    }
+
+    def launch(n_trials: int) -> Any:
+        words = (
+            *("launch", "ray", "--address", ray_cluster.address, "--cpus", 1, "--grace", 20, "--"),
+            *(training.target, "--storage", postgres_url, "--study-name", "s"),
+            *("--n-trials", n_trials, "--checkpoint-dir", training.folder / "checkpoints"),
+        )
+        return cli(*words, cwd=training.folder, env=env)
+
+    def states() -> list[str]:
+        asked = cli("launch", "status", "s", "--json", cwd=training.folder, env=env)
+        return [host["state"] for host in json.loads(asked.stdout)["hosts"]]
+
+    assert launch(2).returncode == 0
+    wait_for(lambda: states() == ["done"], 300)
+    assert finished(postgres_url) == {"COMPLETE": 2}
+    begun = len(training.batches())
+    again = launch(8)
+    assert again.returncode == 0, again.stderr
+    wait_for(lambda: len(training.batches()) > begun, 180)
+    refused = launch(8)
+    assert refused.returncode == 1
+    assert "A job 's' is at work" in refused.stderr
+    for process in psutil.process_iter(["cmdline"]):
+        if any("ray::Supervisor" in word for word in process.info["cmdline"] or ()):
+            process.kill()
+    wait_for(lambda: finished(postgres_url) == {"COMPLETE": 8}, 600)
+    wait_for(lambda: states() == ["done"], 120)
     cli("launch", "stop", "s", cwd=training.folder, env=env)

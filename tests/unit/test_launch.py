@@ -130,6 +130,40 @@ def test_pods_need_a_place_for_checkpoints() -> None:
         launcher("kubernetes", claim="checkpoints").render(job())
 
 
+@pytest.mark.parametrize(
+    ("claim", "folder", "kept"),
+    [
+        ("checkpoints", "/checkpoints/mine", True),
+        ("checkpoints", "/shared/digits", False),
+        ("", "/shared/digits", False),
+        ("", "s3://bucket/digits", True),
+    ],
+)
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_a_folder_inside_of_a_pod_keeps_nothing(
+    claim: str, folder: str, kept: bool, form: str
+) -> None:
+    """Checkpoints there would go with the pod, and no other pod would see them."""
+    words = form.format("--checkpoint-dir", folder).split()
+    kubernetes = launcher("kubernetes", image="registry/train:1", claim=claim)
+    asked = job(arguments=(*ARGUMENTS, *words))
+    if kept:
+        assert kubernetes.render(asked).count("--checkpoint-dir") == 1
+        return
+    with pytest.raises(InvalidInputError, match=f"but got --checkpoint-dir {folder}.*--claim"):
+        kubernetes.render(asked)
+
+
+def test_a_script_of_slurm_from_a_folder_with_a_space(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`sbatch` takes options apart at spaces, but for quotes."""
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert f"#SBATCH --chdir='{folder}'\n" in launcher("slurm").render(job())
+
+
 def test_code_for_ray() -> None:
     """Python that starts it, without the password."""
     code = launcher("ray", address="head:6379").render(job(cpus=4))
@@ -214,6 +248,26 @@ def test_kubectl_is_asked(engine: Engine) -> None:
     assert "--namespace ml get pods -l job-name=digits" in noted.read_text()
 
 
+@pytest.mark.parametrize(
+    ("condition", "starts"), [("Complete", True), ("Failed", True), ("Suspended", False)]
+)
+def test_a_job_that_has_ended_makes_room_for_its_next(
+    condition: str, starts: bool, engine: Engine
+) -> None:
+    """Kubernetes keeps it to be asked about; one that has not ended is left alone."""
+    conditions = [{"type": condition, "status": "True"}]
+    noted = engine("kubectl", json.dumps({"status": {"conditions": conditions}}))
+    kubernetes = launcher("kubernetes", image="train:1", claim="c")
+    if starts:
+        kubernetes.start(job())
+    else:
+        with pytest.raises(LaunchError, match=r"'digits' is at work.*launch stop digits"):
+            kubernetes.start(job())
+    said = noted.read_text()
+    assert ("delete job digits" in said) is starts
+    assert ("create -f -" in said) is starts
+
+
 def test_what_an_engine_says_against_it(engine: Engine) -> None:
     """Its own words, in one line."""
     engine("sbatch", status=1, error="sbatch: error: invalid partition specified: gpu")
@@ -270,6 +324,15 @@ def test_arguments_that_optimize_would_refuse(
     assert "--n-trals" in capsys.readouterr().err
     assert run(["launch", "slurm", "--dry-run", "--", "away.py:objective", *objective[1:]]) == 2
     assert "No file 'away.py' here" in capsys.readouterr().err
+    for option, value, word in (
+        ("--policy", "hermez", "'hermez'"),
+        ("--devices", "tpu", "'tpu'"),
+        ("--checkpoint-dir", "s4://bucket", "s4"),
+    ):
+        assert run(["launch", "slurm", "--dry-run", "--", *objective, option, value]) == 2
+        assert word in capsys.readouterr().err
+    named = ["--devices", "GPU-8a0d,cpu:1"]
+    assert run(["launch", "slurm", "--dry-run", "--", *objective, *named]) == 0
 
 
 def test_started_shown_and_stopped(
