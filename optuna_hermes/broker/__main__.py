@@ -61,7 +61,7 @@ def run_broker(
     Raises:
         DeviceSpecError: there is no such device.
         BrokerConflictError: another broker is at work.
-        InvalidInputError: figures cannot be served.
+        InvalidInputError: figures cannot be served, and it is not in the background.
     """
     _raise_handle_limit()
     give_back_large_blocks()

@@ -73,6 +73,17 @@ class Database:
             self.file = None if self.shared else parsed.database
             self._at_once = at_once(engine).connect if self.shared else self._writing
 
+    @property
+    def file_identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file that has the path now; None if there is none."""
+        if self.file is None:
+            return None
+        try:
+            found = os.stat(self.file)
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     def reading(self) -> AbstractContextManager[Connection]:
         """A transaction that reads.
 

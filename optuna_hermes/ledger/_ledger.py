@@ -93,8 +93,9 @@ class Ledger:
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self._database = Database(url, clock)
         self._locks = StudyLocks(self._database.file) if self._database.file else None
+        self._file: tuple[int, int] | None = None
         try:
-            create_tables(self._database)
+            self._prepare()
         except BaseException:
             self.close()
             raise
@@ -107,6 +108,16 @@ class Ledger:
     def shared(self) -> bool:
         """True if brokers of other hosts may use it too."""
         return self._database.shared
+
+    def reopen(self) -> None:
+        """Open the file again if it is not the one that was opened: it was deleted and made anew.
+
+        Raises:
+            LedgerError: as for a new ledger.
+        """
+        if self._file != self._database.file_identity:
+            self._database.close()
+            self._prepare()
 
     def lock_study(self, study: str) -> None:
         """Lock a study against brokers of other processes, where they cannot share it.
@@ -411,6 +422,10 @@ class Ledger:
         if self._locks is not None:
             self._locks.close()
         self._database.close()
+
+    def _prepare(self) -> None:
+        create_tables(self._database)
+        self._file = self._database.file_identity
 
     @contextmanager
     def _turn(self) -> Iterator[Connection]:

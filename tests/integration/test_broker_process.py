@@ -7,11 +7,13 @@ import pwd
 import select
 import signal
 import socket
+import sqlite3
 import stat
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._devices._claims import claim_devices
 from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
+from optuna_hermes.ledger import open_ledger
 
 
 @pytest.fixture
@@ -199,6 +202,26 @@ def test_a_driver_is_told_without_asking(broker: Connection, tmp_path: Path) -> 
         hear_all(watched)
 
 
+def test_a_file_that_was_deleted_and_made_again_is_another_ledger(
+    broker: Connection, tmp_path: Path
+) -> None:
+    """A study is granted devices by the new file, while the broker has the old one open."""
+    broker.send(OpenStudy(study=spec(tmp_path, "old"), unstarted=1, max_alive=1))
+    broker.ask_status()
+    file = tmp_path / "ledger.db"
+    file.unlink()
+    with closing(sqlite3.connect(file)) as optuna:
+        optuna.execute("CREATE TABLE studies (study_id INTEGER)")
+    study = spec(tmp_path, "new")
+    with closing(connect("driver")) as driver, closing(connect("worker")) as worker:
+        driver.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+        driver.ask_status()
+        worker.send(wire.Ready(study="new"))
+        assert isinstance(worker.receive(), wire.Grant)
+    with closing(open_ledger(study.ledger_url)) as ledger:
+        assert [lease.study for lease in ledger.load_leases()] == ["new"]
+
+
 def hear_all(watched: WatchedStudy) -> None:
     """Hear changes until none comes for ten seconds."""
     while select.select([watched], [], [], 10)[0]:
@@ -302,6 +325,18 @@ def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
     log = election.log_path(runtime_dir).read_text()
     assert "CRITICAL the broker crashed, please report it: the next one goes on" in log
     assert "Traceback" in log
+
+
+def test_a_broker_that_cannot_serve_its_figures_serves_its_clients(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variable holds for all brokers of a host, of which one can have the port: a warning."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = "{}:{}".format(*other.getsockname())
+        monkeypatch.setenv("OPTUNA_HERMES_METRICS", place)
+        connect_or_start("driver", "cpu:1").close()
+    log = election.log_path(runtime_dir).read_text()
+    assert "WARNING no figures are served: --metrics must be a free port of this host" in log
 
 
 def test_words_of_earlier_brokers_do_not_pile_up(runtime_dir: Path) -> None:

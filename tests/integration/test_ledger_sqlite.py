@@ -235,6 +235,22 @@ def test_a_change_of_folder_keeps_the_file(tmp_path: Path, monkeypatch: pytest.M
     assert query(tmp_path / "here.db", "SELECT count(*) FROM hermes_leases") == [(1,)]
 
 
+def test_a_file_that_was_made_anew_is_opened_again(ledger: Ledger, url: str, file: Path) -> None:
+    """The rows of the old file are gone with it; a file that is still there is kept open."""
+    ledger.commit_lease(lease(2))
+    ledger.reopen()
+    assert ledger.last_epoch() == 2
+    file.unlink()
+    with closing(open_ledger(url)) as other:
+        other.commit_lease(lease(1))
+        ledger.reopen()
+        assert ledger.last_epoch() == 1
+    file.unlink()
+    ledger.reopen()
+    ledger.commit_lease(lease(1))
+    assert len(query(file, "SELECT * FROM hermes_leases")) == 1
+
+
 def test_a_forked_process_is_told_to_open_its_own(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:

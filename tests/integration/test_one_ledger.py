@@ -238,3 +238,40 @@ def test_a_second_broker_is_refused_a_study_in_a_file_while_another_one_trains_i
     cli("broker", "--stop", env=environment)
     study = optuna.load_study(study_name="s", storage=storage_url)
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+
+
+SHORT = """
+def objective(trial):
+    for step in range(3):
+        trial.report(1.0, step)
+        trial.should_prune()
+    return trial.suggest_float("x", 0.0, 1.0)
+"""
+
+
+def test_two_brokers_train_two_studies_of_a_file(
+    tmp_path: Path,
+    storage_url: str,
+    runtime_dir: Path,
+    start_cli: Callable[..., Any],
+    cli: Callable[..., Any],
+    without_torch: dict[str, str],
+) -> None:
+    """Each lease has an epoch that no other one of the file has, and both studies end well."""
+    (tmp_path / "short.py").write_text(SHORT)
+    optuna.storages.RDBStorage(storage_url)  # its tables are made once
+    started = []
+    for name in "ab":
+        folder = runtime_dir / name
+        folder.mkdir(mode=0o700)
+        study = ("--storage", storage_url, "--study-name", name, "--n-trials", 20)
+        command = ("optimize", "short.py:objective", *study, "--devices", "cpu:2")
+        environment = without_torch | {"OPTUNA_HERMES_RUNTIME_DIR": str(folder)}
+        started.append((start_cli(*command, env=environment), environment))
+    for running, environment in started:
+        ended = running.wait(300)
+        cli("broker", "--stop", env=environment)
+        assert ended.returncode == 0, ended.stderr
+    for name in "ab":
+        study = optuna.load_study(study_name=name, storage=storage_url)
+        assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 20

@@ -12,7 +12,7 @@ import pytest
 from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Write, WritesFailed
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Committed, Ledgers
-from optuna_hermes.errors import LedgerAwayError
+from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger import EventRecord, LeaseRecord, Ledger, ReportRecord
 from support.memory_ledger import MemoryLedger
 
@@ -98,17 +98,24 @@ def test_reading_comes_after_what_waits(desk: Desk) -> None:
     assert desk.ledgers.count("s") == 1
 
 
-def test_what_is_committed_and_what_is_refused_is_heard(desk: Desk) -> None:
+def test_what_is_committed_and_what_is_refused_is_heard(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A lease is named when it is in the ledger, and when it will never be; so are its events."""
+
+    def refuse(lease: LeaseRecord, *, limit: int | None) -> None:
+        raise LedgerError("no leases here")
+
     desk.serve()
     carried_on = EventRecord(study="s", number=0, kind="carried on", at=0.0)
     desk.ledgers.write([lease(3), carried_on])
     while not any(isinstance(n, Committed) and n.epochs for n in desk.heard):
         desk.calls.get(timeout=DEADLINE)()
     assert desk.heard_of_grants() == ["carried on"]
-    desk.ledgers.write([lease(2), carried_on, report(1)])
+    monkeypatch.setattr(desk.made["one"], "commit_lease", refuse)
+    desk.ledgers.write([lease(4), carried_on, report(1)])
     failed = desk.hear(WritesFailed)
-    assert (failed.study, failed.epochs) == ("s", (2,))
+    assert (failed.study, failed.epochs) == ("s", (4,))
     assert desk.units() == 1
     asked = desk.ledgers.read("s", "one", lambda ledger: ledger.load_events("s"))
     assert len(asked.result(DEADLINE)) == 1

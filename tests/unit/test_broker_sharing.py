@@ -1,4 +1,4 @@
-"""Two brokers, each of a host of its own, and one study."""
+"""Two brokers and one ledger: of two hosts that share a study, or of two studies in a file."""
 
 from __future__ import annotations
 
@@ -191,6 +191,26 @@ def test_hosts_that_are_equally_fast_grant_in_turn() -> None:
     assert hosts.a.last(first, "Grant").epoch == 1
     assert hosts.b.last(second, "Grant").epoch == 2
     assert all(study.problem is None for study in hosts.b.handler.state.studies.values())
+
+
+def test_brokers_of_two_studies_of_a_file_grant_in_turn() -> None:
+    """Epochs are a ledger's: a broker that knows nothing of the other one's takes the next."""
+    ledger = MemoryLedger()
+    brokers = {key: FakeBroker(devices=1, ledger=ledger, host="h") for key in "ab"}
+    for key, broker in brokers.items():
+        broker.driver(key=key, policy="round-robin", unstarted=3)
+    for number in range(3):
+        for key, broker in brokers.items():
+            worker = broker.worker(key=key)
+            epoch = begin(broker, worker, number)
+            broker.say(worker, report(epoch, 1))
+            broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+            broker.hang_up(worker)
+    assert [lease.study for lease in ledger.load_leases()] == ["a", "b"] * 3
+    for key, broker in brokers.items():
+        assert broker.handler.state.studies[key].problem is None
+        assert [trial.state for trial in ledger.load_trials(key)] == ["done"] * 3
+        assert [curve.units for curve in ledger.load_curves(key).values()] == [1] * 3
 
 
 def test_all_hosts_together_open_no_trial_too_many() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker._core._events import EndLease, SaveMemory
+from optuna_hermes.broker._core._events import EndLease, Outrun, SaveMemory
 from optuna_hermes.broker._server._writer import (
     RecordsRefused,
     Unreachable,
@@ -72,6 +72,11 @@ class Faulty:
         if ReportRecord in self.refused:
             raise LedgerError("no reports here")
         self.inner.add_report(record)
+
+    def commit_lease(self, record: LeaseRecord, *, limit: int | None) -> None:
+        if LeaseRecord in self.refused:
+            raise LedgerError("no leases here")
+        self.inner.commit_lease(record, limit=limit)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -177,15 +182,24 @@ def test_what_came_after_a_doubtful_commit_is_written(bench: Bench) -> None:
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [1, 2]
 
 
-def test_a_stale_lease_takes_nothing_else_with_it(bench: Bench) -> None:
+def test_a_refused_lease_takes_nothing_else_with_it(bench: Bench) -> None:
     """What has happened is written although the lease of the same answer is refused."""
+    bench.ledger.refused.append(LeaseRecord)
+    bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
+    refused = bench.hear(RecordsRefused)
+    assert (refused.items, refused.reason) == ((lease(5),), "no leases here")
+    assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
+    assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
+    assert bench.ledger.inner.load_leases() == []
+
+
+def test_a_stale_lease_is_to_be_granted_again(bench: Bench) -> None:
+    """Another broker of the file has taken its epoch; what came with the lease is written."""
     bench.writer.write("s", [lease(5)])
     bench.hear(Written)
     bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
     bench.writer.write("s", [lease(6)])
-    refused = bench.hear(RecordsRefused)
-    assert refused.items == (lease(5),)
-    assert "above every earlier one" in refused.reason
+    assert bench.hear(Outrun) == Outrun(study="s", epochs=(5,), last_epoch=5)
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [5, 6]

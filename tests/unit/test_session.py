@@ -17,6 +17,7 @@ import pytest
 from optuna_hermes.broker import TrialSession
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _journal, _reconnecting, _session
+from optuna_hermes.broker._client._reconnecting import PendingEndings
 from optuna_hermes.errors import BrokerError, Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint
 
@@ -56,10 +57,14 @@ class Wire:
 
 
 class Brokers:
-    """Brokers that follow each other; ``ready`` says whether the next one is there."""
+    """Brokers that follow each other; ``ready`` says whether the next one is there.
+
+    ``missing`` is raised while it is not.
+    """
 
     def __init__(self) -> None:
         self.wires = [Wire()]
+        self.missing: Exception = BrokerError("No broker runs on this host.")
         self.ready = threading.Event()
         self.ready.set()
 
@@ -69,7 +74,7 @@ class Brokers:
 
     def next(self) -> Any:
         if not self.ready.is_set():
-            raise BrokerError("No broker runs on this host.")
+            raise self.missing
         self.wires.append(Wire())
         return self.last
 
@@ -458,11 +463,33 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     assert after.of(wire.FirstBatch)[-1].epoch == 11
 
 
+def test_the_text_of_an_error_is_cut_to_what_a_message_may_hold(
+    brokers: Brokers, connect: Any
+) -> None:
+    """An error may hold a whole data set, whose text no frame takes: it would never be sent."""
+    session, text = connect(), "x" * wire.MAX_FRAME_BYTES
+    training(brokers, session)
+    session.release(text)
+    session.end("failed", text)
+    released, ended = brokers.last.of(wire.Released, wire.Ended)
+    assert wire.frame(released)
+    assert wire.frame(ended)
+    assert text.startswith(ended.error)
+
+
+@pytest.mark.parametrize(
+    "missing", [BrokerError("No broker runs on this host."), OSError(24, "Too many open files")]
+)
 def test_without_any_broker_a_trial_stops_in_the_end(
-    brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    missing: Exception,
+    brokers: Brokers,
+    connect: Any,
+    wait_for: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It trains on for a while; then it parks, and one that cannot be stored says why it ends."""
     monkeypatch.setattr(_reconnecting, "AWAY_SECONDS", 0.1)
+    brokers.missing = missing
     session = connect()
     training(brokers, session)
     brokers.ready.clear()
@@ -489,6 +516,26 @@ def test_a_process_leaves_when_the_end_of_its_trial_is_known(
     after.say(wire.Noted(epoch=7))
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_an_ending_is_told_to_the_first_broker_that_can_be_started(brokers: Brokers) -> None:
+    """Those that cannot be started, or that end before they have heard it, leave it to the next."""
+    endings, ended = PendingEndings(), wire.Ended(epoch=7, state="done")
+    endings.keep(lambda: [ended])
+    brokers.ready.clear()
+    with pytest.raises(BrokerError, match="No broker runs"):
+        endings.tell(brokers.next)
+    brokers.ready.set()
+    dies, hears, last = Wire(), Wire(), Wire()
+    dies.close()
+    for broker in (hears, last):
+        broker.say(wire.Noted(epoch=7))
+    endings.tell(lambda: dies)  # type: ignore[arg-type,return-value]
+    assert dies.sent == []
+    endings.tell(lambda: hears)  # type: ignore[arg-type,return-value]
+    assert hears.sent == [ended]
+    endings.tell(lambda: last)  # type: ignore[arg-type,return-value]
+    assert last.sent == []
 
 
 # -- what an earlier process has left ----------------------------------------------------------

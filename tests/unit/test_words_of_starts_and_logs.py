@@ -67,6 +67,22 @@ def test_a_broker_that_does_not_start(
         _starting.start(runtime_dir, "cpu:1")
 
 
+def test_a_broker_that_another_process_has_been_starting_for_long(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits for it says so, and where to look."""
+    monkeypatch.setattr(_starting, "TURN_SECONDS", 0.1)
+    with (
+        election.lock(runtime_dir / "start.lock", timeout=0),
+        pytest.raises(BrokerError) as error,
+    ):
+        _starting.connect_or_start("plain", "cpu:1")
+    assert str(error.value) == (
+        "Another process has been starting a broker for 0 s: see "
+        f"{runtime_dir}/broker.log and {runtime_dir}/broker.err."
+    )
+
+
 def test_gpus_that_lie_idle_are_spoken_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

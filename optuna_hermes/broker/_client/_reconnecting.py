@@ -28,7 +28,8 @@ class ReconnectingConnection:
 
     Args:
         connection: open, with nothing read from it yet.
-        reconnect: connects to the next broker; raises ``HermesError`` while there is none.
+        reconnect: connects to the next broker; raises ``HermesError`` or ``OSError`` while there is
+            none.
         introduce: the first messages to the next broker; called while ``lock`` is held.
         heard: called with each message, and None when no broker could be found; on the thread.
         lost: called when a broker is gone, before the next one is looked for; on the thread.
@@ -120,7 +121,7 @@ class ReconnectingConnection:
             pause = min(_LONGEST_PAUSE_SECONDS, max(_PAUSE_SECONDS, 2 * pause))
             try:
                 connection = self._reconnect()
-            except HermesError:
+            except (HermesError, OSError):  # the system may be short of files, or processes
                 if time.monotonic() - self._away_since > AWAY_SECONDS:
                     return False
                 continue
@@ -162,11 +163,17 @@ class PendingEndings:
             HermesError: there is no broker, and none can be started.
         """
         for _ in range(len(self._ends)):
-            with contextlib.suppress(IndexError):  # another thread has sent it
+            try:
                 messages = self._ends.popleft()
+            except IndexError:  # another thread has sent it
+                return
+            acknowledged = False
+            try:
                 with contextlib.closing(join()) as connection:
-                    if not _acknowledged(connection, messages()):
-                        self.keep(messages)
+                    acknowledged = _acknowledged(connection, messages())
+            finally:
+                if not acknowledged:
+                    self.keep(messages)
 
 
 def _acknowledged(connection: Connection, messages: Iterable[wire.FromClient]) -> bool:

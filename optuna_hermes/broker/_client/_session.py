@@ -43,6 +43,8 @@ Longer than a decision takes: it does not train into a unit that it is about to 
 """
 _HEARD_SECONDS = 5.0
 """Time for which a process that leaves waits until the ledger knows where its trial is."""
+_MOST_CHARACTERS = 10_000
+"""Longest text of an error: one that held a whole data set would be more than a frame takes."""
 _TERMINATED = 128 + 15
 _NO_BROKER = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
@@ -341,7 +343,8 @@ class TrialSession:
         """Report the end of the trial, perhaps before its first lease (epoch 0)."""
         with self._connection.lock:
             self._sets_up = False
-            self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=error)
+            text = None if error is None else error[:_MOST_CHARACTERS]
+            self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=text)
             self._connection.send(self._lease.end)
 
     def release(self, reason: str, *, outgrown: bool = False) -> None:
@@ -353,8 +356,8 @@ class TrialSession:
         """
         self.wait_for_device()
         with self._connection.lock:
-            epoch = self._lease.epoch
-            self._lease.end = wire.Released(epoch=epoch, reason=reason, outgrown=outgrown)
+            epoch, text = self._lease.epoch, reason[:_MOST_CHARACTERS]
+            self._lease.end = wire.Released(epoch=epoch, reason=text, outgrown=outgrown)
             self._connection.send(self._lease.end)
 
     def close(self) -> None:

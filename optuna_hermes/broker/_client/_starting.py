@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+import filelock
+
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client._connection import (
@@ -31,6 +33,9 @@ STORAGE_VARIABLE = "OPTUNA_STORAGE"
 
 START_SECONDS = 60.0
 """Time in which a broker has to open its socket: a busy machine imports slowly."""
+
+TURN_SECONDS = START_SECONDS + 5.0
+"""Time for which a client waits for another one that starts a broker."""
 
 _MAX_WORDS_BYTES = 1_000_000
 
@@ -85,9 +90,15 @@ def connect_or_start(
 def _start_one(devices: str, power: Sequence[str]) -> None:
     """Start a broker, unless another client has done so in the meantime."""
     directory = election.runtime_dir()
-    with election.lock(directory / "start.lock", timeout=CONNECT_SECONDS):
-        if not (election.socket_path(directory).exists() and election.incumbent(directory)):
-            start(directory, devices, power)
+    try:
+        with election.lock(directory / "start.lock", timeout=TURN_SECONDS):
+            if not (election.socket_path(directory).exists() and election.incumbent(directory)):
+                start(directory, devices, power)
+    except filelock.Timeout as error:
+        raise BrokerError(
+            f"Another process has been starting a broker for {TURN_SECONDS:.0f} s: see "
+            f"{election.log_path(directory)} and {words_path(directory)}."
+        ) from error
 
 
 def _make_way(connection: Connection, difference: str) -> None:

@@ -289,6 +289,7 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
             must know of each other first.
         ledger: where it is kept.
     """
+    ledger.reopen()
     ledger.lock_study(study)
     if presence is not None:
         ledger.beat(presence)

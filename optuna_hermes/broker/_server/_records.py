@@ -18,7 +18,8 @@ from optuna_hermes.ledger._records import (
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
 
-_RACES = (NotOwnerError, StaleEpochError, StudyFullError)
+_RACES = (NotOwnerError, StudyFullError)
+"""Claim conflicts of brokers that share a study, besides an epoch that another one has taken."""
 
 
 @dataclass(kw_only=True)
@@ -64,8 +65,9 @@ def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
 
 
 def is_race(ledger: Ledger, error: Exception) -> bool:
-    """True if a ledger refuses because the broker of another host was faster."""
-    return ledger.shared and isinstance(error, _RACES)
+    """True if a ledger refuses because another broker was faster."""
+    # A file has one broker a study, but another one may train another study of it.
+    return isinstance(error, StaleEpochError) or (ledger.shared and isinstance(error, _RACES))
 
 
 def _limit(ledger: Ledger, lease: LeaseRecord, terms: WriterTerms) -> int | None:

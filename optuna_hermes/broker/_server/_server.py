@@ -45,7 +45,7 @@ from optuna_hermes.broker._server._succession import (
     instance_in,
     unpowered_path,
 )
-from optuna_hermes.errors import HermesError
+from optuna_hermes.errors import HermesError, InvalidInputError
 from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
@@ -166,9 +166,17 @@ class Server:
         """Listen, say that this process is ``ready``, and return when it is time to end.
 
         Raises:
-            InvalidInputError: figures cannot be served.
+            InvalidInputError: figures cannot be served, and a person has started this broker.
         """
-        with contextlib.nullcontext() if self._metrics is None else self._metrics.serving():
+        with contextlib.ExitStack() as figures:
+            if self._metrics is not None:
+                try:
+                    figures.enter_context(self._metrics.serving())
+                except InvalidInputError as error:
+                    # Clients take the place from a variable, as do others on this host.
+                    if not self._background:
+                        raise
+                    log.warning("no figures are served: %s", error)
             await self._serve(ready)
 
     def _shown(self) -> tuple[wire.BrokerStatus, tuple[str, ...]]:

@@ -321,7 +321,7 @@ class Writer:
 
     def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
         """Drop what a claim conflict has voided; try the rest again."""
-        # Few studies are shared by several hosts.
+        # Few brokers share a ledger with others.
         from optuna_hermes.broker._server._peer_sync import outrun
 
         batch = batches.pop(0)
