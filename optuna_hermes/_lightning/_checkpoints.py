@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import tuner_state
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
-from optuna_hermes._lightning._module import restore_attributes
+from optuna_hermes._lightning._module import restore_attributes, tensors_of
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend._named_objects import set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved
 
 if TYPE_CHECKING:
+    import torch
+
     from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes.suspend._rank import Rank
 
@@ -39,6 +43,7 @@ class Checkpoints:
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
         self._at_start: dict[str, dict[str, int]] = {}
+        self._made: Mapping[Any, torch.Tensor] = {}
         self._folder: Path | None = None
 
     @property
@@ -57,13 +62,14 @@ class Checkpoints:
     def leave(self) -> None:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
+        self._made = {}  # a weak mapping could not be pickled for ranks of a next fit
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
         trainer, checkpoint = hooks.trainer, hooks.dump()
         own = checkpoint[_KEY] = {
             "rng": rng,
-            "loop": loop_state(trainer),
+            "loop": loop_state(trainer, self._made),
             "loggers": logger_state(trainer),
             "unsaved": self._unsaved.state_dict(),
             "loaders": hooks.loader_states(),
@@ -73,13 +79,15 @@ class Checkpoints:
         warn_of_lost(self._name, self._folder, self._unsaved.lost, ADVICE)
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
+        module = trainer.lightning_module
+        own["buffers"] = dict(module.named_buffers())
         if rank is None:
+            for name in checkpoint["state_dict"]:  # left are those that are not persistent
+                own["buffers"].pop(name, None)
             return checkpoint
+        # Of a rank all, such as running statistics: DDP overwrites them by rank 0's at its start.
         from optuna_hermes._lightning._ddp import own_part
 
-        module = trainer.lightning_module
-        # Running statistics, for example: DDP overwrites them by those of rank 0 at its start.
-        own["buffers"] = dict(module.named_buffers())
         return own_part(checkpoint, module, rank.rank)
 
     def resume(self, hooks: TrainerHooks, rank: Rank | None) -> None:
@@ -116,6 +124,7 @@ class Checkpoints:
         self._at_start = unsaved(trainer).fingerprints()
         # Those of data modules change where loaders are made, which the next process does again.
         self._at_start.pop("data", None)
+        self._made = tensors_of(trainer.lightning_module)
 
     def pass_over(self, hooks: TrainerHooks) -> None:
         """Pass over the trained batches of an iterable data set; for ``on_train_start``."""
@@ -152,10 +161,7 @@ class Checkpoints:
         if loaded["changed"]:
             hooks.follow_sync_dist()
         rewind_loggers(trainer, loaded["loggers"])
-        buffers = loaded.get("buffers", {})
-        for name, buffer in trainer.lightning_module.named_buffers():
-            if name in buffers:
-                buffer.copy_(buffers[name])
+        set_buffers(trainer.lightning_module, loaded.get("buffers", {}))
         self._unsaved.load_state_dict(loaded.get("unsaved", {}))
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from optuna_hermes._lightning._callbacks import callback_state, restore_callback
 from optuna_hermes._lightning._clocks import clock_state, restore_clocks
 from optuna_hermes._lightning._module import is_metric, module_state, restore_module
 from optuna_hermes._lightning._namespace import (
+    ROOTS,
     LightningModule,
     Trainer,
     _ResultCollection,
@@ -20,7 +21,7 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes.suspend._generators import own_generators, set_states, states_of
 from optuna_hermes.suspend._loader import is_stream
-from optuna_hermes.suspend._named_objects import metric_state, restore_metric
+from optuna_hermes.suspend._named_objects import metric_state, restore_metric, restore_metrics
 from optuna_hermes.suspend._state import moved
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -39,18 +40,19 @@ _CONNECTOR = (
     "_first_loop_iter",
     "_current_fx",
 )
+_GRADIENT_HOOKS = ("optimizer_step", "optimizer_zero_grad")
+_OF_LIGHTNING = tuple(f"{root}." for root in ROOTS)
 _NOT_PLAIN = ("reduce_fx", "_sync")
 
 Override = Callable[..., None]
 """Replaces a method by a function with its first arguments; see ``TrainerHooks``."""
 
 
-def loop_state(trainer: Trainer) -> dict[str, Any]:
-    """The unsaved state between two batches."""
+def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, Any]:
+    """The unsaved state between two batches; for ``made`` see ``module_state``."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-    # With manual optimization gradients may be accumulated over batches.
-    by_hand = () if module.automatic_optimization else module.named_parameters()
-    gradients = {name: p.grad for name, p in by_hand if p.grad is not None}
+    kept = module.named_parameters() if _keeps_gradients(module) else ()
+    gradients = {name: p.grad for name, p in kept if p.grad is not None}
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
         "should_stop": trainer.should_stop,
@@ -66,7 +68,7 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
         "metrics": {name: metric_state(metric) for name, metric in _metrics(module)},
         "data": states_of(_data_generators(trainer)),
         "gradients": gradients,
-        "module": module_state(module),
+        "module": module_state(module, made),
         "callbacks": callback_state(trainer),
         "clocks": clock_state(trainer),
     }
@@ -76,6 +78,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     """Restore what ``loop_state`` returned, before the first fetch of a resumed ``fit``."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     restore_callbacks(trainer, state["callbacks"])
+    restore_metrics(module, state["metrics"])
     restore_module(module, state["module"])
     restore_clocks(trainer, state["clocks"])
     own = ("module", "data")  # their tensors may be on other devices than the module
@@ -92,9 +95,6 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     epoch_loop.val_loop._last_val_dl_reload_epoch = state["reloaded"][1]
     for name, value in state["connector"].items():
         setattr(trainer._logger_connector, name, value)
-    for name, metric in _metrics(module):
-        if name in state["metrics"]:
-            restore_metric(metric, state["metrics"][name])
     set_states(_data_generators(trainer), state["data"])
     _restore_results(trainer, epoch_loop._results, state["results"])
     for name, parameter in module.named_parameters():
@@ -141,6 +141,14 @@ def _data_generators(trainer: Trainer) -> list[Any]:
     loaders = [loader for loader in trained if not is_stream(loader)]
     loaders += [] if validation is None else validation.flattened
     return [found for each in loaders for found in own_generators(getattr(each, "dataset", None))]
+
+
+def _keeps_gradients(module: LightningModule) -> bool:
+    """True if gradients of a batch may have an effect on later ones."""
+    # Where Lightning accumulates gradients itself no checkpoint is taken: see ``clean``.
+    return not module.automatic_optimization or not all(
+        getattr(module, hook).__module__.startswith(_OF_LIGHTNING) for hook in _GRADIENT_HOOKS
+    )
 
 
 def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:

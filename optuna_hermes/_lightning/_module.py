@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -14,8 +15,9 @@ from torchmetrics import Metric
 from optuna_hermes._lightning._namespace import LightningDataModule, LightningModule, parts
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
-from optuna_hermes.suspend._named_objects import modes, set_modes
-from optuna_hermes.suspend._state import filled, moved, on_device, plain
+from optuna_hermes.suspend._named_objects import modes, of_metrics, set_modes
+from optuna_hermes.suspend._state import copied, filled, moved, on_device, plain
+from optuna_hermes.suspend._tree import mapped
 
 _SAVED_ELSEWHERE = (
     torch.optim.Optimizer,
@@ -24,21 +26,27 @@ _SAVED_ELSEWHERE = (
     LightningDataModule,
 )
 
-_OF_TORCH = frozenset(vars(nn.Module()))
-"""Attributes of every module of torch."""
+_Place = tuple[Any, ...]
+"""Of a tensor: the name of the part, that of its attribute, and keys in lists and dictionaries."""
 
 
-def module_state(module: LightningModule) -> dict[str, Any]:
-    """Modes, frozen parameters, plain attributes and hidden stateful objects of a user's module."""
-    attributes = {
-        name: {
-            n: (value, on_device(value)) for n, value in _attributes(part).items() if plain(value)
-        }
-        for name, part in _parts(module)
-    }
+def tensors_of(module: LightningModule) -> Mapping[_Place, torch.Tensor]:
+    """The tensors in plain attributes, as long as they are used."""
+    return WeakValueDictionary(_tensors(_plain_attributes(module)))
+
+
+def module_state(module: LightningModule, made: Mapping[_Place, torch.Tensor]) -> dict[str, Any]:
+    """Modes, frozen parameters, plain attributes and hidden stateful objects of a user's module.
+
+    Args:
+        made: the tensors that ``tensors_of`` returned at the fit's beginning. Those that are still
+            there are filled when they are restored: an optimizer or a sampler may hold them.
+    """
+    attributes = _plain_attributes(module)
     return {
         **modes(module),
-        "attributes": {name: values for name, values in attributes.items() if values},
+        "attributes": attributes,
+        "in_place": [n for n, each in _tensors(attributes).items() if made.get(n) is each],
         "hidden": {place: _state_of(each) for place, each in _hidden(module)},
     }
 
@@ -56,14 +64,47 @@ def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
 
 def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
     """Restore plain attributes, such as a batch size."""
-    for name, part in _parts(module):
-        for attribute, (value, was_on_device) in state["attributes"].get(name, {}).items():
+    attributes, there = state["attributes"], _tensors(_plain_attributes(module))
+    saved = _tensors(attributes)
+    in_place = {
+        id(saved[place]): copied(there.get(place), saved[place])
+        for place in state.get("in_place", ())
+    }
+    for name, part in module.named_modules():
+        for attribute, (value, was_on_device) in attributes.get(name, {}).items():
+            value = mapped(value, lambda leaf: in_place.get(id(leaf), leaf))
             if was_on_device:
                 value = moved(value, module.device)
             # In place where it can be: the objective may hold the same list.
-            in_place = type(value) in (list, dict)
+            is_container = type(value) in (list, dict)
             present = vars(part).get(attribute)
-            vars(part)[attribute] = filled(present, type(value), value) if in_place else value
+            vars(part)[attribute] = filled(present, type(value), value) if is_container else value
+
+
+def _plain_attributes(module: LightningModule) -> dict[str, dict[str, tuple[Any, bool]]]:
+    """By part and name, each with True if it is on a device."""
+    found = {
+        name: {n: (each, on_device(each)) for n, each in _attributes(part).items() if plain(each)}
+        for name, part in module.named_modules()
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def _tensors(attributes: dict[str, dict[str, tuple[Any, bool]]]) -> dict[_Place, torch.Tensor]:
+    return {
+        place: each
+        for name, values in attributes.items()
+        for attribute, (value, _) in values.items()
+        for place, each in _tensors_in(value, (name, attribute))
+    }
+
+
+def _tensors_in(value: Any, place: _Place) -> Iterator[tuple[_Place, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield place, value
+    elif isinstance(value, dict | list | tuple):
+        for key, each in _items(value):
+            yield from _tensors_in(each, (*place, key))
 
 
 def is_saved(part: nn.Module, name: str, value: Any) -> bool:
@@ -75,20 +116,16 @@ def is_saved(part: nn.Module, name: str, value: Any) -> bool:
 
 
 def of_libraries(part: nn.Module, name: str) -> bool:
-    """True if an attribute of a part belongs to Lightning or torch."""
-    return name in _own_attributes() or name in _OF_TORCH or is_masked(part, name)
+    """True if an attribute of a part belongs to Lightning, torch or torchmetrics."""
+    own = name in _own_attributes() or is_masked(part, name)
+    return own or (is_metric(part) and of_metrics(part, name))
 
 
 @functools.cache
 def _own_attributes() -> frozenset[str]:
-    """Attributes of every LightningModule, which Lightning restores or sets up itself."""
+    """Attributes of every LightningModule, which Lightning or torch restores or sets up itself."""
     modules = (each.LightningModule() for each in parts("core.module"))
     return frozenset().union(*map(vars, modules), {"_hparams_name", "_log_hyperparams"})
-
-
-def _parts(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The module and its parts, without metrics, which are saved separately."""
-    return [(name, part) for name, part in module.named_modules() if not is_metric(part)]
 
 
 def is_metric(part: nn.Module) -> TypeGuard[Metric]:
@@ -97,11 +134,7 @@ def is_metric(part: nn.Module) -> TypeGuard[Metric]:
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in vars(part).items()
-        if name not in _own_attributes() and not is_masked(part, name)
-    }
+    return {name: each for name, each in vars(part).items() if not of_libraries(part, name)}
 
 
 def _hidden(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -110,7 +143,7 @@ def _hidden(module: nn.Module) -> Iterator[tuple[str, Any]]:
     For example averages of the weights in a list, or random generators.
     """
     known = {id(each) for each in (*module.modules(), *module.parameters())}
-    for name, part in _parts(module):
+    for name, part in module.named_modules():
         for attribute, value in _attributes(part).items():
             for key, each in _items(value):
                 if _has_state(each, known):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import InvalidInputError, SuspendError, UnstorableError
-from optuna_hermes.suspend._state import moved, on_device, plain
+from optuna_hermes.suspend._state import copied, moved, on_device, plain
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _CONTAINERS = (list, tuple, dict)
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, np.ndarray)
+_OF_TORCH = frozenset(vars(nn.Module()))
 _LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
 
 
@@ -66,6 +68,10 @@ class NamedObjects:
         """
         return {
             "owners": {name: _state_of(owner) for name, owner in self._owners.items()},
+            "trained": {
+                name: [(each, each.grad) for each in parameters]
+                for name, parameters in _trained(self._owners).items()
+            },
             "unsaved": self._unsaved.state_dict(),
             "kept": {name: self._written(name, value) for name, value in self.kept.items()},
         }
@@ -80,9 +86,12 @@ class NamedObjects:
         if saved.keys() != self._owners.keys():
             named = ", ".join(self._owners) or "nothing"
             raise SuspendError(f"it holds {', '.join(saved) or 'nothing'}, not {named}")
+        present, trained = _trained(self._owners), state.get("trained", {})
         for name, owner in self._owners.items():
             try:
                 _put_back(owner, saved[name])
+                if name in trained:
+                    _put_parameters_back(present[name], trained[name])
             except Exception as error:
                 raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
         self._unsaved.load_state_dict(state.get("unsaved", {}))
@@ -132,7 +141,10 @@ def _is_plain(value: object) -> bool:
             if id(each) not in seen:
                 seen.add(id(each))
                 waiting += each.values() if isinstance(each, dict) else cast("list[object]", each)
-        elif type(each) not in _LEAVES and not isinstance(each, torch.Tensor | np.generic):
+        elif isinstance(each, torch.Tensor):
+            if each.requires_grad:  # else it would come back without that
+                return False
+        elif type(each) not in _LEAVES and not isinstance(each, np.generic):
             return False
     return True
 
@@ -144,27 +156,36 @@ def _attributes(owners: Mapping[str, Any]) -> Unsaved:
         id(part) for each in modules.values() for part in (*each.modules(), *each.parameters())
     }
     known |= {id(each) for each in owners.values()}
-    own = frozenset(vars(nn.Module()))
     parts = {
         f"{name}.{place}": Attributes(
-            f"{name}.{place}".rstrip("."), part, lambda name, value: name in own, known
+            f"{name}.{place}".rstrip("."), part, functools.partial(_is_saved_apart, part), known
         )
         for name, each in modules.items()
         for place, part in each.named_modules()
-        if not type(part).__module__.startswith(("torch.", "torchmetrics."))
+        if not type(part).__module__.startswith("torch.")
     }
     return Unsaved(parts)
 
 
-def _fits(present: Any, value: Any) -> bool:
-    """True if ``value`` can be copied into ``present`` in place."""
-    if type(present) is not type(value) or present.shape != value.shape:
-        return False
-    same: bool = present.dtype == value.dtype
-    if isinstance(present, torch.Tensor):
-        graphs = present.requires_grad or value.requires_grad
-        return same and present.device == value.device and not graphs
-    return same
+def _is_saved_apart(part: nn.Module, name: str, value: Any) -> bool:
+    is_metric = isinstance(part, _of_torchmetrics("Metric"))
+    return name in _OF_TORCH or (is_metric and of_metrics(part, name))
+
+
+def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
+    """The parameters that named optimizers train and that are in no named module."""
+    modules = [each for each in owners.values() if isinstance(each, nn.Module)]
+    known = {id(parameter) for each in modules for parameter in each.parameters()}
+    return {
+        name: [
+            parameter
+            for group in owner.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in known
+        ]
+        for name, owner in owners.items()
+        if isinstance(owner, torch.optim.Optimizer)
+    }
 
 
 def _check(name: str, owner: object) -> None:
@@ -198,10 +219,8 @@ def _leaves(value: object) -> Iterator[object]:
 def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
     """Return ``value``, in the present lists and dictionaries: the objective may refer to them."""
     # Only arrays and tensors of an earlier call are filled: others may be parts of a model.
-    if id(present) in given and _fits(present, value):
-        with torch.no_grad():
-            present[...] = value
-        return present
+    if id(present) in given:
+        return copied(present, value)
     if type(present) is list and type(value) is list:
         present[:] = value
         return present
@@ -234,15 +253,26 @@ def _put_back(owner: Any, state: dict[str, Any]) -> None:
     owner.load_state_dict(state["state"])
     if not isinstance(owner, nn.Module):
         return
-    for name, buffer in owner.named_buffers():
-        if name in state["buffers"]:
-            buffer.data = state["buffers"][name].to(buffer.device)
+    set_buffers(owner, state["buffers"])
     for name, parameter in owner.named_parameters():
         gradient = state["gradients"].get(name)
         parameter.grad = None if gradient is None else gradient.to(parameter.device)
+    restore_metrics(owner, state["metrics"])
     set_modes(owner, state)
-    for name, metric in _metrics(owner):
-        restore_metric(metric, moved(state["metrics"][name], metric.device))
+
+
+def _put_parameters_back(parameters: list[torch.Tensor], states: list[Any]) -> None:
+    for parameter, (value, gradient) in zip(parameters, states, strict=True):
+        with torch.no_grad():
+            parameter.copy_(value)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+
+
+def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Restore buffers by name, of any shape; the tensors may be taken over."""
+    for name, buffer in module.named_buffers():
+        if name in buffers:
+            buffer.data = buffers[name].to(buffer.device)
 
 
 def modes(module: nn.Module) -> dict[str, list[str]]:
@@ -260,12 +290,25 @@ def set_modes(module: nn.Module, state: Mapping[str, Any]) -> None:
         parameter.requires_grad_(name not in state["frozen"])
 
 
+def _of_torchmetrics(name: str) -> Any:
+    """A class of torchmetrics, for ``isinstance``; an empty tuple if it is not imported."""
+    return getattr(sys.modules.get("torchmetrics"), name, ())
+
+
 def _metrics(module: nn.Module) -> list[tuple[str, Any]]:
-    torchmetrics = sys.modules.get("torchmetrics")  # imported if there is a metric
-    if torchmetrics is None:
-        return []
-    kind = torchmetrics.Metric
+    kind = _of_torchmetrics("Metric")
     return [(name, part) for name, part in module.named_modules() if isinstance(part, kind)]
+
+
+def of_metrics(metric: Any, name: str) -> bool:
+    """True for an attribute that ``metric_state`` saves, or that torchmetrics sets up itself."""
+    return name in metric._defaults or name in _of_every_metric()
+
+
+@functools.cache
+def _of_every_metric() -> frozenset[str]:
+    methods = {"update": lambda self: None, "compute": lambda self: None}
+    return frozenset(vars(type("_Bare", (_of_torchmetrics("Metric"),), methods)()))
 
 
 def metric_state(metric: Any) -> dict[str, Any]:
@@ -276,6 +319,18 @@ def metric_state(metric: Any) -> dict[str, Any]:
         "computed": metric._computed if plain(metric._computed) else None,
         "forward": metric._forward_cache if plain(metric._forward_cache) else None,
     }
+
+
+def restore_metrics(module: nn.Module, states: Mapping[str, Any]) -> None:
+    """Restore the metrics of a module and its parts, also those that trackers have added."""
+    kind = _of_torchmetrics("MetricTracker")
+    trackers = [(place, part) for place, part in module.named_modules() if isinstance(part, kind)]
+    for place, part in trackers:
+        while any(f"{name}.".startswith(f"{place}.{len(part)}.".lstrip(".")) for name in states):
+            part.increment()
+    for name, metric in _metrics(module):
+        if name in states:
+            restore_metric(metric, moved(states[name], metric.device))
 
 
 def restore_metric(metric: Any, state: dict[str, Any]) -> None:

@@ -132,3 +132,21 @@ def filled(present: Any, kind: Any, items: Any) -> Any:
     else:
         present.extend(items)
     return present
+
+
+def copied(present: Any, value: Any) -> Any:
+    """Return an array or tensor, in ``present`` if it fits there: others may hold that."""
+    import torch
+
+    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+        fits = present.is_leaf and present.dtype == value.dtype
+    else:
+        fits = type(present) is type(value) is np.ndarray and present.dtype == value.dtype
+    if not fits or present.shape != value.shape:
+        return value
+    try:
+        with torch.no_grad():
+            present[...] = value
+    except (RuntimeError, ValueError):  # it is expanded, or read-only
+        return value
+    return present

@@ -23,7 +23,7 @@ from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
 from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
-from optuna_hermes.suspend._state import filled, moved, on_device
+from optuna_hermes.suspend._state import copied, filled, moved, on_device
 from optuna_hermes.suspend._tree import storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
@@ -262,11 +262,10 @@ def _is_a(value: object, module: str, name: str) -> bool:
 
 def _tensor(rest: list[Any], present: Any) -> torch.Tensor:
     value, was_on_device, requires_grad = rest
-    # A parameter stays the same object, as the optimizer holds it.
-    if isinstance(present, torch.nn.Parameter) and present.shape == value.shape:
-        with torch.no_grad():
-            present.copy_(value)
-        return present
+    # A trained one stays the same object, as its optimizer holds it.
+    trained = isinstance(present, torch.Tensor) and present.requires_grad
+    if (trained or isinstance(present, torch.nn.Parameter)) and copied(present, value) is present:
+        return present  # type: ignore[no-any-return]
     if was_on_device:
         value = moved(value, torch.accelerator.current_accelerator())
     result: torch.Tensor = value.requires_grad_() if requires_grad else value

@@ -317,6 +317,33 @@ class OwnAverages(Net):
             self.net[3].weight.data += each.sum()
 
 
+class HiddenBuffer(Net):
+    """Its loss depends on a buffer that no ``state_dict`` has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(8), persistent=False)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.seen = self.seen + 0.1 * batch[0].mean(0)
+        return super().training_step([batch[0] + self.seen, batch[1]], batch_idx)
+
+
+class OwnAccumulation(Net):
+    """Steps with the gradients of four batches, by hooks of its own."""
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 4 == 0:
+            optimizer.zero_grad()
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None
+    ) -> None:
+        optimizer_closure()
+        if batch_idx % 4 == 3:
+            optimizer.step()
+
+
 def options_of(name: str) -> dict[str, Any]:
     """What is special about a run, by name; made anew each time."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=3)
@@ -329,6 +356,8 @@ def options_of(name: str) -> dict[str, Any]:
         "weight averaging": {"callbacks": [WeightAveraging()]},
         "ema": {"callbacks": [EMAWeightAveraging(decay=0.8, update_starting_at_step=4)]},
         "own averages": {"net": OwnAverages},
+        "hidden buffer": {"net": HiddenBuffer},
+        "own accumulation": {"net": OwnAccumulation},
         "bf16": {"precision": "bf16-mixed"},
         "fp16": {"plugins": [MixedPrecision("16-mixed", "cpu", scaler)], "net": Plateau},
         "accumulation": {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 3})]},
@@ -348,6 +377,8 @@ def options_of(name: str) -> dict[str, Any]:
         "weight averaging",
         "ema",
         "own averages",
+        "hidden buffer",
+        "own accumulation",
         "bf16",
         "fp16",
         "accumulation",

@@ -27,7 +27,13 @@ from hypothesis import strategies as st
 from optuna.trial import FixedTrial
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
@@ -745,6 +751,51 @@ def test_batches_have_what_the_loader_has() -> None:
         assert len(list(batches)) == len(loader)
         with pytest.raises(AttributeError):
             _ = batches.nothing
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches in an order drawn from the epoch, which the loop sets."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self._size = 2
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.random.default_rng(self.epoch).permutation(8).tolist()
+        return iter([order[at : at + self._size] for at in range(0, 8, self._size)])
+
+    def __len__(self) -> int:
+        return 8 // self._size
+
+
+def bucketed(session: FakeSession | None, seen: list[list[int]]) -> None:
+    """A loop that tells the loader's sampler the epoch."""
+    loader = DataLoader(torch.arange(8), batch_sampler=Buckets())
+    run = Run(new_trial(), {}, session)
+    for epoch in run.epochs(3):
+        loader.batch_sampler.epoch = epoch
+        for batch in run.batches(loader):
+            seen.append(batch.tolist())
+            if session is not None:
+                session.tick()
+        assert loader.batch_sampler.epoch == epoch
+        run.report(0.0)
+
+
+def test_attributes_of_a_sampler(tmp_path: Path) -> None:
+    """What a loop sets on the sampler of its loader is set there, in memory and after disk."""
+    plain: list[list[int]] = []
+    bucketed(None, plain)
+    assert plain[:4] != plain[4:8] != plain[8:]
+    for yields in ({}, {6: "disk"}):
+        seen: list[list[int]] = []
+        session = FakeSession(yields, checkpoint_dir=tmp_path)
+        if yields:
+            with pytest.raises(Suspended):
+                bucketed(session, seen)
+            session = session.again()
+        bucketed(session, seen)
+        assert seen == plain
 
 
 def newton(session: FakeSession | None, trace: Trace) -> None:

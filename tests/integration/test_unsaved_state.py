@@ -23,6 +23,7 @@ import tqdm
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric, Metric, MetricTracker, RunningMean
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
@@ -343,6 +344,108 @@ def test_whoever_has_a_state_dict_is_left_alone(
     assert said(caplog) == []
 
 
+class Trained(Net):
+    """Trains tensors that are no parameters of a module, as soft actor-critic does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.scales = [torch.ones(3, requires_grad=True), torch.ones(1, requires_grad=True)]
+        self.agent = Agent()
+        self.last = self.bias_of_net = self.net.bias.detach()
+
+    def trained(self) -> list[torch.Tensor]:
+        return [self.log_alpha, *self.scales, self.agent.log_beta]
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        first, second = self.scales
+        out = self.net(batch[0] * first) * second - self.log_alpha.exp() * self.agent.log_beta
+        loss = (out - self.last).square().mean()
+        self.last = loss.detach().reshape(1).tanh()
+        self.log("loss", loss, on_epoch=True)
+        self.losses[self.global_step] = loss.item()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam([*self.parameters(), *self.trained()], lr=0.05)
+
+
+class Agent:
+    """Something with a tensor that is trained."""
+
+    def __init__(self) -> None:
+        self.log_beta = torch.ones(1, requires_grad=True)
+
+
+def test_trained_tensors_stay_those_of_the_optimizer(tmp_path: Path) -> None:
+    """They go on to be trained; a tensor that was replaced leaves the first one as it is."""
+    expected = fit(FakeSession(), Trained, [])
+    model = by_way_of_disk(tmp_path, Trained, list, 7, 4)
+    assert model.losses == expected.losses
+    for one, other in zip(model.trained(), expected.trained(), strict=True):
+        assert torch.equal(one, other)
+        assert any(one is each for each in model.optimizers().param_groups[0]["params"])
+    assert torch.equal(model.net.bias, expected.net.bias)
+    assert model.bias_of_net.data_ptr() == model.net.bias.data_ptr()
+
+
+class Best(Metric):
+    """A metric of a user's, with something of its own beside its states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("last", torch.zeros(()), dist_reduce_fx="sum")
+        self.best = 9.0
+
+    def update(self, value: torch.Tensor) -> None:
+        self.last = value
+
+    def compute(self) -> float:
+        self.best = min(self.best, self.last.item())
+        return self.best
+
+
+class Scores(nn.Module):
+    """Metrics that keep more than their states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best = Best()
+        self.running = RunningMean(window=3)
+        self.tracker = MetricTracker(MeanMetric(), maximize=False)
+
+    def forward(self, loss: torch.Tensor, *, begins: bool) -> float:
+        if begins:
+            self.tracker.increment()
+        for each in (self.best, self.running, self.tracker):
+            each.update(loss.detach())
+        tracked = self.tracker.compute_all()
+        return float(self.best.compute() + self.running.compute() + tracked.sum())
+
+
+class Scored(Net):
+    """Its losses depend on what its metrics say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = Scores()
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        self.bias = 0.1 * self.scores(loss, begins=index == 0)
+        return loss
+
+
+def test_what_metrics_keep_beside_their_states(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also what libraries' metrics do, and the metrics that a tracker has added."""
+    expected = fit(FakeSession(), Scored, [])
+    model = by_way_of_disk(tmp_path, Scored, list, BATCHES + 2, 4)
+    assert model.losses == expected.losses
+    assert said(caplog) == []
+
+
 # -- loops of one's own ------------------------------------------------------------------------
 
 
@@ -416,6 +519,66 @@ def test_a_loop_that_keeps_all_is_exact_and_quiet(
             apart(loop, session, carries)
     apart(loop, session.again(), carries)
     assert expected == LOSSES
+    assert said(caplog) == []
+
+
+class Weighted(nn.Module):
+    """A layer with trained tensors that are no parameters of it, and with metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.by_hand = torch.ones(3, requires_grad=True)
+        self.scores = Scores()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x * self.by_hand) * self.log_alpha.exp()
+
+
+def weighted(session: FakeSession) -> tuple[list[float], list[torch.Tensor]]:
+    """A loop that trains these, and a parameter of its own, over two batches each."""
+    torch.manual_seed(1)
+    model, scale = Weighted(), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.Adam([*model.parameters(), model.log_alpha, scale], lr=0.05)
+    identities = id(model.log_alpha), id(model.by_hand)
+    x = torch.randn(BATCHES, 4, 3, generator=torch.Generator().manual_seed(2))
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    shift = run.kept.setdefault("shift", torch.zeros(1, requires_grad=True))
+    for _ in run.epochs(EPOCHS):
+        for batch in run.batches(list(x)):
+            bias = run.kept.get("bias", 1.0)
+            loss = (model(batch) * scale - shift - bias).square().mean()
+            loss.backward()
+            run.kept["bias"] = 0.1 * model.scores(loss, begins=run.batch == 0)
+            losses.append(loss.item())
+            if run.batch % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            for each in (model.by_hand, shift):
+                with torch.no_grad():
+                    each.sub_(each.grad, alpha=0.01)
+                each.grad = None
+            session.tick()
+        run.report(loss.item())
+    assert (id(model.log_alpha), id(model.by_hand)) == identities
+    return losses, [model.log_alpha, model.by_hand, scale, shift, *model.parameters()]
+
+
+def test_a_loop_trains_tensors_of_no_module(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of an optimizer come back with it, others where they are kept; metrics do, too."""
+    losses, tensors = weighted(FakeSession())
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for after in (8, 5):
+        session = session.again({after: "disk"})
+        with pytest.raises(Suspended):
+            weighted(session)
+    again, restored = weighted(session.again())
+    assert again == losses
+    assert all(map(torch.equal, restored, tensors))
     assert said(caplog) == []
 
 

@@ -6,11 +6,13 @@ from collections import deque
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend import _values
+from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._values import Classes, read_value, write_value
 
 
@@ -69,6 +71,29 @@ def test_a_parameter_stays_the_one_that_an_optimizer_holds() -> None:
     assert back(torch.nn.Parameter(torch.ones(2)), there) is there
     assert there.tolist() == [1.0, 1.0]
     assert back(torch.nn.Parameter(torch.ones(3)), there).shape == (3,)
+
+
+def test_a_trained_tensor_stays_the_one_that_an_optimizer_holds() -> None:
+    """One that is not trained is a new one, as what is there may be a part of something else."""
+    there = torch.zeros(2, requires_grad=True)
+    trained = torch.ones(2, requires_grad=True)
+    assert back(trained, there) is there
+    assert there.tolist() == [1.0, 1.0]
+    assert back(trained, torch.zeros(2)).requires_grad
+    fixed = torch.zeros(2)
+    assert back(torch.ones(2), fixed).tolist() == [1.0, 1.0]
+    assert fixed.tolist() == [0.0, 0.0]
+
+
+def test_what_cannot_be_written_to_is_left_as_it_is() -> None:
+    """An expanded tensor, a read-only array, and those of another shape or type."""
+    fixed = np.zeros(2)
+    fixed.flags.writeable = False
+    for there in (fixed, np.zeros(3), np.zeros(2, np.int64), None):
+        assert copied(there, np.ones(2)).tolist() == [1.0, 1.0]
+    for other in (torch.zeros(1).expand(2), torch.zeros(3), torch.zeros(2).long(), None):
+        assert copied(other, torch.ones(2)).tolist() == [1.0, 1.0]
+    assert fixed.tolist() == [0.0, 0.0]
 
 
 def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
