@@ -62,7 +62,8 @@ def start(
         make_policy(settings.policy)
 
     def start_broker() -> None:
-        with contextlib.suppress(HermesError):  # the driver's own connection will raise it again
+        # The driver's own connection will raise it again.
+        with contextlib.suppress(HermesError, OSError):
             connect_or_start("driver", settings.devices, settings.power).close()
 
     thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
