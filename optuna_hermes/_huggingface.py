@@ -18,7 +18,7 @@ from transformers.trainer_callback import ExportableState
 from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._loader import OwnStates, Replay, idle
 from optuna_hermes.suspend._loader_position import LoaderPosition
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
@@ -58,6 +58,8 @@ class Steps(CooperativeLoop):
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
         self._data_seed: int | None = None
+        self._evaluation: dict[str, Replay | OwnStates] = {}
+        self._evaluation_before: dict[str, Any] = {}
         owners = {
             "model": trainer.model,
             "optimizer": trainer.optimizer,
@@ -67,6 +69,9 @@ class Steps(CooperativeLoop):
         if trainer.accelerator.scaler is not None:
             owners["scaler"] = trainer.accelerator.scaler
         super().__init__(trial, owners, session)
+        if self._session is not None:
+            get = functools.partial(self._evaluation_loader, trainer.get_eval_dataloader)
+            vars(trainer)["get_eval_dataloader"] = get
 
     def next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
         """Yield the device if asked to; then fetch the batches of the next step."""
@@ -115,6 +120,19 @@ class Steps(CooperativeLoop):
             sampler.initial_seed = self._restored["data_seed"]
         self._data_seed = sampler.initial_seed
 
+    def _evaluation_loader(self, get: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loader = get(*args, **kwargs)
+        # The Trainer has here, by name, those whose workers persist from one to the next.
+        for name, each in vars(self._trainer).get("_eval_dataloaders", {}).items():
+            if name not in self._evaluation:
+                self._evaluation[name] = idle(getattr(each, "base_dataloader", each))
+                self._restore_evaluation(name)
+        return loader
+
+    def _restore_evaluation(self, name: str) -> None:
+        if name in self._evaluation_before:
+            self._evaluation[name].load_idle_state(self._evaluation_before[name])
+
     def _find(self, session: Session) -> tuple[Checkpoint, Any] | None:
         found, self._found = self._found, None
         return found
@@ -135,14 +153,24 @@ class Steps(CooperativeLoop):
             "step": step,
             "epoch_rng": self._epoch_rng,
             "data_seed": self._data_seed,
+            "evaluation": {
+                **self._evaluation_before,
+                **{name: each.idle_state() for name, each in self._evaluation.items()},
+            },
         }
 
     def go_to(self, tree: dict[str, Any]) -> None:
-        """Do nothing: the trainer got its step from ``position``."""
+        """Restore the loaders for evaluation; the trainer got its step from ``position``."""
+        self._evaluation_before = tree.get("evaluation", {})
+        for name in self._evaluation:
+            self._restore_evaluation(name)
 
     def leave(self) -> None:
         super().leave()
         self._position.leave()
+        vars(self._trainer).pop("get_eval_dataloader", None)
+        for each in self._evaluation.values():
+            each.unwrap()
 
 
 class _Loop:

@@ -11,7 +11,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from optuna_hermes._lightning._callbacks import expect_suspension, tunes
+from optuna_hermes._lightning._callbacks import (
+    expect_suspension,
+    found_by,
+    search_of,
+    skip_search,
+    tunes,
+)
 from optuna_hermes._lightning._checkpoints import Checkpoints, merged
 from optuna_hermes._lightning._clocks import parked
 from optuna_hermes._lightning._launches import refused_strategy, watch_launches
@@ -19,6 +25,7 @@ from optuna_hermes._lightning._loggers import own_root, release_loggers
 from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import (
     AnyCallback,
+    Callback,
     LightningModule,
     Trainer,
     refuse_unsupported,
@@ -34,6 +41,7 @@ from optuna_hermes._lightning._trainer_hooks import (
 from optuna_hermes._lightning._units import Units
 from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
+from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._saver import Saver
@@ -146,8 +154,13 @@ class HermesCallback(AnyCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the trial's session, and make ``fit`` resume from its newest checkpoint."""
-        if stage == "fit":
+        if stage != "fit":
+            return
+        finder = search_of(trainer)
+        if finder is None:
             self._loop.set_up(trainer)
+        else:
+            self._loop.set_up_search(trainer, finder, self.state_key)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note the attributes that hooks before the first batch may change."""
@@ -210,7 +223,7 @@ class HermesCallback(AnyCallback):
         self._loop.leave()
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of reported units, and the last value."""
+        """The number of reported units, the last value, and what searches have found."""
         return self._loop.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -225,6 +238,10 @@ class _Fits:
         self.count = 0
         self.units = 0
         """Units that all of them have reported."""
+        self.searches: list[dict[str, Any]] = []
+        """What searches have found, each of which had a fit of its own that is not counted."""
+        self.found: tuple[Checkpoint, Any] | None = None
+        """The checkpoint that was read for a search before the first fit."""
         self.loop: weakref.ref[_FitLoop] | None = None
         """The loop of the last one."""
 
@@ -252,6 +269,7 @@ class _FitLoop(CooperativeLoop):
         self._monitored = f"{monitor}="
         self._fits = _Fits()
         self._number = 0
+        self._search: tuple[_Fits, Callback] | None = None
         self._trainer: Trainer | None = None
         self._hooks: TrainerHooks | None = None
         self._rank: Rank | None = None
@@ -304,6 +322,26 @@ class _FitLoop(CooperativeLoop):
         if session.checkpoint_dir is not None and why_unwritable(session.checkpoint_dir) is None:
             own_root(trainer, session.checkpoint_dir)
 
+    def set_up_search(self, trainer: Trainer, finder: Callback, key: str) -> None:
+        """Let a search of Lightning's ``Tuner`` take what it found in an earlier process.
+
+        Args:
+            finder: the callback that searches; it ends the fit before the first batch.
+            key: ``state_key`` of this trial's ``HermesCallback``.
+        """
+        session = self._session or session_of(self._trial)
+        if session is None or self._rank is not None:
+            return
+        fits = _fits.setdefault(session, _Fits())
+        if not fits.count and fits.found is None:
+            fits.found = self._find(session)
+        callbacks = {} if fits.found is None else fits.found[1]["callbacks"]
+        saved = callbacks.get(key, {}).get("searches", [])
+        number = len(fits.searches)
+        if number < len(saved):
+            skip_search(trainer, finder, saved[number])
+        self._search = fits, finder
+
     def _begin_fit(self) -> None:
         """Take the session, and count on from the fits before this one.
 
@@ -333,7 +371,8 @@ class _FitLoop(CooperativeLoop):
 
     def _resume(self, session: Session) -> None:
         # Only the first fit of a trial is ever stored.
-        found = self._find(session) if self._number == 1 else None
+        found = (self._fits.found or self._find(session)) if self._number == 1 else None
+        self._fits.found = None
         self._checkpoints.begin(session.checkpoint_dir, found)
 
     def fit_starts(self) -> None:
@@ -371,9 +410,13 @@ class _FitLoop(CooperativeLoop):
         self._checkpoints.restore(self._fit)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of reported units, and the last value."""
-        by_validation = self.units.by_validation
-        return {"unit": self._unit, "value": self.value, "by_validation": by_validation}
+        """The number of reported units, the last value, and what searches have found."""
+        return {
+            "unit": self._unit,
+            "value": self.value,
+            "by_validation": self.units.by_validation,
+            "searches": list(self._fits.searches),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Count on from a checkpoint."""
@@ -385,8 +428,11 @@ class _FitLoop(CooperativeLoop):
         super().leave()
         if self._hooks is not None:
             self._hooks.remove()
+        if self._search is not None:
+            fits, finder = self._search
+            fits.searches.append(found_by([finder]))
         self._checkpoints.leave()
-        self._hooks = self._trainer = self._saver = self._leave_out_wait = None
+        self._hooks = self._trainer = self._saver = self._leave_out_wait = self._search = None
 
     # -- units ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from optuna_hermes._lightning._namespace import (
@@ -70,9 +70,18 @@ def tunes(trainer: Trainer | None, callback: Callback) -> bool:
 
 def tuner_state(trainer: Trainer) -> dict[str, Any]:
     """The settings that such callbacks have found, by the callback's ``state_key``."""
-    rates, sizes = callbacks_of(trainer, LearningRateFinder), callbacks_of(trainer, BatchSizeFinder)
-    found = {each.state_key: vars(each.optimal_lr) for each in rates if each.optimal_lr is not None}
-    return found | {each.state_key: {"batch_size": each.optimal_batch_size} for each in sizes}
+    return found_by(callbacks_of(trainer))
+
+
+def found_by(callbacks: Iterable[Callback]) -> dict[str, Any]:
+    """The settings that some callbacks have found, by ``state_key``; of others there is none."""
+    found: dict[str, Any] = {}
+    for each in callbacks:
+        if isinstance(each, LearningRateFinder) and each.optimal_lr is not None:
+            found[each.state_key] = vars(each.optimal_lr)
+        elif isinstance(each, BatchSizeFinder):
+            found[each.state_key] = {"batch_size": each.optimal_batch_size}
+    return found
 
 
 def skip_tuners(
@@ -84,6 +93,30 @@ def skip_tuners(
             yield each, functools.partial(_take_rate, each, found.get(each.state_key))
         elif isinstance(each, BatchSizeFinder):
             yield each, functools.partial(_take_size, each, found.get(each.state_key))
+
+
+def search_of(trainer: Trainer) -> Callback | None:
+    """The callback for whose search alone Lightning's ``Tuner`` calls ``fit``, else None."""
+    kinds = LearningRateFinder | BatchSizeFinder
+    finders = (each for each in callbacks_of(trainer) if isinstance(each, kinds))
+    return next((each for each in finders if each._early_exit), None)
+
+
+def skip_search(trainer: Trainer, finder: Callback, found: dict[str, Any]) -> None:
+    """Let such a callback take what it found in an earlier process, and end its ``fit``.
+
+    Args:
+        found: what ``found_by`` has returned; where it found nothing, it searches again.
+    """
+    if finder.state_key not in found:
+        return
+    take = dict(skip_tuners(trainer, found))[finder]
+
+    def take_and_end(trainer: Trainer, module: LightningModule) -> None:
+        take(trainer, module)
+        raise part(trainer, "utilities.exceptions")._TunerExitException
+
+    vars(finder)["on_fit_start"] = take_and_end
 
 
 def _take_rate(

@@ -176,6 +176,12 @@ class Replay:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or not hasattr(self._sampler, name):
+            super().__setattr__(name, value)
+        else:  # a loop sets its sampler's epoch, for example, by which that draws
+            setattr(self._sampler, name, value)
+
     def _fresh(self) -> Iterator[Any]:
         """An epoch from its beginning."""
         self._opened = self._states()
@@ -343,8 +349,8 @@ class _Pool:
 
     def install(self, loader: DataLoader[Any]) -> None:
         """Intercept the start of worker processes."""
-        if self._count and type(loader)._get_iterator is DataLoader._get_iterator:
-            vars(loader)["_get_iterator"] = self._start
+        if self._count:
+            vars(loader)["_get_iterator"] = self._get_iterator
 
     def uninstall(self) -> None:
         vars(self._loader()).pop("_get_iterator", None)
@@ -381,11 +387,18 @@ class _Pool:
 
     # -- called in torch's order ---------------------------------------------------------------
 
-    def _start(self) -> Any:
-        from optuna_hermes.suspend._workers import Workers  # lazy: few loaders have processes
-
+    def _get_iterator(self) -> Any:
         loader = self._loader()
         assert loader is not None
+        # By its class, which may wrap torch's iterator in one of its own (PyTorch Geometric's do).
+        with _iterators_made_by(self._make):
+            return type(loader)._get_iterator(loader)
+
+    def _make(self, loader: DataLoader[Any]) -> _MultiProcessingDataLoaderIter:
+        if loader is not self._loader():  # another thread's
+            return _MultiProcessingDataLoaderIter(loader)
+        from optuna_hermes.suspend._workers import Workers  # lazy: few loaders have processes
+
         revived = self._revived
         workers = Workers(loader, None if revived is None else revived["workers"])
         # In two steps: __init__ already draws indices, for which ``rotate`` needs the iterator.
@@ -394,7 +407,6 @@ class _Pool:
         self._first = self._skipped = 0
         self._fetched = [0] * self._count
         self._extra_call = True
-        loader.check_worker_number_rationality()
         with workers.recording(loader):
             iterator.__init__(loader)  # type: ignore[misc]  # as ``_get_iterator`` does
         return iterator
@@ -450,6 +462,17 @@ class _Pool:
             fetched + len(range((worker - self._first) % self._count, last, self._count))
             for worker, fetched in before
         ]
+
+
+@contextlib.contextmanager
+def _iterators_made_by(make: Callable[[DataLoader[Any]], Any]) -> Iterator[None]:
+    """Let torch make the iterators of loaders with workers by a function."""
+    names, name = vars(torch.utils.data.dataloader), _MultiProcessingDataLoaderIter.__name__
+    before, names[name] = names[name], make
+    try:
+        yield
+    finally:
+        names[name] = before
 
 
 def _order_attributes(sampler: Any) -> dict[str, Any]:

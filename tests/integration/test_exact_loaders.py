@@ -35,6 +35,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import (
@@ -168,6 +169,30 @@ class EagerBatches(Sampler[list[int]]):
         return BATCHES
 
 
+class Halving:
+    """Batches of another iterator, whose samples are halved."""
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Halving:
+        return self
+
+    def __next__(self) -> Any:
+        x, y = next(self._batches)
+        return x / 2, y
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._batches._reset(loader, first_iter)
+
+
+class HalvingLoader(DataLoader[Any]):
+    """A loader with iterators of its own around torch's, as PyTorch Geometric's are."""
+
+    def _get_iterator(self) -> Any:
+        return Halving(super()._get_iterator())
+
+
 def seed_numpy(worker: int) -> None:
     np.random.seed(torch.initial_seed() % 2**32)
     random.seed(worker)
@@ -175,7 +200,7 @@ def seed_numpy(worker: int) -> None:
 
 def loader(draws: str = "", **options: Any) -> DataLoader[Any]:
     """A loader of the user's, by its options; ``make`` gives some that are made anew each time."""
-    made = options.pop("make", dict)()
+    made, kind = options.pop("make", dict)(), options.pop("kind", DataLoader)
     options = {"batch_size": SIZE, "shuffle": True, **options, **made}
     if {"sampler", "batch_sampler"} & set(options):
         options.pop("shuffle")
@@ -183,7 +208,7 @@ def loader(draws: str = "", **options: Any) -> DataLoader[Any]:
         options.pop("batch_size")
     if options.get("num_workers"):
         options.setdefault("multiprocessing_context", "fork")
-    return DataLoader(Points(draws), **options)
+    return kind(Points(draws), **options)  # type: ignore[no-any-return]
 
 
 def shared_generator() -> dict[str, Any]:
@@ -332,6 +357,7 @@ def fit(
     val: Callable[[], Any] | None = loader,
     callbacks: Callable[[], list[Callback]] = list,
     data: Callable[[], pl.LightningDataModule] | None = None,
+    tune: Callable[..., Any] | None = None,
     **options: Any,
 ) -> None:
     """One process of a run with Lightning."""
@@ -352,7 +378,10 @@ def fit(
         "callbacks": [*hermes, *callbacks(), Watch(trace, session)],
     }
     datamodule = None if data is None else data()
-    pl.Trainer(**{**settings, **options}).fit(module, *loaders, datamodule=datamodule)
+    trainer = pl.Trainer(**{**settings, **options})
+    if tune is not None:
+        trace.note("found", tune(Tuner(trainer), module, *loaders))
+    trainer.fit(module, *loaders, datamodule=datamodule)
 
 
 @pytest.mark.parametrize("name", some(WORKERS, "0-workers", "3-workers-ahead-4-persistent"))
@@ -483,6 +512,28 @@ class RatesLater(LearningRateFinder):
             self.lr_find(trainer, pl_module)
 
 
+class ByRate(Net):
+    """Weighs its losses by the learning rate that was found."""
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        return super().loss(batch) * (1 + self.lr)
+
+
+def rates(tuner: Tuner, *args: Any) -> list[float]:
+    """Find a rate in each of two ranges, of which the module takes the second."""
+    options: dict[str, Any] = {"num_training": 20, "early_stop_threshold": None}
+    found = [tuner.lr_find(*args, min_lr=least, **options) for least in (1e-6, 1e-4)]
+    return [each.suggestion() for each in found]  # type: ignore[union-attr,misc]
+
+
+def sizes(tuner: Tuner, *args: Any) -> int | None:
+    return tuner.scale_batch_size(*args, max_trials=2, steps_per_trial=1)
+
+
+def sizes_and_rates(tuner: Tuner, *args: Any) -> list[Any]:
+    return [sizes(tuner, *args), *rates(tuner, *args)]
+
+
 class PrunedFromTheStart(Net):
     """Has its masks when it is made."""
 
@@ -544,6 +595,13 @@ LIGHTNING: dict[str, dict[str, Any]] = {
             BatchSizeFinder(mode="binsearch", max_trials=2, steps_per_trial=1),
             LearningRateFinder(num_training_steps=15),
         ],
+    },
+    "tuned-rates": {"net": ByRate, "tune": rates},
+    "tuned-sizes-and-rates": {
+        "net": OwnRates,
+        "train": None,
+        "val": None,
+        "tune": sizes_and_rates,
     },
     "growing": {"net": Growing, "train": None, "val": None, "reload_dataloaders_every_n_epochs": 1},
     "by-epoch": {
@@ -621,6 +679,10 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "val": workers(worker_init_fn=seed_numpy),
     },
     "quiet": {"train": functools.partial(loader, "", num_workers=2, persistent_workers=True)},
+    "own-iterators": {
+        "train": functools.partial(loader, ALL, num_workers=3, kind=HalvingLoader),
+        "val": workers(kind=HalvingLoader),
+    },
 }
 
 
@@ -630,6 +692,8 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         LIGHTNING,
         "steps-own-loaders",
         "rates-later",
+        "tuned-rates",
+        "tuned-sizes-and-rates",
         "growing",
         "pruned-at-random",
         "val-generator",
@@ -718,10 +782,15 @@ LOOPS: dict[str, dict[str, Any]] = {
     },
     "one-persists": {"train": functools.partial(loader, ALL), "val": workers()},
     "single-samples": {"train": workers(batch_size=1), "val": workers(batch_size=7)},
+    "own-iterators": {
+        "train": functools.partial(loader, ALL, num_workers=3, kind=HalvingLoader),
+        "val": workers(kind=HalvingLoader),
+    },
+    "own-iterators-persistent": {"train": workers(kind=HalvingLoader), "val": loader},
 }
 
 
-@pytest.mark.parametrize("case", some(LOOPS, "several-val", "made-anew"))
+@pytest.mark.parametrize("case", some(LOOPS, "several-val", "made-anew", "own-iterators"))
 def test_loop(case: str, tmp_path: Path) -> None:
     """Several loaders, and loaders made anew in each epoch."""
     check(functools.partial(loop, **LOOPS[case]), tmp_path)

@@ -74,6 +74,8 @@ CASES: dict[str, dict[str, Any]] = {
         "save_total_limit": 1,
         "load_best_model_at_end": True,
     },
+    # The seed of the processes that read the evaluation's data is drawn once only.
+    "workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
 }
 
 
@@ -174,7 +176,7 @@ def scramble() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["plain", "accumulated", pytest.param("by-steps", marks=pytest.mark.slow)]
+    "case", ["plain", "accumulated", "workers", pytest.param("by-steps", marks=pytest.mark.slow)]
 )
 def test_disk(case: str, tmp_path: Path) -> None:
     """Suspensions to disk in the midst of an epoch and between two leave no trace."""

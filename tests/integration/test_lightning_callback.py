@@ -14,6 +14,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
@@ -248,14 +249,50 @@ def test_second_fit(tmp_path: Path) -> None:
     assert session.trainings == [True, False]
 
 
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_a_callback_for_each_fit(scheduled: bool, tmp_path: Path) -> None:
+def test_searches_are_no_fits(tmp_path: Path) -> None:
+    """A trial that looks for a learning rate first is stored, and does not look again later."""
+
+    class Rated(Line):
+        lr = 0.01
+        batches = 0
+
+        def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+            self.batches += 1
+            return super().training_step(batch, batch_idx)
+
+    def process(session: FakeSession) -> list[Any]:
+        hermes, module = HermesCallback(ask(), "val_loss", _session=session), Rated()
+        made = trainer(hermes, session)
+        options: dict[str, Any] = {"num_training": 15, "early_stop_threshold": None}
+        result = Tuner(made).lr_find(module, data(), **options)
+        searched.append(module.batches)
+        made.fit(module, data(), data())
+        assert result is not None
+        return [module.lr, result.suggestion()]
+
+    searched: list[int] = []
+    session = FakeSession({7: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        process(session)
+    after = session.again()
+    lr, suggestion = process(after)
+    assert lr == suggestion != Rated.lr
+    assert session.trainings == after.trainings == [True]
+    assert [unit for unit, *_ in (*session.reports, *after.reports)] == [1, 2, 3]
+    assert searched == [15, 0]
+
+
+@pytest.mark.parametrize(("scheduled", "searches"), [(False, False), (True, False), (True, True)])
+def test_a_callback_for_each_fit(scheduled: bool, searches: bool, tmp_path: Path) -> None:
     """As in a loop over folds: units count on, and each callback has the value of its own fit."""
     session, trial = FakeSession(checkpoint_dir=tmp_path) if scheduled else None, ask()
     values = []
     for _ in range(3):
         hermes = HermesCallback(trial, "val_loss", _session=session)
-        trainer(hermes, session).fit(Line(), data(), data())
+        made, module = trainer(hermes, session), Line()
+        if searches:
+            Tuner(made).lr_find(module, data(), num_training=3, update_attr=False)
+        made.fit(module, data(), data())
         values.append(hermes.value)
     reported = trial.study.trials[0].intermediate_values
     assert sorted(reported) == list(range(1, 10))
