@@ -101,6 +101,9 @@ class _Walk:
             self._left -= 1
             value = waiting.pop()
             yield type(value).__qualname__
+            if isinstance(value, torch.Tensor) and id(value) in self._known:
+                yield id(value)  # a list of a model's parameters changes if it has others
+                continue
             leaf = self._of_leaf(value)
             if leaf is not None:
                 yield leaf

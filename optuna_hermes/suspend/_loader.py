@@ -21,7 +21,7 @@ from optuna_hermes.suspend._generators import (
     set_states,
     states_of,
 )
-from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
+from optuna_hermes.suspend._state import copied, kept_rng, plain, rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._workers import Workers
@@ -252,6 +252,9 @@ class Replay:
         self._own.load_state(states["own"])
 
 
+_ARRAYS = (torch.Tensor, np.ndarray)
+
+
 class OwnStates:
     """Generators, counters and index lists that a loader, its samplers and its data set keep."""
 
@@ -269,6 +272,12 @@ class OwnStates:
             {name: _copy(value) for name, value in _order_attributes(each).items()}
             for each in self._samplers
         ]
+        self._made = [  # weak, as those that are replaced may go
+            weakref.WeakValueDictionary(
+                {n: v for n, v in _order_attributes(each).items() if isinstance(v, _ARRAYS)}
+            )
+            for each in self._samplers
+        ]
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, only those that differ from their first values."""
@@ -278,6 +287,11 @@ class OwnStates:
             "attributes": [
                 {n: _copy(value) for n, value in new.items() if not _same(value, old.get(n))}
                 for old, new in zip(self._first, now, strict=True)
+            ],
+            # These are filled when they are restored: the objective may hold them, too.
+            "in_place": [
+                [name for name, value in new.items() if made.get(name) is value]
+                for made, new in zip(self._made, now, strict=True)
             ],
         }
 
@@ -293,10 +307,11 @@ class OwnStates:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned; attributes that it lacks get their first values."""
         set_states(self._generators(), state["generators"])
-        parts = zip(self._samplers, self._first, state["attributes"], strict=False)
-        for sampler, first, changed in parts:
+        in_place = state.get("in_place", [()] * len(self._samplers))
+        parts = zip(self._samplers, self._first, state["attributes"], in_place, strict=False)
+        for sampler, first, changed, filled in parts:
             for name, value in {**first, **changed}.items():
-                _set_attribute(sampler, name, value)
+                _set_attribute(sampler, name, value, in_place=name in filled)
 
     def _generators(self) -> list[Any]:
         loader = self._loader()
@@ -500,11 +515,11 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
 
 
-def _set_attribute(owner: Any, name: str, value: Any) -> None:
+def _set_attribute(owner: Any, name: str, value: Any, *, in_place: bool) -> None:
     present = vars(owner).get(name)
     if _same(value, present):
         return
     if type(present) is list and type(value) is list:
         present[:] = value  # the objective may hold it
-    else:
+    elif not (in_place and copied(present, value) is present):
         vars(owner)[name] = _copy(value)

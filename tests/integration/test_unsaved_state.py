@@ -22,7 +22,7 @@ import torch
 import tqdm
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric, Metric, MetricTracker, RunningMean
 
 from optuna_hermes.errors import Suspended
@@ -389,6 +389,51 @@ def test_trained_tensors_stay_those_of_the_optimizer(tmp_path: Path) -> None:
     assert model.bias_of_net.data_ptr() == model.net.bias.data_ptr()
 
 
+class Mining(Net):
+    """Draws samples by weights that it changes, in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.ones(BATCHES * 4, dtype=torch.double)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        self.weights[batch[1]] += loss.item()
+        return loss
+
+
+class Reweighting(Mining):
+    """Gives the sampler others, made of those that it keeps."""
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = Net.training_step(self, batch, index)
+        sampler: Any = self.trainer.train_dataloader.sampler
+        sampler.weights = self.weights * (1 + loss.item() * torch.arange(len(self.weights)))
+        return loss
+
+
+class Mined(Data):
+    def train_dataloader(self) -> Any:
+        x = torch.randn(BATCHES * 4, 3, generator=torch.Generator().manual_seed(1))
+        module: Any = self.trainer.lightning_module
+        drawn = WeightedRandomSampler(module.weights, len(x))
+        return DataLoader(TensorDataset(x, torch.arange(len(x))), batch_size=4, sampler=drawn)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+@pytest.mark.parametrize("net", [Mining, Reweighting])
+def test_weights_that_module_and_sampler_share(net: type[Mining], tmp_path: Path) -> None:
+    """They stay one tensor if they were, and two once the sampler had another one."""
+    expected = fit(FakeSession(), net, [], data=Mined)
+    model = by_way_of_disk(tmp_path, net, list, 7, 4, data=Mined)
+    assert model.losses == expected.losses
+    assert torch.equal(model.weights, expected.weights)
+    sampler = model.trainer.train_dataloader.sampler
+    assert (sampler.weights is model.weights) == (net is Mining)
+
+
 class Best(Metric):
     """A metric of a user's, with something of its own beside its states."""
 
@@ -522,6 +567,35 @@ def test_a_loop_that_keeps_all_is_exact_and_quiet(
     assert said(caplog) == []
 
 
+def mining(session: FakeSession) -> list[Any]:
+    """A loop that draws samples by weights that it keeps and changes."""
+    x = torch.arange(BATCHES * 4.0)
+    torch.manual_seed(1 + len(session.checkpoints))
+    run = Run(optuna.create_study().ask(), {}, session)
+    weights = run.kept.setdefault("weights", torch.ones(len(x), dtype=torch.double))
+    seen = run.kept.setdefault("seen", [])
+    loader = DataLoader(x, batch_size=4, sampler=WeightedRandomSampler(weights, len(x)))
+    for _ in run.epochs(EPOCHS):
+        for batch in run.batches(loader):
+            seen.append(batch.tolist())
+            weights[batch.long()] *= 0.5
+            session.tick()
+        run.report(0.0)
+    assert loader.sampler.weights is weights
+    return seen
+
+
+def test_a_loop_shares_weights_with_its_sampler(tmp_path: Path) -> None:
+    """The sampler draws by those of ``run.kept``, which the loop changes."""
+    expected = mining(FakeSession())
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for after in (8, 5):
+        session = session.again({after: "disk"})
+        with pytest.raises(Suspended):
+            mining(session)
+    assert mining(session.again()) == expected
+
+
 class Weighted(nn.Module):
     """A layer with trained tensors that are no parameters of it, and with metrics."""
 
@@ -591,6 +665,31 @@ def test_a_hidden_state_in_a_local_variable_is_named(
     (line,) = said(caplog)
     assert line.startswith("Trial 0 changes hidden (a local variable) while it trains")
     assert "Keep it in run.kept" in line
+
+
+def clipped(session: FakeSession) -> None:
+    """A loop that keeps its parameters in a list."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    parameters = list(model.parameters())
+    for _ in run.epochs(3):
+        for x in run.batches([1.0, 2.0, 3.0]):
+            optimizer.zero_grad()
+            model(torch.tensor([x])).square().sum().backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            session.tick()
+        run.report(0.0)
+
+
+def test_a_list_of_parameters_is_no_hidden_state(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are the model's, which is saved."""
+    with pytest.raises(Suspended):
+        apart(clipped, FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t"))
+    assert said(caplog) == []
 
 
 def helper(run: Run, model: nn.Module, seen: list[int], session: FakeSession) -> float:

@@ -49,6 +49,17 @@ def test_a_change_is_seen(case: str) -> None:
     assert fingerprint(value) != before
 
 
+def test_tensors_that_are_saved_elsewhere_may_change_in_a_list() -> None:
+    """A list of a model's parameters is another one only if it has others."""
+    one, other = torch.zeros(3), torch.zeros(3)
+    known = {id(one), id(other)}
+    before = fingerprint([one], known)
+    one += 1
+    assert fingerprint([one], known) == before
+    assert fingerprint([other], known) != before
+    assert fingerprint([one]) != fingerprint([torch.zeros(3)])
+
+
 @pytest.mark.parametrize(
     "make",
     [
