@@ -286,12 +286,13 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _tidy(folder: Path, known: Collection[Path]) -> None:
-    named = (path for path in known if _is_named(path))  # paths from the database are not trusted
+    named = [path for path in known if _is_named(path)]  # paths from the database are not trusted
     newest_known = max((_number(path) for path in named), default=0)
+    names = {path.name for path in named}  # their folder may be spelled in another way
     for path in _files(folder):
         # Newer files than the newest known one stay: the process that wrote one may have died
         # before the ledger had it.
-        if _number(path) < newest_known and path not in known:
+        if _number(path) < newest_known and path.name not in names:
             _remove(path)
     # Of a process killed while it wrote or fetched.
     for pattern in (f"*{_PARTIAL}", f"*{_remote.PARTIAL}", _LIBRARY_PARTIAL):

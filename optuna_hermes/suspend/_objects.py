@@ -83,7 +83,7 @@ class _Writer:
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
-        if kind is np.ndarray:
+        if kind is np.ndarray and value.dtype.kind != "V":  # which has fields
             if value.dtype.kind in _NUMBERS:
                 return self._array(value, ".".join(place))
             items = [self.node(item, place) for item in value.ravel().tolist()]
@@ -171,7 +171,8 @@ class _Reader:
         if kind == "array of":
             dtype, shape, items = rest
             values = np.empty(len(items), dtype)
-            values[:] = [self.node(item) for item in items]
+            for index, item in enumerate(items):  # not at once: NumPy would look into tuples
+                values[index] = self.node(item)
             return values.reshape(shape)
         if kind == "global":
             return _GLOBAL
@@ -187,10 +188,10 @@ class _Reader:
     def _with_attributes(self, rest: list[Any], present: Any, number: int) -> Any:
         module, name, parts = rest
         value = self._seen[number] = self._instance(module, name, present)
-        before, attributes = dict(vars(value)), vars(value)
-        attributes.clear()
-        for attribute, node in parts:
-            attributes[attribute] = self.node(node, before.get(attribute))
+        before = vars(value)
+        read = {attribute: self.node(node, before.get(attribute)) for attribute, node in parts}
+        before.clear()  # only now: what cannot be read leaves the object as it is
+        before.update(read)
         return value
 
     def _instance(self, module: str, name: str, present: Any) -> Any:

@@ -78,14 +78,14 @@ def find_litter(
     elsewhere |= {_parts(row)[0].rpartition("/")[0] for row in in_stores if row not in here}
     # A copy of what is in a store has that file's name, in the folder of the same trial.
     copies = {_parts(row)[1:] for row in in_stores if row.number not in over}
-    needed = {_path(row) for row in in_folders if row.number not in over}
+    needed = {_place(_path(row)) for row in in_folders if row.number not in over}
     needed_there = {row.checkpoint.path for row in in_stores if row.number not in over}
     # Of checkpoints beside a journal the ledger may learn long after they were written.
     unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
     litter = [
         file
         for file in found
-        if file.path not in needed
+        if _place(file.path) not in needed
         and (file.path.parent.name, file.path.name) not in copies
         and file.number not in held
         and (
@@ -110,6 +110,11 @@ def find_litter(
 
 def _path(row: CheckpointRecord) -> Path:
     return Path(row.checkpoint.path)
+
+
+def _place(path: Path) -> tuple[Path, str]:
+    """The folder of a file, however it is spelled, and the file's name."""
+    return path.parent.resolve(), path.name
 
 
 def _parts(row: CheckpointRecord) -> tuple[str, str, str]:

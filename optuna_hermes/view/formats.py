@@ -186,6 +186,8 @@ def sparkline(values: Sequence[float | None], width: int, *, log: bool = True) -
     if log and min(finite) > 0 and max(finite) > _LOG_FROM * min(finite):
         shown = [None if value is None else math.log(value) for value in shown]
         finite = [math.log(value) for value in finite]
-    low = min(finite)
-    step = (len(_BARS) - 1) / (max(finite) - low or math.inf)
-    return "".join("·" if v is None else _BARS[round((v - low) * step)] for v in shown)
+    # Halved first, since the difference of diverged values may overflow to infinity.
+    low = min(finite) / 2
+    span = max(finite) / 2 - low
+    shares = [None if v is None else (v / 2 - low) / span if span else 0.0 for v in shown]
+    return "".join("·" if v is None else _BARS[round(v * (len(_BARS) - 1))] for v in shares)

@@ -224,6 +224,21 @@ def test_gc_keeps_what_a_suspended_trial_needs(house: House) -> None:
     assert len(house.ledger.load_checkpoints(house.key)) == 1
 
 
+@pytest.mark.parametrize("way", ["a link", "dots"])
+def test_gc_keeps_what_a_trial_needs_however_its_folder_is_spelled(
+    way: str, house: House, tmp_path: Path
+) -> None:
+    """The study was trained from another working folder, or by another path to the same disk."""
+    path = house.checkpoint(house.suspended(1.0))
+    folder = house.root / ".." / house.root.name
+    if way == "a link":
+        folder = tmp_path / "link"
+        folder.symlink_to(house.root)
+    found = upkeep.find_litter(house.study, house.ledger, [folder], (), NOW)
+    assert found.files == {}
+    assert path.exists()
+
+
 def test_gc_removes_orphans_that_are_old(house: House) -> None:
     """A file the ledger does not name goes once it is too old to be in the making."""
     number = house.suspended(1.0)

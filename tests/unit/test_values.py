@@ -117,3 +117,27 @@ def test_a_class_that_the_code_cannot_name_is_not_found() -> None:
     assert HERE.find(__name__, "Meter") is Meter
     assert HERE.find("elsewhere", "Meter") is None
     assert HERE.find(__name__, "Nobody") is None
+
+
+def of_objects(*items: Any) -> np.ndarray[Any, Any]:
+    array = np.empty(len(items), object)
+    for index, item in enumerate(items):
+        array[index] = item
+    return array
+
+
+@pytest.mark.parametrize(
+    "items", [((1, 2.0), (3, 4.0), (5, 6.0)), ([7],), (0, (1, 2)), ((),)], ids=repr
+)
+def test_arrays_of_objects_come_back_as_they_are(items: tuple[Any, ...]) -> None:
+    """Those of a replay buffer, whose tuples NumPy would take for another dimension."""
+    restored = back(of_objects(*items), None)
+    assert restored.dtype == object
+    assert restored.tolist() == list(items)
+
+
+def test_an_array_with_fields_is_named() -> None:
+    """Their names are in no plain text of its type."""
+    fields = np.zeros(3, [("state", "f4", 4), ("reward", "f4")])
+    with pytest.raises(CheckpointError, match="numpy.ndarray"):
+        write_value("it", [fields])
