@@ -50,6 +50,7 @@ from optuna_hermes._optuna._studies import shared as shared
 from optuna_hermes._optuna._studies import shares_its_ledger as shares_its_ledger
 from optuna_hermes._optuna._studies import sign as sign
 from optuna_hermes._optuna._studies import state_dir as state_dir
+from optuna_hermes._optuna._studies import stopped_by_copies as stopped_by_copies
 from optuna_hermes._optuna._studies import study_key as study_key
 from optuna_hermes._optuna._studies import study_keys as study_keys
 from optuna_hermes._optuna._studies import study_seed as study_seed

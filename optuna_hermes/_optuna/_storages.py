@@ -266,8 +266,17 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, obj: Any) -> Any:
         # For that check Optuna imports alembic, which is more than half of a worker's start time.
         if type(obj) is RDBStorage:
-            return _with_tables, (obj.__getstate__(),)
+            return _with_tables, ({**obj.__getstate__(), "url": _anywhere(obj)},)
         return super().reducer_override(obj)
+
+
+def _anywhere(storage: RDBStorage) -> str:
+    """The URL of a storage for processes in other working folders: an objective may change it."""
+    url = storage.engine.url
+    file = url.database or ":memory:"
+    if url.get_backend_name() != "sqlite" or file == ":memory:" or file.startswith("file:"):
+        return str(storage.url)
+    return str(url.set(database=os.path.abspath(file)).render_as_string(hide_password=False))
 
 
 def _with_tables(state: dict[str, Any]) -> RDBStorage:

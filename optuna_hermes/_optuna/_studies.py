@@ -218,6 +218,26 @@ def optimize_loop(study: optuna.Study) -> Iterator[None]:
         study._thread_local.in_optimize_loop = outer
 
 
+@contextlib.contextmanager
+def stopped_by_copies(study: optuna.Study) -> Iterator[None]:
+    """Let ``stop()`` of a copy of the study stop it, in this block.
+
+    An objective may call it of the script's own study, of which a worker process has a copy that
+    is in no loop of Optuna's.
+    """
+    stop = optuna.Study.stop
+
+    def stop_study(other: optuna.Study) -> None:
+        is_copy = (other._study_id, other.study_name) == (study._study_id, study.study_name)
+        stop(study if is_copy else other)
+
+    optuna.Study.stop = stop_study  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        optuna.Study.stop = stop  # type: ignore[method-assign]
+
+
 def asked_to_stop(study: optuna.Study) -> bool:
     """True if ``study.stop()`` was called."""
     return bool(study._stop_flag)

@@ -34,7 +34,7 @@ from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fork_safety import Unsafe, other_threads, why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
-from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
+from optuna_hermes.workers._objective import Objective, anywhere, file_of, pack, unpack
 from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
@@ -69,7 +69,8 @@ def main() -> int:
     parent = socket.socket(fileno=int(sys.argv[1]))
     packed, path, arguments = _read_payload(parent)
     prepare_imports(packed, path, arguments)
-    return _serve(parent, partial(unpack, packed), lambda objective: packed)
+    found = anywhere(packed)
+    return _serve(parent, partial(unpack, packed), lambda objective: found)
 
 
 def serve_driver(parent: socket.socket, objective: Objective, *, collects: bool) -> int:

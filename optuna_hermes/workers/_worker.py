@@ -83,7 +83,7 @@ def study_of(job: WorkerInput) -> optuna.Study:
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:
     """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
     _optuna.rest(study)
-    with _optuna.patient(study), _optuna.optimize_loop(study):
+    with _optuna.patient(study), _optuna.optimize_loop(study), _optuna.stopped_by_copies(study):
         _work(job, study, objective, say)
 
 

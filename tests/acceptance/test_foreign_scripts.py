@@ -232,3 +232,20 @@ def test_a_file_that_only_loads_in_the_fork_server_ends_the_study(
     assert done.returncode == 1
     assert "FileExistsError" in done.stderr
     assert "has ended" in done.stderr
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["forked", "fresh"])
+def test_a_file_may_change_to_its_own_folder(threads: bool, cli: Cli, tmp_path: Path) -> None:
+    """Its trials are in the database that the command line has named, seen from where it ran."""
+    folder = tmp_path / "experiment"
+    folder.mkdir()
+    waits = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    change = "import os, pathlib\nos.chdir(pathlib.Path(__file__).parent)"
+    text = f"{change}\n{waits if threads else ''}\n{REPORTS.format(value='x * x')}"
+    (folder / "train.py").write_text(text)
+    words = ("optimize", "experiment/train.py:objective", "--storage", "sqlite:///study.db")
+    done = cli(*words, "--study-name", "s", "--n-trials", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    study = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path}/study.db")
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    assert not (folder / "study.db").exists()

@@ -181,20 +181,27 @@ def stops_itself(trial: optuna.Trial) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["stop in the objective", "MaxTrialsCallback"])
+@pytest.mark.parametrize("way", ["stop of the trial's", "stop of its own", "MaxTrialsCallback"])
 def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
     """It ends early, and the same call goes on with what is unfinished."""
     study = make_study(samplers()["random"], storage_url)
     train: Callable[[optuna.Trial], float] = objective
     more: dict[str, Any] = {}
+
+    def stops_its_own(trial: optuna.Trial) -> float:
+        value = objective(trial)
+        study.stop()
+        return value
+
     if way == "MaxTrialsCallback":
         more = {"callbacks": [optuna.study.MaxTrialsCallback(2)]}
     else:
-        train = stops_itself
+        train = stops_its_own if "own" in way else stops_itself
     one_by_one = {"devices": "cpu:1", "policy": "fifo", "show_progress": False}
     result = optimize(study, train, 60, **one_by_one, **more)
     assert result.stopped
     assert 1 <= states(study).count("COMPLETE") < 60
+    assert "FAIL" not in states(study)
 
 
 @pytest.mark.slow

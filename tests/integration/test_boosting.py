@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import random
 import runpy
 from collections.abc import Callable
@@ -459,6 +460,92 @@ def test_folds_without_a_broker(case: str) -> None:
     assert list(reported) == [*range(1, len(reported) + 1)]
     assert len(reported) >= 3
     assert len(values) == 3
+
+
+def on_one_dataset(
+    session: FakeSession | None, rounds: list[int], *, with_callback: int = 2, weighted: int = -1
+) -> list[Any]:
+    """A training with each seed on one ``Dataset``, all of whose rows get weights in a round."""
+    x, y, x_valid, y_valid = data("lightgbm-columns")
+    train = lightgbm.Dataset(x, y, free_raw_data=False)
+    valid = train.create_valid(x_valid, y_valid)
+    hermes = LightGBMCallback(
+        optuna.create_study().ask(), "valid_0-binary_logloss", report_interval=3, _session=session
+    )
+
+    def weigh(env: Any) -> None:
+        if env.iteration == weighted:
+            train.set_weight(np.linspace(0.1, 1.0, len(y)))
+
+    ends = []
+    for seed, n in enumerate(rounds):
+        callbacks = [hermes, Ticks(session, hermes)] if seed < with_callback else []
+        booster = lightgbm.train(
+            {"objective": "binary", **LIGHTGBM, **CASES["lightgbm-columns"], "bagging_seed": seed},
+            train,
+            n,
+            valid_sets=[valid],
+            callbacks=[weigh, *callbacks],
+        )
+        ends.append(booster.predict(x_valid).tolist())
+    return ends
+
+
+@pytest.mark.parametrize("with_callback", [2, 1], ids=["each", "first"])
+def test_trainings_on_one_dataset(with_callback: int, tmp_path: Path) -> None:
+    """A training that comes back leaves nothing in the data for the next one to begin from."""
+    wanted = on_one_dataset(FakeSession(), [8, 8], with_callback=with_callback)
+    assert wanted[0] != wanted[1]
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        on_one_dataset(session, [8, 8], with_callback=with_callback)
+    session = session.again({6: "disk"})  # in the second training
+    if with_callback == 2:
+        with pytest.raises(Suspended):
+            on_one_dataset(session, [8, 8])
+        session = session.again()
+    assert on_one_dataset(session, [8, 8], with_callback=with_callback) == wanted
+
+
+@pytest.mark.parametrize("weighted", [2, 6], ids=["before", "after"])
+def test_data_that_change_in_training(weighted: int, tmp_path: Path) -> None:
+    """Where LightGBM reads changed data again, a run that came back keeps its trees' predictions."""
+    wanted = on_one_dataset(FakeSession(), [8], weighted=weighted)
+    assert wanted != on_one_dataset(FakeSession(), [8])
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        on_one_dataset(session, [8], weighted=weighted)
+    assert on_one_dataset(session.again(), [8], weighted=weighted) == wanted
+
+
+def test_pickled_boosters_are_those_of_lightgbm(tmp_path: Path) -> None:
+    """Also where this package is not installed, and without the one that a run came back from."""
+    x, y, x_valid, y_valid = data("lightgbm-plain")
+
+    def trained(session: FakeSession) -> Any:
+        hermes = LightGBMCallback(
+            optuna.create_study().ask(), "valid_0-binary_logloss", _session=session
+        )
+        train = lightgbm.Dataset(x, y, free_raw_data=False)
+        return lightgbm.train(
+            {"objective": "binary", **LIGHTGBM},
+            train,
+            8,
+            valid_sets=[train.create_valid(x_valid, y_valid)],
+            callbacks=[lightgbm.early_stopping(3, verbose=False), hermes, Ticks(session, hermes)],
+        )
+
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        trained(session)
+    for booster in (trained(FakeSession()), trained(session.again())):
+        pickled = pickle.dumps(booster)
+        loaded = pickle.loads(pickled)
+        assert b"optuna_hermes" not in pickled
+        assert pickled.count(b"\nend of trees") == 1
+        assert type(loaded) is lightgbm.Booster
+        assert loaded.best_iteration == booster.best_iteration
+        assert loaded.predict(x_valid).tolist() == booster.predict(x_valid).tolist()
 
 
 @pytest.mark.parametrize("case", SOME)
