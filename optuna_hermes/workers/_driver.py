@@ -100,6 +100,8 @@ class Driver:
         self._pool = pool
         self._problem: str | None = None
         self._called_back: set[int] = set()
+        self._raised: Exception | None = None
+        """What a callback has raised: the study is suspended first."""
         self._last_done = 0
         self._began = pool.began
         self._import_seconds = 0.0
@@ -363,6 +365,8 @@ class Driver:
         self._stopped = mine.draining
         if self._stopped:
             self._dismiss(watched, pool, at_once=late)
+        if self._raised is not None:
+            raise self._raised
 
     def _hear(self, watched: WatchedStudy, pool: WorkerPool, pause: float) -> StudyStatus:
         """Wait for news of the broker or of the workers; show the study's status as progress."""
@@ -453,7 +457,7 @@ class Driver:
         return busy + max(reserve, len(self._devices))
 
     def _should_stop(self, mine: StudyStatus) -> bool:
-        if self._problem is not None:
+        if self._problem is not None or self._raised is not None:
             return True
         budget = self._settings.device_seconds
         spent = budget is not None and mine.spent_seconds >= budget
@@ -466,14 +470,19 @@ class Driver:
         return spent or self._is_over()
 
     def _call_back(self, mine: StudyStatus) -> None:
-        if not self._callbacks or mine.counts.ended == self._last_done:
+        done = mine.counts.ended == self._last_done
+        if not self._callbacks or done or self._raised is not None:
             return
         self._last_done = mine.counts.ended
         for trial in self._study.get_trials():
             if trial.state.is_finished() and trial.number not in self._called_back:
                 self._called_back.add(trial.number)
                 for callback in self._callbacks:
-                    callback(self._study, trial)
+                    try:
+                        callback(self._study, trial)
+                    except Exception as error:
+                        self._raised = error
+                        return
 
     def _last_policy(self) -> str:
         asked, last = self._settings.policy, self._last

@@ -204,6 +204,42 @@ def test_a_study_is_stopped_as_in_optuna(way: str, storage_url: str) -> None:
     assert "FAIL" not in states(study)
 
 
+def waiting(trial: optuna.Trial) -> float:
+    """It can be suspended to disk."""
+    import torch
+
+    from optuna_hermes import suspendable
+
+    x = trial.suggest_float("x", 0, 1)
+    run = suspendable(trial, model=torch.nn.Linear(1, 1))
+    for _ in run.epochs(4 if trial.number else 1):
+        for _ in run.batches(range(5)):
+            time.sleep(0.02)
+        run.report(x)
+    return x
+
+
+@pytest.mark.slow
+def test_a_callback_that_raises_suspends_the_study(storage_url: str) -> None:
+    """Its error is that of the call, as in Optuna; what the others have trained is kept."""
+
+    def raises(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        raise ZeroDivisionError(f"after trial {trial.number}")
+
+    study = make_study(samplers()["random"], storage_url)
+    options: dict[str, Any] = {"devices": "cpu:1", "slice_seconds": 0.05, "show_progress": False}
+    with pytest.raises(ZeroDivisionError, match="after trial 0"):
+        optimize(study, waiting, 4, policy="round-robin", callbacks=[raises], **options)
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        kept = {
+            record.number: record.state for record in ledger.load_trials(_optuna.study_key(study))
+        }
+    assert kept[0] == "done"
+    assert "stored" in kept.values()
+    optimize(study, waiting, 4, **options)
+    assert states(study) == ["COMPLETE"] * 4
+
+
 @pytest.mark.slow
 def test_a_sampler_that_has_tried_all_ends_a_study_that_hosts_share(postgres_url: str) -> None:
     """A brute force stops the study after six combinations, however many trials it may have."""

@@ -139,5 +139,5 @@ def test_arrays_of_objects_come_back_as_they_are(items: tuple[Any, ...]) -> None
 def test_an_array_with_fields_is_named() -> None:
     """Their names are in no plain text of its type."""
     fields = np.zeros(3, [("state", "f4", 4), ("reward", "f4")])
-    with pytest.raises(CheckpointError, match="numpy.ndarray"):
+    with pytest.raises(CheckpointError, match=r"numpy\.ndarray"):
         write_value("it", [fields])
