@@ -6,8 +6,10 @@ A checkpoint there is a whole object: it has its name only once all of it is the
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +25,12 @@ _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})
 
 _S3 = {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}
 """Whoever writes a checkpoint tries again itself, and must not wait for long when it is told to."""
+
+AWAY_SECONDS = 120.0
+"""Time for which a store may be away while a checkpoint is read."""
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
+
+_log = logging.getLogger("optuna_hermes.suspend")
 
 PARTIAL = ".fetched"
 """Suffix of a file that is not whole yet."""
@@ -105,16 +113,33 @@ def put(path: Path, url: str) -> None:
 def get(url: str, path: Path) -> None:
     """Download a file, which has its name only when it is whole.
 
+    A store that does not answer is asked again, for ``AWAY_SECONDS``: else an older checkpoint
+    would be taken, or the study would end for want of one.
+
     Raises:
         CheckpointError: it is not there, or cannot be reached.
     """
+    until, pause = time.monotonic() + AWAY_SECONDS, _PAUSE_SECONDS
+    while True:
+        try:
+            _download(url, path)
+            return
+        except Exception as error:
+            gone = isinstance(error, FileNotFoundError | PermissionError)
+            if gone or time.monotonic() + pause > until:
+                raise CheckpointError(f"Checkpoint {url} cannot be read: {_line(error)}") from error
+            if pause == _PAUSE_SECONDS:
+                _log.warning("waits for checkpoint %s, which cannot be read: %s", url, _line(error))
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _download(url: str, path: Path) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}{PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _store(url).get_file(url, str(partial))
         os.replace(partial, path)
-    except Exception as error:
-        raise CheckpointError(f"Checkpoint {url} cannot be read: {_line(error)}") from error
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)

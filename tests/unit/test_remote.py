@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,36 @@ def test_a_checkpoint_waits_for_a_store_that_is_away(
     assert not saver.gave_up
     assert [each.path for each in session.states] == [f"{url}/{names(url)[0]}"]
     assert [path.name for path in (tmp_path / "a").iterdir()] == names(url)
+
+
+def test_a_checkpoint_is_read_once_its_store_is_back(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither is an older one taken, nor is the trial given up."""
+    monkeypatch.setattr(_remote, "_PAUSE_SECONDS", 0.01)
+    here = tmp_path / "a"
+    first = write(here, tree(1), trial=NAME, units=1, url=url)
+    second = write(here, tree(2), trial=NAME, units=2, known=[first], url=url)
+    (here / second.path.rpartition("/")[2]).unlink()
+    away = AwayStore(monkeypatch)
+    monkeypatch.setattr(time, "sleep", lambda seconds: setattr(away, "back", away.refused > 2))
+    found = read([second, first], NAME, here, url)
+    assert found is not None
+    assert found[0] == second
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert said.startswith(f"waits for checkpoint {second.path}")
+
+
+def test_a_store_that_stays_away_is_not_waited_for_without_end(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the checkpoint."""
+    monkeypatch.setattr(_remote, "AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(_remote, "_PAUSE_SECONDS", 0.01)
+    only = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)
+    AwayStore(monkeypatch)
+    with pytest.raises(CheckpointError, match="cannot be read: Could not connect"):
+        read([only], NAME, tmp_path / "b", url)
 
 
 def test_a_trial_waits_in_memory_while_its_store_is_away(
