@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from optuna_hermes._extras import extra
@@ -101,12 +103,13 @@ class HermesCallback(RoundsCallback):
                 "race. Give it force_row_wise=True, or force_col_wise=True.",
                 rounds._name.capitalize(),
             )
+        before = None
         if training.model is not None:
-            _go_on(model, env.params, training.model.decode())
+            before = _go_on(model, env.params, training.model.decode())
         watched[model] = rounds
         model.__class__ = _Watched
         assert isinstance(model, _Watched)
-        model._seeds = _Seeds(params)
+        model._seeds, model._before = _Seeds(params), before
         return model
 
 
@@ -140,8 +143,16 @@ class _Watched(lightgbm.Booster):
     """A booster that replays the rounds it already has, without training them."""
 
     _seeds: _Seeds
+    _before: _InnerPredictor | None
     _number = -1
     _evaluated = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled as LightGBM's own booster: whoever loads a model need not have this package.
+        state = self.__getstate__()
+        for name in ("_seeds", "_before", "_number", "_evaluated", "_train_said"):
+            state.pop(name, None)
+        return object.__new__, (lightgbm.Booster,), state
 
     def _begin_round(self, number: int) -> None:
         self._number, self._evaluated = number, False
@@ -157,6 +168,14 @@ class _Watched(lightgbm.Booster):
     def reset_parameter(self, params: dict[str, Any]) -> lightgbm.Booster:
         super().reset_parameter({**params, **self._seeds.again()})
         return self
+
+    def add_valid(self, data: lightgbm.Dataset, name: str) -> lightgbm.Booster:
+        if self._before is None:
+            return super().add_valid(data, name)
+        # LightGBM would evaluate these data without the trees that this booster goes on from.
+        with _begun_from(self._before, data):
+            data.construct()._predictor = None  # as that of this booster
+            return super().add_valid(data, name)
 
     def update(self, *args: Any, **kwargs: Any) -> bool:
         return self._told() is None and bool(super().update(*args, **kwargs))
@@ -189,21 +208,32 @@ class _Watched(lightgbm.Booster):
         return None if rounds is None else rounds.recorded(self._number)
 
 
-def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> None:
-    """Let a booster that is in training continue from another one's text."""
+def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> _InnerPredictor:
+    """Let a booster that is in training continue from another one's text; return that one."""
     before = lightgbm.Booster(model_str=text)
     predictor = _InnerPredictor.from_booster(before, pred_parameter={})
     # Keeps the booster alive, whose handle the predictor uses.
     vars(predictor)["source"] = before
-    for data in (model.train_set, *model.valid_sets):
-        data._set_predictor(predictor)
-    fresh = lightgbm.Booster({**params, **model.params}, model.train_set)
-    for data, name in zip(model.valid_sets, model.name_valid_sets, strict=True):
-        fresh.add_valid(data, name)
+    with _begun_from(predictor, model.train_set, *model.valid_sets):
+        fresh = lightgbm.Booster({**params, **model.params}, model.train_set)
+        for data, name in zip(model.valid_sets, model.name_valid_sets, strict=True):
+            fresh.add_valid(data, name)
     # The handles change places, as ``lightgbm.train`` and other callbacks hold this very object.
     model._handle, fresh._handle = fresh._handle, model._handle
     model.train_set_version = fresh.train_set_version
-    vars(model)["_Booster__init_predictor"] = predictor
+    return predictor
+
+
+@contextmanager
+def _begun_from(predictor: _InnerPredictor, *sets: lightgbm.Dataset) -> Iterator[None]:
+    """Give data a booster's predictions as init_score, which a new booster copies."""
+    for data in sets:
+        data._set_predictor(predictor)
+    yield
+    # Taken back: LightGBM itself would leave zeros, and a next training would begin from those.
+    for data in sets:
+        data._predictor = data.init_score = None
+        data.set_field("init_score", None)
 
 
 def _why_not_stored(

@@ -463,59 +463,67 @@ def test_folds_without_a_broker(case: str) -> None:
 
 
 def on_one_dataset(
-    session: FakeSession | None, rounds: list[int], *, with_callback: int = 2, weighted: int = -1
+    session: FakeSession, *, n: int = 2, with_callback: int = 2, change: Any = None
 ) -> list[Any]:
-    """A training with each seed on one ``Dataset``, all of whose rows get weights in a round."""
+    """Trainings with other seeds on the same data; their predictions, and what they have said."""
     x, y, x_valid, y_valid = data("lightgbm-columns")
-    train = lightgbm.Dataset(x, y, free_raw_data=False)
+    train = lightgbm.Dataset(x, y, weight=np.full(len(y), 0.5), free_raw_data=False)
     valid = train.create_valid(x_valid, y_valid)
     hermes = LightGBMCallback(
         optuna.create_study().ask(), "valid_0-binary_logloss", report_interval=3, _session=session
     )
-
-    def weigh(env: Any) -> None:
-        if env.iteration == weighted:
-            train.set_weight(np.linspace(0.1, 1.0, len(y)))
-
-    ends = []
-    for seed, n in enumerate(rounds):
+    ends: list[Any] = []
+    for seed in range(n):
+        said: dict[str, Any] = {}
         callbacks = [hermes, Ticks(session, hermes)] if seed < with_callback else []
         booster = lightgbm.train(
             {"objective": "binary", **LIGHTGBM, **CASES["lightgbm-columns"], "bagging_seed": seed},
             train,
-            n,
+            8,
             valid_sets=[valid],
-            callbacks=[weigh, *callbacks],
+            callbacks=[*([change] if change else []), lightgbm.record_evaluation(said), *callbacks],
         )
-        ends.append(booster.predict(x_valid).tolist())
+        ends += [booster.predict(x_valid).tolist(), said]
     return ends
 
 
 @pytest.mark.parametrize("with_callback", [2, 1], ids=["each", "first"])
 def test_trainings_on_one_dataset(with_callback: int, tmp_path: Path) -> None:
     """A training that comes back leaves nothing in the data for the next one to begin from."""
-    wanted = on_one_dataset(FakeSession(), [8, 8], with_callback=with_callback)
-    assert wanted[0] != wanted[1]
-    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
-    with pytest.raises(Suspended):
-        on_one_dataset(session, [8, 8], with_callback=with_callback)
-    session = session.again({6: "disk"})  # in the second training
-    if with_callback == 2:
+    wanted = on_one_dataset(FakeSession(), with_callback=with_callback)
+    assert wanted[:2] != wanted[2:]
+    session = FakeSession(checkpoint_dir=tmp_path)
+    for rounds in (4, 6)[:with_callback]:  # four rounds of the first training, two of the second
+        session = session.again({rounds: "disk"})
         with pytest.raises(Suspended):
-            on_one_dataset(session, [8, 8])
-        session = session.again()
-    assert on_one_dataset(session, [8, 8], with_callback=with_callback) == wanted
+            on_one_dataset(session, with_callback=with_callback)
+    assert on_one_dataset(session.again(), with_callback=with_callback) == wanted
 
 
-@pytest.mark.parametrize("weighted", [2, 6], ids=["before", "after"])
-def test_data_that_change_in_training(weighted: int, tmp_path: Path) -> None:
-    """Where LightGBM reads changed data again, a run that came back keeps its trees' predictions."""
-    wanted = on_one_dataset(FakeSession(), [8], weighted=weighted)
-    assert wanted != on_one_dataset(FakeSession(), [8])
+def weigh(env: Any) -> None:
+    if env.iteration == 6:
+        rows = env.model.train_set.num_data()
+        env.model.train_set.set_weight(np.linspace(0.1, 1.0, rows))
+
+
+def add_data(env: Any) -> None:
+    if env.iteration == 0:
+        x, y, _, _ = data("lightgbm-columns")
+        env.model.add_valid(env.model.train_set.create_valid(x[:50], y[:50]), "more")
+
+
+add_data.before_iteration = weigh.before_iteration = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("change", [weigh, add_data])
+def test_data_that_change_in_training(change: Any, tmp_path: Path) -> None:
+    """Other callbacks may change a training's data after it came back, as if it had never left."""
+    wanted = on_one_dataset(FakeSession(), n=1, change=change)
+    assert wanted != on_one_dataset(FakeSession(), n=1)
     session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
     with pytest.raises(Suspended):
-        on_one_dataset(session, [8], weighted=weighted)
-    assert on_one_dataset(session.again(), [8], weighted=weighted) == wanted
+        on_one_dataset(session, n=1, change=change)
+    assert on_one_dataset(session.again(), n=1, change=change) == wanted
 
 
 def test_pickled_boosters_are_those_of_lightgbm(tmp_path: Path) -> None:
