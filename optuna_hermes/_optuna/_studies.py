@@ -231,7 +231,7 @@ def stopped_by_copies(study: optuna.Study) -> Iterator[None]:
         is_copy = (other._study_id, other.study_name) == (study._study_id, study.study_name)
         stop(study if is_copy else other)
 
-    optuna.Study.stop = stop_study  # type: ignore[method-assign]
+    optuna.Study.stop = stop_study  # type: ignore[assignment,method-assign]
     try:
         yield
     finally:
