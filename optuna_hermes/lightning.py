@@ -239,7 +239,7 @@ class _Fits:
         self.units = 0
         """Units that all of them have reported."""
         self.searches: list[dict[str, Any]] = []
-        """What searches have found, each of which had a fit of its own that is not counted."""
+        """The settings that searches have found, each in a fit of its own that is not counted."""
         self.found: tuple[Checkpoint, Any] | None = None
         """The checkpoint that was read for a search before the first fit."""
         self.loop: weakref.ref[_FitLoop] | None = None

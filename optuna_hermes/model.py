@@ -31,6 +31,9 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 MOST_SECONDS = 1e9
 """Longest time that a message holds: 30 years."""
 
+MOST_SEED = 2**63 - 1
+"""Largest seed of a study: an integer of any database."""
+
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=MOST_SECONDS)]
 """A length of time in seconds, finite."""
 

@@ -10,6 +10,7 @@ import shlex
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
@@ -179,12 +180,18 @@ def line(error: Exception) -> str:
 def database_url(study: optuna.Study) -> Any:
     """The SQLAlchemy URL of a study's database; None for storages without a file or a server."""
     backend = backend_of(study)
-    if not isinstance(backend, RDBStorage):
+    return _url_of(backend) if isinstance(backend, RDBStorage) else None
+
+
+def _url_of(storage: RDBStorage) -> Any:
+    """The URL of a storage for any working folder; None if no other process can reach it."""
+    url = storage.engine.url
+    if url.get_backend_name() != "sqlite":
+        return url
+    if url.database in (None, "", ":memory:"):
         return None
-    url = backend.engine.url
-    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
-        return None
-    return url
+    # The broker has another working folder, and so has a worker whose objective changes it.
+    return url.set(database=str(Path(url.database).absolute()))
 
 
 def is_late(study: optuna.Study) -> bool:
@@ -266,17 +273,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
     def reducer_override(self, obj: Any) -> Any:
         # For that check Optuna imports alembic, which is more than half of a worker's start time.
         if type(obj) is RDBStorage:
-            return _with_tables, ({**obj.__getstate__(), "url": _anywhere(obj)},)
+            url = _url_of(obj)
+            as_is = url is None or "uri" in url.query  # SQLite's own kind of URL is no path
+            text = obj.url if as_is else url.render_as_string(hide_password=False)
+            return _with_tables, ({**obj.__getstate__(), "url": text},)
         return super().reducer_override(obj)
-
-
-def _anywhere(storage: RDBStorage) -> str:
-    """The URL of a storage for processes in other working folders: an objective may change it."""
-    url = storage.engine.url
-    file = url.database or ":memory:"
-    if url.get_backend_name() != "sqlite" or file == ":memory:" or file.startswith("file:"):
-        return str(storage.url)
-    return str(url.set(database=os.path.abspath(file)).render_as_string(hide_password=False))
 
 
 def _with_tables(state: dict[str, Any]) -> RDBStorage:

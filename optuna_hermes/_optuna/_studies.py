@@ -151,9 +151,6 @@ def ledger_url(study: optuna.Study) -> str:
         return named
     if url is None:
         return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
-    if url.get_backend_name() == "sqlite":
-        # The broker has another working folder.
-        url = url.set(database=str(Path(url.database).absolute()))
     return str(url.render_as_string(hide_password=False))
 
 

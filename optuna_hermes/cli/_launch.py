@@ -252,7 +252,7 @@ def _check(given: dict[str, Any], elsewhere: bool) -> None:
     Raises:
         InvalidInputError: it would.
     """
-    from optuna_hermes.broker._devices._source import parse_devices
+    from optuna_hermes.broker._devices._source import check_devices
     from optuna_hermes.policies import ENERGY, make_policy
     from optuna_hermes.workers._settings import Settings
 
@@ -261,18 +261,10 @@ def _check(given: dict[str, Any], elsewhere: bool) -> None:
     policy = given["policy"]
     if not elsewhere or ":" not in policy.removeprefix(ENERGY):
         make_policy(policy)
-    # The hosts have other devices than this one.
-    parts = [part.strip() for part in given["devices"].split(",")]
-    named_here = [part for part in parts if not _of_hosts(part)]
-    if named_here:
-        parse_devices(",".join(named_here))
+    check_devices(given["devices"])
     file = given["objective"].rpartition(":")[0]
     if not elsewhere and file.endswith(".py") and not Path(file).exists():
         raise InvalidInputError(f"No file {file!r} here: hosts start where this command is run.")
-
-
-def _of_hosts(device: str) -> bool:
-    return device == "auto" or device.startswith(("GPU-", "MIG-")) or device.endswith(".json")
 
 
 def _without(arguments: list[str], option: str) -> list[str]:

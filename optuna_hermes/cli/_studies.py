@@ -13,6 +13,7 @@ import typer
 
 from optuna_hermes.cli._output import note
 from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.model import MOST_SEED
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -25,7 +26,7 @@ PROGRAM = "optuna-hermes"
 # More than any study has, and an integer of any database.
 MOST_TRIALS = 10**9
 
-SEED = typer.Option(min=0, max=2**63 - 1, metavar="N", help="Sampler and trials draw from it.")
+SEED = typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials draw from it.")
 
 Storage = Annotated[
     str,

@@ -255,8 +255,7 @@ def _put_back(owner: Any, state: dict[str, Any]) -> None:
         return
     set_buffers(owner, state["buffers"])
     for name, parameter in owner.named_parameters():
-        gradient = state["gradients"].get(name)
-        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        _set_gradient(parameter, state["gradients"].get(name))
     restore_metrics(owner, state["metrics"])
     set_modes(owner, state)
 
@@ -265,7 +264,11 @@ def _put_parameters_back(parameters: list[torch.Tensor], states: list[Any]) -> N
     for parameter, (value, gradient) in zip(parameters, states, strict=True):
         with torch.no_grad():
             parameter.copy_(value)
-        parameter.grad = None if gradient is None else gradient.to(parameter.device)
+        _set_gradient(parameter, gradient)
+
+
+def _set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
 
 def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:

@@ -101,7 +101,7 @@ class Driver:
         self._problem: str | None = None
         self._called_back: set[int] = set()
         self._raised: Exception | None = None
-        """What a callback has raised: the study is suspended first."""
+        """The error of a callback, which is raised once the study is suspended."""
         self._last_done = 0
         self._began = pool.began
         self._import_seconds = 0.0
@@ -474,15 +474,15 @@ class Driver:
         if not self._callbacks or done or self._raised is not None:
             return
         self._last_done = mine.counts.ended
-        for trial in self._study.get_trials():
-            if trial.state.is_finished() and trial.number not in self._called_back:
+        finished = [trial for trial in self._study.get_trials() if trial.state.is_finished()]
+        new = [trial for trial in finished if trial.number not in self._called_back]
+        try:
+            for trial in new:
                 self._called_back.add(trial.number)
                 for callback in self._callbacks:
-                    try:
-                        callback(self._study, trial)
-                    except Exception as error:
-                        self._raised = error
-                        return
+                    callback(self._study, trial)
+        except Exception as error:
+            self._raised = error
 
     def _last_policy(self) -> str:
         asked, last = self._settings.policy, self._last

@@ -30,11 +30,12 @@ from typing import Any, NoReturn
 from optuna_hermes import _optuna
 from optuna_hermes._optuna import Study
 from optuna_hermes.broker import sessions
+from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fork_safety import Unsafe, other_threads, why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
-from optuna_hermes.workers._objective import Objective, anywhere, file_of, pack, unpack
+from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
 from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
@@ -69,7 +70,8 @@ def main() -> int:
     parent = socket.socket(fileno=int(sys.argv[1]))
     packed, path, arguments = _read_payload(parent)
     prepare_imports(packed, path, arguments)
-    found = anywhere(packed)
+    # The import may change the working folder, from which a fresh worker would look for the file.
+    found = anywhere(packed) if isinstance(packed, str) and file_of(packed) else packed
     return _serve(parent, partial(unpack, packed), lambda objective: found)
 
 

@@ -46,14 +46,6 @@ def file_of(objective: bytes | str) -> Path | None:
     return Path(place) if place.endswith(".py") else None
 
 
-def anywhere(objective: bytes | str) -> bytes | str:
-    """The same objective, for processes in other working folders: its import may change it."""
-    file = file_of(objective)
-    if file is None or isinstance(objective, bytes):
-        return objective
-    return f"{file.absolute()}:{objective.rpartition(':')[2]}"
-
-
 def arguments(objective: bytes | str) -> list[str]:
     """The ``sys.argv`` for the import of an objective in another process."""
     file = file_of(objective)

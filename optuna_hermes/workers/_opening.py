@@ -99,15 +99,14 @@ def descriptions(study: optuna.Study, key: str) -> Iterator[Describe]:
     trials = study.get_trials(deepcopy=False)
     described: dict[int, Params] = {}
     length = 0
-    for trial in trials:
-        params = _params(trial)
-        if not params:
-            continue
-        length += len(repr(params))
-        if described and length > DESCRIBED_AT_ONCE:
+    for number, params in ((trial.number, _params(trial)) for trial in trials):
+        own = len(repr(params))
+        if described and length + own > DESCRIBED_AT_ONCE:
             yield Describe(study=key, params=described)
-            described, length = {}, len(repr(params))
-        described[trial.number] = params
+            described, length = {}, 0
+        if params:
+            described[number] = params
+            length += own
     if described:
         yield Describe(study=key, params=described)
 

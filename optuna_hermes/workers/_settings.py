@@ -11,10 +11,10 @@ from optuna_hermes._surroundings import check_grace
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.ledger import check_shared_url
+from optuna_hermes.model import MOST_SEED
 from optuna_hermes.suspend import _remote
 
 MOST_HANG_SECONDS = 1e7
-MOST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,15 @@ def ray_cluster() -> Iterator[Any]:
         made.shutdown()
 
 
+def environment(training: Training) -> dict[str, str]:
+    """That of the command line."""
+    return {
+        "OPTUNA_HERMES_RUNTIME_DIR": "",
+        "XDG_STATE_HOME": str(training.folder / "state"),
+        "TEST_UNITS": "4",
+    }
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["all-stay", "one-is-lost"])
 def test_every_node_trains_and_one_may_be_lost(
     lost: bool,
@@ -41,11 +50,7 @@ def test_every_node_trains_and_one_may_be_lost(
     """24 of 24 complete; of the node that is gone one unit is trained again."""
     nodes = [ray_cluster.add_node(num_cpus=1) for _ in range(3)]
     make(postgres_url)
-    env = {
-        "OPTUNA_HERMES_RUNTIME_DIR": "",
-        "XDG_STATE_HOME": str(training.folder / "state"),
-        "TEST_UNITS": "4",
-    }
+    env = environment(training)
     words = (
         *("launch", "ray", "--address", ray_cluster.address, "--hosts", 3, "--cpus", 1),
         *("--grace", 20, "--", training.target, "--storage", postgres_url, "--study-name", "s"),
@@ -80,11 +85,7 @@ def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
     """A job that has ended makes room for its next; one that is at work does not."""
     ray_cluster.add_node(num_cpus=1)
     make(postgres_url)
-    env = {
-        "OPTUNA_HERMES_RUNTIME_DIR": "",
-        "XDG_STATE_HOME": str(training.folder / "state"),
-        "TEST_UNITS": "4",
-    }
+    env = environment(training)
 
     def launch(n_trials: int) -> Any:
         words = (

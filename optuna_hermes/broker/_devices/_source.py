@@ -74,7 +74,26 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
     """
     if spec.strip() == "auto":
         return _auto()
-    slots = [slot for part in spec.split(",") for slot in _slots(part.strip())]
+    slots = _named(spec, [part.strip() for part in spec.split(",")])
+    gpus = [slot.id for slot in slots if slot.kind == "gpu"]
+    if gpus:
+        _require(gpus)
+    return slots
+
+
+def check_devices(spec: str) -> None:
+    """Refuse a ``--devices`` text that no host would take; files and GPUs are the hosts' own.
+
+    Raises:
+        DeviceSpecError: a part means nothing, or names a device twice.
+    """
+    if spec.strip() != "auto":
+        parts = [part.strip() for part in spec.split(",")]
+        _named(spec, [part for part in parts if not part.endswith(_LIST)])
+
+
+def _named(spec: str, parts: Sequence[str]) -> list[DeviceSlot]:
+    slots = [slot for part in parts for slot in _slots(part)]
     ids = [slot.id for slot in slots]
     for id_ in ids:
         if ids.count(id_) > 1:
@@ -82,9 +101,6 @@ def parse_devices(spec: str) -> list[DeviceSlot]:
                 f"--devices must name each device once but got {id_} more than once in {spec!r}; "
                 "name it once (for more CPU slots, raise N in cpu:N)."
             )
-    gpus = [slot.id for slot in slots if slot.kind == "gpu"]
-    if gpus:
-        _require(gpus)
     return slots
 
 
