@@ -64,6 +64,8 @@ def run_broker(
         InvalidInputError: figures cannot be served, and it is not in the background.
     """
     _raise_handle_limit()
+    # Before NumPy is loaded. Its matrices are small here, and the cores are for the trials.
+    os.environ["OMP_NUM_THREADS"] = "1"
     give_back_large_blocks()
     sys.setswitchinterval(SWITCH_SECONDS)
     directory = election.runtime_dir()

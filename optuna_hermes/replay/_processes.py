@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any, TypeVar
+
+from threadpoolctl import threadpool_limits
 
 from optuna_hermes._cgroups import usable_cpus
 
@@ -70,6 +73,10 @@ def _uninterrupted() -> Iterator[None]:
 def _begin(function: Callable[[Any], Any]) -> None:
     global _function
     _function = function
+    # There is a process for each core: threads of linear algebra would wait for each other. Those
+    # of libraries that are loaded later read the variable.
+    threadpool_limits(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def _do(job: Any) -> Any:

@@ -348,6 +348,23 @@ def test_words_of_earlier_brokers_do_not_pile_up(runtime_dir: Path) -> None:
     assert words.stat().st_size < 1000
 
 
+def test_a_broker_computes_with_one_thread(runtime_dir: Path) -> None:
+    """The cores are for the trials, whatever number of threads they are told."""
+    script = (
+        "import os, signal, sys\n"
+        "from optuna_hermes.broker.__main__ import run_broker\n"
+        "def ready():\n"
+        "    import scipy.linalg, threadpoolctl\n"
+        "    print({each['num_threads'] for each in threadpoolctl.threadpool_info()})\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "run_broker('cpu:1', idle_seconds=None, ready=ready)\n"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=env, timeout=60)
+    assert done.stdout == "{1}\n"
+
+
 def test_a_broker_may_have_more_clients_than_its_shell_allows(
     runtime_dir: Path, wait_for: Callable[..., Any]
 ) -> None:

@@ -6,6 +6,8 @@ import doctest
 import io
 import math
 import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -318,6 +320,22 @@ def test_answers_are_in_the_order_of_the_jobs() -> None:
     """Whichever process is done first."""
     jobs = [300_000, 10, 20, 30]
     assert parallel_map(lambda n: sum(range(n)), jobs, processes=2) == [sum(range(n)) for n in jobs]
+
+
+def test_a_process_computes_with_one_thread() -> None:
+    """There is one for each core: libraries loaded before the fork and after it have one thread."""
+    script = (
+        "import numpy, threadpoolctl\n"
+        "from optuna_hermes.replay._processes import parallel_map\n"
+        "def threads(job):\n"
+        "    import scipy.linalg\n"
+        "    return [each['num_threads'] for each in threadpoolctl.threadpool_info()]\n"
+        "print({each for found in parallel_map(threads, [0, 1], processes=2) for each in found})\n"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, capture_output=True, text=True, check=True, env=env)
+    assert done.stdout == "{1}\n"
 
 
 @pytest.mark.parametrize(
