@@ -77,6 +77,8 @@ class Arena:
 
     def free(self) -> None:
         """Give all host memory back."""
+        if not self._blocks:
+            return
         self._blocks, self._starts, self._places = [], [], []
         if self._accelerator is not None:
             self._accelerator.free_pinned()

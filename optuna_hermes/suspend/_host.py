@@ -48,7 +48,7 @@ class Host(Tier):
         self._trial, self._sizes, self._tree = state.name, sizes, tree
         self._empty()
         left = self._left([storage for storage in found if storage not in sizes])
-        return Footprint(device_bytes=left, host_bytes=self._arena.size_bytes)
+        return Footprint(device_bytes=left, host_bytes=self.size_bytes)
 
     def resume(self) -> None:
         """See ``Tier``; after an error the trial still waits here, and may be resumed again."""
@@ -102,6 +102,15 @@ class Host(Tier):
         # Code that reads its tensors while unwinding must not crash.
         forget(self._sizes, self._arena.device)
         self._sizes, self._tree = {}, None
+        self.free()
+
+    @property
+    def size_bytes(self) -> int:
+        """Host memory it has: after ``resume`` it is kept for the next time."""
+        return self._arena.size_bytes
+
+    def free(self) -> None:
+        """Give its memory back; nothing may wait here."""
         self._arena.free()
 
     def _keep(

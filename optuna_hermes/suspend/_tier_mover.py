@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ class TierMover:
         disk; one that cannot be stored, or whose checkpoint cannot be written, stays where it is.
 
         Raises:
+            SuspendError: it is in host memory, should be ``resident``, and the device has no room;
+                it is still in host memory.
             CheckpointError: it is on its device, should go to disk, and holds something that
                 cannot be stored.
         """
@@ -76,8 +79,11 @@ class TierMover:
         # The resident tier takes every trial, also one that host memory and disk have refused.
         if tier == "resident" or self.tier is None:
             if self.tier == "host":
-                self._host.resume()
-            self.tier, self._footprint = "resident", self._resident.suspend(state)
+                self.back()  # host memory is kept: it trains next, and may need it again
+            elif self.tier is None:
+                self._host.free()  # others may need it
+            held = replace(self._resident.suspend(state), host_bytes=self._host.size_bytes)
+            self.tier, self._footprint = "resident", held
         return self._footprint
 
     def back(self) -> None:

@@ -191,6 +191,29 @@ def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
     broker.check()
 
 
+def test_host_memory_that_a_trial_keeps_while_it_trains_is_counted() -> None:
+    """It is no other's, and the trial itself needs no more of it to wait there again."""
+    broker = on_gpu(budget=90)
+    first, second = leaving(broker)
+    in_host = {"tier": "host", "held_bytes": 0, "host_bytes": 64}
+    park(broker, first, 1, free=ALL, **in_host)
+    epoch = train(broker, second)
+    broker.poll(GPU, memory_free_bytes=ALL - BIG)
+    broker.advance(1.5)
+    assert broker.last(second, "Yield").tier == "disk", "26 of 90 are left"
+    park(broker, second, epoch, free=ALL, tier="disk")
+    broker.hang_up(second)
+    third = broker.worker()
+    epoch = train(broker, first)
+    assert broker.handler.status(broker.now).host_memory.used_bytes == 64
+    broker.poll(GPU, memory_free_bytes=ALL - BIG)
+    broker.advance(1.5)
+    assert broker.last(first, "Yield").tier == "host"
+    park(broker, first, epoch, free=ALL, **in_host)
+    assert broker.last(third, "Grant") is not None
+    assert broker.handler.status(broker.now).host_memory.used_bytes == 64
+
+
 class Placing(Policy):
     """Gives trials the devices it is told to, where they are free; None is a new trial."""
 

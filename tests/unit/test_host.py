@@ -36,6 +36,7 @@ from optuna_hermes.suspend._storages import (
     peak_bytes,
     storages,
 )
+from optuna_hermes.suspend._tier_mover import TierMover
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -408,6 +409,17 @@ def test_a_tier_that_its_trial_leads_to_is_no_part_of_it() -> None:
         held = run.host.suspend(Point(run))
         run.host.resume()
     assert (held.device_bytes, held.host_bytes) == (0, MIB)
+
+
+def test_host_memory_is_kept_for_a_trial_that_trains_next() -> None:
+    """It is given back once the trial waits on its device, where it needs none."""
+    run, mover = Point(ones()), TierMover(None, lambda: ())
+    mover.put(run, "host")
+    assert mover.put(run, "resident").host_bytes == MIB
+    mover.back()
+    assert mover.put(run, "host").host_bytes == MIB
+    mover.back()
+    assert mover.put(run, "resident").host_bytes == 0
 
 
 def test_nobody_elses_random_numbers_change() -> None:

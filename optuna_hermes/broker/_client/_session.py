@@ -434,9 +434,11 @@ class TrialSession:
             if isinstance(message, wire.Evict):
                 self._put(state, message.tier, time.monotonic())
             elif isinstance(message, wire.Recall):
-                with contextlib.suppress(SuspendError):
-                    self._parking().back()
-                self._put(state, self._parking().tier or "resident", time.monotonic())
+                began = time.monotonic()
+                try:
+                    self._put(state, "resident", began)
+                except SuspendError:
+                    self._put(state, "host", began)
             elif message is None:  # no broker can be found
                 self._put(state, "disk", time.monotonic())
                 raise BrokerError(self._refused or _NO_BROKER)

@@ -72,8 +72,11 @@ def send_away(turn: Turn, connection: int, trial: LiveTrial) -> None:
 def training(
     state: BrokerState, lease: Lease, trial: LiveTrial, message: wire.FirstBatch, now: float
 ) -> None:
-    """Note the first batch since the grant: all of the trial is on its device."""
-    trial.stores, trial.host_bytes = message.stores, 0
+    """Note the first batch since the grant: all of the trial is on its device.
+
+    Its process keeps the host memory where it has waited.
+    """
+    trial.stores = message.stores
     trial.params = message.params or trial.params
     if lease.training:
         return

@@ -26,6 +26,7 @@ class Sitter:
         trial: the trial.
         tier: ``resident`` on the device that needs room, or ``host`` (from any device).
         takes_bytes: what it takes there, of the device or of the host, None if unknown.
+        kept_bytes: host memory that its process has, and would use again.
         process_bytes: what its process takes of the device that needs room beside that, None if
             the process is not there.
         moves: whether it can go to host memory.
@@ -35,6 +36,7 @@ class Sitter:
     trial: TrialId
     tier: TierName
     takes_bytes: int | None
+    kept_bytes: int = 0
     process_bytes: int | None = None
     moves: bool = False
     stores: bool = False
@@ -47,6 +49,7 @@ def sitter_of(trial: LiveTrial, process_bytes: int | None) -> Sitter:
         trial=(trial.study, trial.number),
         tier="host" if in_host else "resident",
         takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
+        kept_bytes=trial.host_bytes,
         process_bytes=process_bytes,
         moves=trial.moves and not in_host and not trial.others,
         stores=trial.stores,
@@ -80,7 +83,7 @@ def make_room(
             continue
         if _has_room(sitter, host_room_bytes):
             moves[sitter.trial] = "host"
-            host_room_bytes -= sitter.takes_bytes or 0
+            host_room_bytes -= _wants(sitter) or 0
         elif later := _make_way(sitter, sitters[:place], host_room_bytes):
             moves.update(later)
             return moves  # the rest is decided when they have gone
@@ -123,22 +126,28 @@ def clear(sitters: Iterable[Sitter], host_room_bytes: int) -> dict[TrialId, Tier
             moves[sitter.trial] = "disk"
         elif sitter.tier == "resident" and _has_room(sitter, host_room_bytes):
             moves[sitter.trial] = "host"
-            host_room_bytes -= sitter.takes_bytes or 0
+            host_room_bytes -= _wants(sitter) or 0
     return moves
 
 
 def _has_room(sitter: Sitter, host_room_bytes: int) -> bool:
-    takes = sitter.takes_bytes
-    return sitter.moves and takes is not None and takes <= host_room_bytes
+    wants = _wants(sitter)
+    return sitter.moves and wants is not None and wants <= host_room_bytes
+
+
+def _wants(sitter: Sitter) -> int | None:
+    """Further host memory that a trial on a device needs to wait there; None if unknown."""
+    return None if sitter.takes_bytes is None else max(0, sitter.takes_bytes - sitter.kept_bytes)
 
 
 def _make_way(
     sitter: Sitter, later: Sequence[Sitter], host_room_bytes: int
 ) -> dict[TrialId, TierName]:
     """Trials that leave host memory for ``sitter``; none if that would not suffice."""
-    if not sitter.moves or sitter.takes_bytes is None:
+    wants = _wants(sitter)
+    if not sitter.moves or wants is None:
         return {}
-    missing = sitter.takes_bytes - host_room_bytes
+    missing = wants - host_room_bytes
     moves: dict[TrialId, TierName] = {}
     for each in later:
         if each.tier == "host" and each.stores:
