@@ -133,7 +133,10 @@ def gc(
         held = upkeep.held_trials(held_by, study, ledger)
         litter = upkeep.find_litter(study, ledger, folders, held, now, stores)
         rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
-        litter = upkeep.with_files_of(litter, [f.parent for f in folders], rows.studies)
+        parents = [each.parent for each in folders]
+        bases = [str(checkpoint_dir).rstrip("/")] if remote else []
+        litter, gone = upkeep.with_deleted(litter, ledger, rows.studies, parents, bases)
+        rows = dataclasses.replace(rows, studies=gone)
         if not dry_run:
             upkeep.remove(study, ledger, litter)
             upkeep.remove_rows(study, ledger, rows, now)

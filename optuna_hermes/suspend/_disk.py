@@ -330,7 +330,7 @@ def _search(
                     f"{folder if url is None else url}, that is "
                     "no link: give the checkpoint_dir that it was written to."
                 )
-            return state, _load(_here(folder, state), trial), problems
+            return state, _load_here(folder, state, trial), problems
         except CheckpointError as error:
             problems.append(error)
     if not problems:
@@ -351,18 +351,20 @@ def _is_in(folder: Path | None, state: Checkpoint, url: str | None) -> bool:
     return Path(state.path).parent.resolve() == folder.resolve()
 
 
-def _here(folder: Path | None, state: Checkpoint) -> Checkpoint:
-    """A checkpoint as a file of this host: a copy of one in a store is fetched if it is missing.
+def _load_here(folder: Path | None, state: Checkpoint, trial: str) -> Any:
+    """As ``_load``; a copy of one in a store is fetched if it is missing or cannot be used.
 
     Raises:
-        CheckpointError: it cannot be fetched.
+        CheckpointError: it cannot be fetched, or used.
     """
     if folder is None or not _remote.is_url(state.path):
-        return state
-    copy = folder / _name(state)
-    if not copy.is_file() or copy.is_symlink() or copy.stat().st_size != state.size_bytes:
-        _remote.get(state.path, copy)
-    return replace(state, path=str(copy))
+        return _load(state, trial)
+    copy = replace(state, path=str(folder / _name(state)))
+    if os.path.lexists(copy.path):
+        with contextlib.suppress(CheckpointError):
+            return _load(copy, trial)
+    _remote.get(state.path, Path(copy.path))
+    return _load(copy, trial)
 
 
 def _load(state: Checkpoint, trial: str) -> Any:

@@ -8,7 +8,7 @@ from optuna_hermes.upkeep._files import (
     Litter,
     find_litter,
     remove,
-    with_files_of,
+    with_deleted,
 )
 from optuna_hermes.upkeep._finish import FinishPlan, finish, held_trials, plan_finish
 from optuna_hermes.upkeep._overrides import change_policy, finish_live, want
@@ -30,5 +30,5 @@ __all__ = [
     "remove",
     "remove_rows",
     "want",
-    "with_files_of",
+    "with_deleted",
 ]

@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from optuna_hermes import _optuna
@@ -73,9 +74,7 @@ def find_litter(
     here = [row for row in in_folders if _is_below(folders, _path(row))]
     here += [row for row in in_stores if _parts(row)[0] in stores]
     stale = [row for row in here if row.number in over]
-    # A checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE: users know the first of these.
-    elsewhere = {str(_path(row).parents[2]) for row in in_folders if row not in here}
-    elsewhere |= {_parts(row)[0].rpartition("/")[0] for row in in_stores if row not in here}
+    elsewhere = _elsewhere(rows, folders, stores)
     # A copy of what is in a store has that file's name, in the folder of the same trial.
     copies = {_parts(row)[1:] for row in in_stores if row.number not in over}
     needed = {_place(_path(row)) for row in in_folders if row.number not in over}
@@ -139,14 +138,61 @@ def _is_below(folders: Collection[Path], path: Path) -> bool:
     return not path.exists() or any(place == folder.resolve() for folder in folders)
 
 
-def with_files_of(litter: Litter, folders: Iterable[Path], keys: Collection[str]) -> Litter:
-    """The litter, with every checkpoint of deleted studies: ``folders`` have one for each key."""
+def with_deleted(
+    litter: Litter,
+    ledger: Ledger,
+    keys: Collection[str],
+    folders: Collection[Path],
+    stores: Collection[str] = (),
+) -> tuple[Litter, tuple[str, ...]]:
+    """The litter, with every checkpoint of deleted studies: ``folders`` have one for each key.
+
+    So have ``stores``, which are URLs.
+
+    Returns:
+        The litter, and the keys of studies of which it then has all that can be found: of the
+        others the ledger names checkpoints elsewhere, which nobody would find without it.
+
+    Raises:
+        UnwritableError: a store cannot be reached.
+    """
     found = [folder / key for folder in folders for key in keys]
     # Keys come out of a database: "..", or a link to elsewhere, must not lead out of the folders.
     own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
     inside = [each for each in own if each.name in keys]
     files = {file.path: file.size_bytes for folder in inside for file in _files(folder)}
-    return replace(litter, files={**litter.files, **files})
+    urls = {f"{store}/{key}" for store in stores for key in keys if _is_name(key)}
+    remote = {file.url: file.size_bytes for url in urls for _, file in _objects(url)}
+    elsewhere = {key: _elsewhere(ledger.load_checkpoints(key), inside, urls) for key in keys}
+    litter = replace(
+        litter,
+        files={**litter.files, **files},
+        remote={**litter.remote, **remote},
+        elsewhere=tuple(sorted({*litter.elsewhere, *chain.from_iterable(elsewhere.values())})),
+    )
+    return litter, tuple(key for key in keys if not elsewhere[key])
+
+
+def _is_name(key: str) -> bool:
+    return "/" not in key and key not in ("", ".", "..")
+
+
+def _elsewhere(
+    rows: Iterable[CheckpointRecord], folders: Collection[Path], urls: Collection[str]
+) -> set[str]:
+    """The folders and stores, as they were given to ``optimize``, of checkpoints elsewhere.
+
+    Args:
+        rows: a checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE.
+        folders, urls: of studies, where they are not elsewhere.
+    """
+    rows = list(rows)
+    in_stores = [row for row in rows if _remote.is_url(row.checkpoint.path)]
+    in_folders = [row for row in rows if row not in in_stores]
+    found = {str(_path(row).parents[2]) for row in in_folders if not _is_below(folders, _path(row))}
+    return found | {
+        _parts(row)[0].rpartition("/")[0] for row in in_stores if _parts(row)[0] not in urls
+    }
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:

@@ -82,6 +82,18 @@ def test_a_copy_is_read_without_the_store(
     assert read([stored], NAME, tmp_path / "b", url) is not None
 
 
+def test_a_damaged_copy_is_fetched_again(tmp_path: Path, url: str) -> None:
+    """The store has it intact, so that no older one is taken."""
+    stored = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)
+    (copy,) = tmp_path.glob("a/*.safetensors")
+    intact = copy.read_bytes()
+    copy.write_bytes(intact[:-1] + b"?")
+    found = read([stored], NAME, tmp_path / "a", url)
+    assert found is not None
+    assert found[1]["units"] == 1
+    assert copy.read_bytes() == intact
+
+
 def test_what_was_changed_in_the_store_is_refused(tmp_path: Path, url: str) -> None:
     """The digest is compared after a download; the one before it is taken, with a warning."""
     first = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)

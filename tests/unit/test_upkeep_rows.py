@@ -9,10 +9,19 @@ import optuna
 import pytest
 
 from optuna_hermes import _optuna, upkeep
-from optuna_hermes.ledger import EventRecord, LeaseRecord, TrialRecord, open_ledger
+from optuna_hermes.ledger import (
+    CheckpointRecord,
+    EventRecord,
+    LeaseRecord,
+    TrialRecord,
+    open_ledger,
+)
 from optuna_hermes.ledger._records import HostRecord
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import _remote
 from optuna_hermes.upkeep._rows import DEAD_SECONDS, EVENT_LOG_SECONDS
 
+NOTHING = upkeep.Litter(files={}, rows=())
 NOW = 1_000_000_000.0
 OLD = NOW - EVENT_LOG_SECONDS - 1.0
 
@@ -181,22 +190,51 @@ def test_a_study_without_a_database_is_not_deleted(tmp_path: Path) -> None:
     ledger.close()
 
 
-def test_files_of_deleted_studies_go_with_them(tmp_path: Path) -> None:
+def test_files_of_deleted_studies_go_with_them(house: House, tmp_path: Path) -> None:
     """Their checkpoints are litter; what their trials printed stays."""
     folder = checkpoint_of(tmp_path / "here" / "deleted")
-    nothing = upkeep.Litter(files={}, rows=())
-    litter = upkeep.with_files_of(nothing, [tmp_path / "here"], ["deleted", "not there"])
+    keys = ["deleted", "not there"]
+    litter, gone = upkeep.with_deleted(NOTHING, house.ledger, keys, [tmp_path / "here"])
     assert litter.files == {folder / "1.ckpt": 4}
+    assert gone == ("deleted", "not there")
+
+
+def test_a_deleted_study_is_not_forgotten_while_checkpoints_are_elsewhere(
+    house: House, tmp_path: Path
+) -> None:
+    """They are litter once their folder or their store is named too."""
+    store = f"file://{tmp_path}/bucket"
+    place = f"{store}/deleted/trial-00000/1-unit-1-abc.safetensors"
+    source = tmp_path / "source"
+    source.write_bytes(b"0123")
+    _remote.put(source, place)
+    folder = checkpoint_of(tmp_path / "there" / "deleted")
+    for path in (place, str(folder / "1.ckpt"), "/gone/deleted/trial-00000/1.ckpt"):
+        checkpoint = Checkpoint(path=path, units=1, size_bytes=4, sha256="")
+        house.ledger.save_checkpoint(
+            CheckpointRecord(study="deleted", number=0, checkpoint=checkpoint, at=OLD)
+        )
+    here = tmp_path / "here"
+    litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [here])
+    assert (litter.size_bytes, gone) == (0, ())
+    assert litter.elsewhere == tuple(sorted([store, str(tmp_path / "there")]))
+    litter, gone = upkeep.with_deleted(
+        NOTHING, house.ledger, ["deleted"], [here, tmp_path / "there"], [store]
+    )
+    assert litter.remote == {place: 4}
+    assert litter.files == {folder / "1.ckpt": 4}
+    assert (litter.elsewhere, gone) == ((), ("deleted",))
 
 
 @pytest.mark.parametrize("key", ["../elsewhere", "..", ".", "", "link"])
-def test_a_key_that_leads_elsewhere_has_no_files(key: str, tmp_path: Path) -> None:
+def test_a_key_that_leads_elsewhere_has_no_files(key: str, house: House, tmp_path: Path) -> None:
     """Whatever the ledger holds as a key, nothing outside of the folder of studies goes."""
     for place in ("elsewhere", "here", ".", "here/other"):
         checkpoint_of(tmp_path / place)
     (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
-    nothing = upkeep.Litter(files={}, rows=())
-    assert upkeep.with_files_of(nothing, [tmp_path / "here"], [key]).files == {}
+    bucket = [f"file://{tmp_path}/here"] if key != "link" else []
+    litter, _ = upkeep.with_deleted(NOTHING, house.ledger, [key], [tmp_path / "here"], bucket)
+    assert (litter.files, litter.remote) == ({}, {})
 
 
 def checkpoint_of(study: Path) -> Path:
