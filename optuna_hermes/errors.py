@@ -93,6 +93,10 @@ class BrokerError(HermesError, RuntimeError):
     """The broker cannot be started, reached or trusted."""
 
 
+class BrokerSilentError(BrokerError):
+    """A broker runs but does not answer: it was stopped, or waits for a disk."""
+
+
 class BrokerConflictError(BrokerError, InvalidInputError):
     """A broker with other devices owns this host, or its socket belongs to someone else."""
 

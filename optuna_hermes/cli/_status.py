@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from optuna_hermes.cli._output import FAILED, complain, show, show_json
+from optuna_hermes.cli._output import FAILED, complain, note, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -21,7 +21,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_and_ledger,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import BrokerSilentError, InvalidInputError
 from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
 from optuna_hermes.view.tables import status_view, trial_view
 
@@ -58,7 +58,11 @@ def status(
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
     if probe:
-        if broker_status() is None:
+        try:
+            answers = broker_status() is not None
+        except BrokerSilentError:
+            answers = False
+        if not answers:
             return complain("No broker answers on this host: nothing trains.", FAILED)
         return 0
     if trial is not None:
@@ -67,20 +71,31 @@ def status(
                 f"A trial's event log needs its study but got trial {trial} alone: add --storage "
                 "URL and --study-name NAME."
             )
-        document = trial_document(storage, study_name, trial, broker_status())
+        document = trial_document(storage, study_name, trial, _heard())
         if json:
             show_json(document)
         else:
             show(trial_view(document))
         return 0
-    broker, study = broker_status(curves=True), None
-    if study_name is not None:
+    if study_name is None:
+        broker, study = broker_status(curves=True), None
+    else:
+        broker = _heard(curves=True)
         study = _study_document(storage_of(storage, study_name), study_name, broker)
     if json:
         show_json({"broker": msgspec.to_builtins(broker), "study": study})
     else:
         show(status_view(broker, study))
     return 0
+
+
+def _heard(*, curves: bool = False) -> BrokerStatus | None:
+    """The broker's status; None, with a word, if it does not answer: the ledger can be shown."""
+    try:
+        return broker_status(curves=curves)
+    except BrokerSilentError as error:
+        note(str(error))
+        return None
 
 
 def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Document:
@@ -105,9 +120,10 @@ def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Doc
         }
         for record in records
     ]
-    # A trial that has diverged is never the best one: NaN is neither above nor below a value.
-    finite = [t for t in trials if t["value"] is not None and math.isfinite(t["value"])]
-    best = min(finite, key=lambda each: facts.sign * each["value"], default=None)
+    # A trial that has failed or diverged is never the best one.
+    good = [t for t in trials if t["state"] != "failed" and math.isfinite(t["value"] or 0.0)]
+    valued = [t for t in good if t["value"] is not None]
+    best = min(valued, key=lambda each: facts.sign * each["value"], default=None)
     return {
         "name": name,
         "counts": dict(Counter(states.values())),

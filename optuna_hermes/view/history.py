@@ -44,6 +44,17 @@ class Bar(NamedTuple):
     epoch: int
 
 
+def end_of(bar: Bar, trial: TrialHistory | None) -> float | None:
+    """The end of a bar, None while its trial trains.
+
+    After a broker that was killed during the lease, the trial's last report is all that is known.
+    """
+    if bar.end is not None or (trial is not None and trial.state == "running"):
+        return bar.end
+    points = () if trial is None else trial.points
+    return max([bar.begin, *(point.at for point in points)])
+
+
 class Best(NamedTuple):
     """A value that was better than all before it, after ``device_seconds`` of all trials."""
 

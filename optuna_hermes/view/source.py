@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from optuna_hermes.errors import BrokerError
+from optuna_hermes.errors import BrokerError, BrokerSilentError
 from optuna_hermes.view.history import StudyHistory, read_history
 
 if TYPE_CHECKING:
@@ -38,6 +38,11 @@ class StudyReader:
         self._facts: StudyFacts | None = None
         self._facts_due = 0.0
 
+    @property
+    def maximize(self) -> bool | None:
+        """Whether the study's values are maximised, None if that was not read."""
+        return None if self._facts is None else self._facts.sign < 0
+
     def status(self) -> BrokerStatus | None:
         """The status of this host's broker, None if none answers."""
         from optuna_hermes.broker import connect
@@ -49,9 +54,9 @@ class StudyReader:
                 if self._connection is None:
                     self._connection = connect("viewer")
                 return self._connection.ask_status(curves=self._curves)
-            except BrokerError:
+            except BrokerError as error:
                 self.disconnect()
-                if is_new:
+                if is_new or isinstance(error, BrokerSilentError):
                     return None
         return None
 

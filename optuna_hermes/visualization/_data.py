@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from optuna_hermes.view import formats
-from optuna_hermes.view.history import Bar, StudyHistory, TrialHistory, best_so_far
+from optuna_hermes.view.history import Bar, StudyHistory, TrialHistory, best_so_far, end_of
 
 Axis = Literal["unit", "device_seconds"]
 
@@ -86,8 +86,9 @@ def schedule_info(history: StudyHistory, now: float) -> tuple[Box, ...]:
     names = device_names(bar.device for bar in history.bars)
     order = sorted(names, key=_natural)
     bars = sorted(history.bars, key=lambda bar: (order.index(bar.device), bar.begin))
-    found = ((bar, _end(bar, trials, now)) for bar in bars)
-    return tuple(_box(bar, names[bar.device], end) for bar, end in found if end > bar.begin)
+    found = ((bar, end_of(bar, trials.get(-1 if bar.trial is None else bar.trial))) for bar in bars)
+    ends = ((bar, now if end is None else end) for bar, end in found)
+    return tuple(_box(bar, names[bar.device], end) for bar, end in ends if end > bar.begin)
 
 
 def device_names(devices: Iterable[str]) -> dict[str, str]:
@@ -141,16 +142,6 @@ def best_info(
         lines=tuple(_steps(name, steps, end, scale) for name, steps in lines if steps),
         x_label=f"Device Time of All Trials ({unit})",
     )
-
-
-def _end(bar: Bar, trials: dict[int, TrialHistory], now: float) -> float:
-    if bar.end is not None:
-        return bar.end
-    trial = None if bar.trial is None else trials.get(bar.trial)
-    if trial is None or trial.state == "running":
-        return now if trial else bar.begin
-    # The broker was killed during the lease: the last report is all that is known of it.
-    return max((point.at for point in trial.points), default=bar.begin)
 
 
 def _box(bar: Bar, device: str, end: float) -> Box:

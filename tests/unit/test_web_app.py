@@ -155,6 +155,15 @@ def test_a_forged_command_does_nothing(browser: TestClient, study: Study) -> Non
     assert study.done == []
 
 
+@pytest.mark.parametrize("host", ["localhost:1/style.css?", "127.0.0.1:1/token?"])
+def test_a_host_with_a_path_opens_nothing(browser: TestClient, study: Study, host: str) -> None:
+    """What is checked is the path by which a request is routed."""
+    for method, route in (("GET", "/api/trials/3"), ("POST", "/api/trials/3/hold")):
+        answer = browser.request(method, route, headers={"host": host} | OURS)
+        assert answer.status_code in (401, 421)
+    assert study.done == []
+
+
 def test_what_cannot_be_done_is_said(browser: TestClient) -> None:
     """In the words of the error."""
     headers = BEARER | OURS

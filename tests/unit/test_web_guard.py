@@ -79,7 +79,12 @@ def test_a_process_of_ones_own_needs_no_token() -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8470", "", "localhost.evil.example"]
+    "host",
+    [
+        *("evil.example", "evil.example:8470", "", "localhost.evil.example"),
+        # Frameworks that make an address of it take its end for the path.
+        *("localhost:1/style.css?", "127.0.0.1:1/style.css?", "localhost:", "[::1]/x", "[::1"),
+    ],
 )
 def test_a_bent_name_leads_nowhere(host: str) -> None:
     """DNS rebinding: the browser calls this server by a name that is not its own."""

@@ -144,6 +144,42 @@ def test_the_best_of_a_study_that_maximises_is_its_highest() -> None:
     assert PageBuilder().build(PageInput(name="digits", history=history))["best"]["trial"] == 3
 
 
+def test_the_best_is_found_among_exact_values_of_trials_that_have_not_failed() -> None:
+    """Two may differ past the digits that are shown."""
+
+    def ended(number: int, value: float, state: str = "done") -> TrialHistory:
+        return replace(TRIAL, number=number, state=state, points=(Point(1, value, 1.0, 101.0),))
+
+    trials = (ended(0, 123456.4), ended(1, 123456.1), ended(2, 1.0, "failed"))
+    page = PageBuilder().build(PageInput(name="digits", history=replace(HISTORY, trials=trials)))
+    assert page["best"] == {"trial": 1, "value": 123456.1}
+
+
+def test_the_direction_is_known_before_the_first_report() -> None:
+    """From Optuna's tables, or the broker; until then it is said to be neither."""
+    build = PageBuilder().build
+    assert build(PageInput(name="digits"))["study"]["maximize"] is None
+    assert build(PageInput(name="digits", maximize=True))["study"]["maximize"] is True
+    broker = broker_status(study_status(**{**ENTRY, "maximize": True}))
+    assert build(PageInput(name="digits", broker=broker))["study"]["maximize"] is True
+    history = replace(HISTORY, maximize=True)
+    assert build(PageInput(name="digits", history=history))["study"]["maximize"] is True
+
+
+def test_a_lease_that_a_dead_broker_left_open_ends_with_the_last_report() -> None:
+    """It lasts while its trial trains, or a device is held by its new trial."""
+    stored, running = replace(TRIAL, state="stored"), replace(TRIAL, number=4, state="running")
+    bars = (
+        *(Bar("vm/cpu:0", 3, 100.0, None, 7), Bar("vm/cpu:0", 4, 100.0, None, 9)),
+        *(Bar("vm/cpu:0", None, 103.0, None, 8), Bar("vm/cpu:1", None, 103.0, None, 6)),
+        Bar("vm/cpu:1", 3, 105.0, None, 5),
+    )
+    history = replace(HISTORY, trials=(stored, running), bars=bars)
+    page = PageBuilder().build(replace(INPUT, history=history))
+    ends = {key.partition(" ")[0]: bar[3] for key, bar in page["bars"].items()}
+    assert ends == {"7": 2.0, "9": None, "8": None, "6": 3.0, "5": 5.0}
+
+
 def test_a_page_is_json_whatever_was_reported() -> None:
     """NaN and infinity have no number there."""
     points = (Point(1, math.nan, 1.0, 101.0), Point(2, -math.inf, 2.0, 102.0))
@@ -349,6 +385,19 @@ def test_a_page_that_does_not_read_is_sent_the_whole() -> None:
         feed.close()
 
     asyncio.run(asyncio.wait_for(story(), 30.0))
+
+
+def test_a_page_that_cannot_be_sent_is_made_again(caplog: pytest.LogCaptureFixture) -> None:
+    """A number that JSON lacks ends no page."""
+    looks = iter([{"until": math.inf}, {"until": 1.0}])
+
+    async def story() -> None:
+        feed = Feed(lambda: next(looks, {"until": 2.0}), every_seconds=0.001)
+        assert (await first(feed.listen()))[1]["until"] == 1.0
+        feed.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+    assert "a look failed" in caplog.text
 
 
 def test_a_look_that_fails_is_made_again(caplog: pytest.LogCaptureFixture) -> None:

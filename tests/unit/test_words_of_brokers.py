@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,24 @@ def test_a_policy_that_gives_what_is_not_there() -> None:
         "once at most, but got trial 9, device cpu:7'): mend it, or choose another with --policy, "
         "and run the same command again."
     )
+
+
+@pytest.mark.parametrize("seconds", [math.inf, math.nan, -1.0])
+def test_a_policy_that_gives_a_slice_without_an_end(seconds: float) -> None:
+    """No view could show when it ends."""
+
+    class Endless(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            devices = tuple(device.id for device in snapshot.devices)
+            assignment = Assignment(trial=None, devices=devices, slice_seconds=seconds)
+            return Decision(assignments=(assignment,))
+
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="fifo")
+    broker.handler.state.studies["s"].policy = Endless()
+    broker.worker()
+    problem = broker.handler.status(0.0).studies[0].problem
+    assert f"a policy's slices last a finite number of seconds but got {seconds}" in problem
 
 
 # -- ledgers -----------------------------------------------------------------------------------

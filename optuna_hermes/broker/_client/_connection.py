@@ -15,6 +15,7 @@ from optuna_hermes.broker._privacy import peer
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
+    BrokerSilentError,
     InvalidInputError,
     ProtocolError,
     StudyTakenError,
@@ -22,7 +23,13 @@ from optuna_hermes.errors import (
 
 CONNECT_SECONDS = 30.0
 POLL_SECONDS = 0.02
+SILENT_SECONDS = 10.0
+"""Time in which a broker answers a viewer, whom nobody else would tell that it does not."""
 _GONE = "The broker is gone: look into broker.log for the reason."
+_SILENT = (
+    f"The broker of this host has not answered for {SILENT_SECONDS:.0f} s: let its process, which "
+    "broker.json names, go on if it was stopped, or look into broker.log."
+)
 _END_IT = "it is of another version, so end the process that broker.json names"
 
 
@@ -31,6 +38,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket, role: str) -> None:
         self._socket = sock
+        if role == "viewer":
+            sock.settimeout(SILENT_SECONDS)
         self._send_lock = threading.Lock()
         try:
             self.welcome = self._greet(role)
@@ -62,6 +71,8 @@ class Connection:
             # One frame at a time: sendall() may write in parts, between which others could write.
             with self._send_lock:
                 self._socket.sendall(data)
+        except TimeoutError as error:
+            raise BrokerSilentError(_SILENT) from error
         except OSError as error:
             raise BrokerError(_GONE) from error
 
@@ -131,6 +142,8 @@ class Connection:
         while len(data) < count:
             try:
                 part = self._socket.recv(count - len(data))
+            except TimeoutError as error:
+                raise BrokerSilentError(_SILENT) from error
             except OSError as error:
                 raise BrokerError(_GONE) from error
             if not part:
@@ -167,15 +180,18 @@ def broker_status(*, trials: bool = True, curves: bool = False) -> wire.BrokerSt
 
     Raises:
         BrokerConflictError: its socket is not ours.
+        BrokerSilentError: it does not answer.
     """
     try:
         connection = connect("viewer")
-    except BrokerConflictError:
+    except (BrokerConflictError, BrokerSilentError):
         raise
     except BrokerError:
         return None
     try:
         return connection.ask_status(trials=trials, curves=curves)
+    except BrokerSilentError:
+        raise
     except BrokerError:  # it has just ended
         return None
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
@@ -321,6 +322,10 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
             "a policy assigns waiting trials and free devices, each once at most, but got "
             + ", ".join(wrong)
         )
+    slices = (each.slice_seconds for each in decision.assignments)
+    odd = [each for each in slices if each is not None and not 0.0 <= each < math.inf]
+    if odd:
+        raise ValueError(f"a policy's slices last a finite number of seconds but got {odd[0]}")
     _check_sizes(decision, snapshot)
 
 

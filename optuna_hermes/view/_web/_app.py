@@ -165,7 +165,8 @@ class _Gate:
         is_own = self._trusts_own and client and server and is_ours(client, server)
         return RequestParts(
             method=request.method,
-            path=request.url.path,
+            # As requests are routed: Starlette makes ``request.url`` of the Host header.
+            path=request.scope["path"],
             headers={name.lower(): value for name, value in request.headers.items()},
             is_own=bool(is_own),
         )
@@ -180,10 +181,10 @@ def _too_large(request: Request) -> Refusal | None:
 
 def _refused(request: Request, refusal: Refusal) -> Response:
     """The answer to a refused request: a form for the token, JSON for the API, else a line."""
-    if refusal.status == 401 and request.url.path in ("/", "/token"):
+    if refusal.status == 401 and request.scope["path"] in ("/", "/token"):
         html = (FILES / "token.html").read_text("utf-8")
         return HTMLResponse(html, refusal.status, headers={"www-authenticate": "Bearer"})
-    if request.url.path.startswith("/api/"):
+    if request.scope["path"].startswith("/api/"):
         return JSONResponse({"error": refusal.reason}, refusal.status)
     return PlainTextResponse(f"{refusal.reason}\n", refusal.status)
 

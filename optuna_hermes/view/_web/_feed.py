@@ -101,14 +101,15 @@ class Feed:
         try:
             async with self._turn:
                 page = await asyncio.to_thread(self._look)
+            before = self._page
+            changes = page if before is None else delta(before, page)
+            event = _event("page" if before is None else "change", changes) if changes else b""
         except Exception:
             # Any error: the loop must live, for the next look may succeed.
             log.exception("a look failed")
             return
-        before, self._page = self._page, page
-        changes = page if before is None else delta(before, page)
-        if changes:
-            event = _event("page" if before is None else "change", changes)
+        self._page = page
+        if event:
             for listener in self._listeners:
                 listener.send(event, page)
 

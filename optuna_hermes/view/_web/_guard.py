@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,9 @@ COMMAND_HEADER = "x-optuna-hermes"
 # Paths that need no token: those of the form that asks for it.
 PUBLIC = frozenset({"/style.css", "/icon.svg", "/token"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
+
+# IPv6 addresses have colons of their own, and stand in brackets.
+_HOST = re.compile(r"(\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<name>[\w.-]+))(:[0-9]{1,5})?", re.ASCII)
 
 # Of every answer: no foreign or inline content, and no HTML made from a trial's text.
 HEADERS = {
@@ -154,11 +158,9 @@ def _cookie(header: str, name: str) -> str:
 
 
 def _host_name(host: str) -> str:
-    """The name or address of a Host header, without the port."""
-    # IPv6 addresses have colons of their own, and stand in brackets.
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+    """The name or address of a Host header, without the port; empty where it is malformed."""
+    found = _HOST.fullmatch(host)
+    return "" if found is None else (found["v6"] or found["name"]).lower()
 
 
 def _is_address(name: str) -> bool:

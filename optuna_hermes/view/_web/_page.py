@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
 from optuna_hermes.view import formats
-from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory, best_so_far
+from optuna_hermes.view.history import (
+    Bar,
+    Point,
+    StudyHistory,
+    TrialHistory,
+    best_so_far,
+    end_of,
+)
 from optuna_hermes.view.picture import ENDED
 
 if TYPE_CHECKING:
@@ -40,6 +47,7 @@ class PageInput:
 
     Args:
         named: true if the user has named the study; otherwise it is one that the broker serves.
+        maximize: whether its values are maximised, None if that is not known.
         history: from its ledger, None if that could not be read or there is none.
         was_served: true if a broker has served the study since this server began.
         problem: the reason why the ledger could not be read.
@@ -48,6 +56,7 @@ class PageInput:
 
     name: str | None
     named: bool = False
+    maximize: bool | None = None
     history: StudyHistory | None = None
     broker: BrokerStatus | None = None
     was_served: bool = False
@@ -80,7 +89,7 @@ class PageBuilder:
             "curves": self._charts.curves(history, trials),
             "path": self._charts.path(history),
             "begin": begin,
-            "bars": {f"{bar.epoch} {bar.device}": _bar(bar, begin) for bar in bars},
+            "bars": _bars(source, begin),
             "devices": self._devices.shown(source.broker, source.now),
             "key": history.key if history else None,
         }
@@ -97,9 +106,10 @@ def served(source: PageInput) -> StudyStatus | None:
 
 def _study(source: PageInput, study: StudyStatus | None) -> Json:
     others = [each.name for each in source.broker.studies] if source.broker else []
+    maximize = source.history.maximize if source.history else source.maximize
     return {
         "name": source.name,
-        "maximize": bool(source.history and source.history.maximize),
+        "maximize": study.maximize if study else maximize,
         "policy": study.policy if study else None,
         "host": source.broker.host if source.broker else None,
         "others": [name for name in others if name != source.name],
@@ -173,11 +183,15 @@ def _totals(source: PageInput, study: StudyStatus | None) -> Json:
 
 
 def _best(source: PageInput, study: StudyStatus | None, trials: Json) -> Json | None:
-    """The trial whose last value is the best."""
+    """The trial whose last value is the best, of those that have not failed."""
     sign = -1.0 if source.history and source.history.maximize else 1.0
     if source.history is None:
         return structs.asdict(study.best) if study and study.best else None
-    known = [(sign * t["value"], int(n)) for n, t in trials.items() if t["value"] is not None]
+    known = [
+        (sign * trial["value"], int(number))
+        for number, trial in trials.items()
+        if trial["value"] is not None and trial["state"] != "failed"
+    ]
     if not known:
         return None
     value, number = min(known)
@@ -193,6 +207,11 @@ def rounded(value: float | None) -> float | None:
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.{DIGITS}g}")
+
+
+def _finite(value: float | None) -> float | None:
+    """A value for JSON with all of its digits, by which trials are compared; None as above."""
+    return None if value is None or not math.isfinite(value) else value
 
 
 def _trials(history: StudyHistory | None, study: StudyStatus | None) -> Json:
@@ -222,7 +241,7 @@ def _of_broker(row: TrialRow) -> Json:
         "tier": row.tier,
         "device": row.device,
         "units": row.units,
-        "value": rounded(row.value),
+        "value": _finite(row.value),
         **_figures(row),
     }
 
@@ -235,7 +254,7 @@ def _of_ledger(trial: TrialHistory) -> Json:
         "device": None,
         "host": trial.record.host,
         "units": last.unit if last else 0,
-        "value": rounded(last.value) if last else None,
+        "value": _finite(last.value) if last else None,
         "override": None if trial.state in ENDED else trial.override,
         **_figures(trial.record),
     }
@@ -328,10 +347,26 @@ class Charts:
         return self._path
 
 
-def _bar(bar: Bar, begin: float) -> list[Any]:
+def _bars(source: PageInput, begin: float) -> Json:
     """Device, trial, begin and end in seconds of the schedule; the end is None while it lasts."""
-    end = None if bar.end is None else round(bar.end - begin, 2)
-    return [bar.device, bar.trial, round(bar.begin - begin, 2), end]
+    history = source.history
+    if history is None:
+        return {}
+    trials = {trial.number: trial for trial in history.trials}
+    devices = source.broker.devices if source.broker else ()
+    held = {device.holder.epoch for device in devices if device.holder}
+
+    def entry(bar: Bar) -> list[Any]:
+        # A new trial has no number before it has begun.
+        end = bar.end if bar.trial is None and bar.epoch in held else _end(bar, trials)
+        shown = None if end is None else round(end - begin, 2)
+        return [bar.device, bar.trial, round(bar.begin - begin, 2), shown]
+
+    return {f"{bar.epoch} {bar.device}": entry(bar) for bar in history.bars}
+
+
+def _end(bar: Bar, trials: Mapping[int, TrialHistory]) -> float | None:
+    return end_of(bar, None if bar.trial is None else trials.get(bar.trial))
 
 
 def _drawn_trials(

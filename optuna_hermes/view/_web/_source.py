@@ -50,6 +50,7 @@ class PageReader:
             source = PageInput(
                 name=self._name or _busiest(broker),
                 named=self._name is not None,
+                maximize=self._reader.maximize,
                 history=self._history,
                 broker=broker,
                 was_served=self._was_served,

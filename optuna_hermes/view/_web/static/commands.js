@@ -86,12 +86,16 @@ export class Commands {
     if (watt_hours !== null) what.push(["energy", energy(watt_hours)]);
     const told = [facts(what)];
     if (Object.keys(params).length) {
-      const shown = Object.entries(params).map(([name, value]) => [name, typeof value === "number" ? number(value) : String(value)]);
+      const shown = Object.entries(params).map(([name, value]) => [name, isFraction(value) ? number(value) : String(value)]);
       told.push(make("h3", "", "Parameters"), facts(shown));
     }
     if (events.length) told.push(make("h3", "", "What happened"), happened(events));
     return told;
   }
+}
+
+function isFraction(value) {
+  return typeof value === "number" && !Number.isInteger(value);
 }
 
 function facts(pairs) {

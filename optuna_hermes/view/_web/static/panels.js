@@ -34,7 +34,7 @@ export function drawTitle({ study, live, notes }) {
   put($("name"), study.name ?? "optuna-hermes");
   document.title = `${study.name ?? "optuna-hermes"} · ${live.text}`;
   showLive(live);
-  const goal = study.name ? (study.maximize ? "maximised" : "minimised") : "";
+  const goal = study.maximize === null ? "" : study.maximize ? "maximised" : "minimised";
   const policy = study.policy && `policy ${study.policy}`;
   const others = study.others.length && `the broker also serves ${study.others.join(", ")}`;
   put($("about"), [study.named && goal, policy, others].filter(Boolean).join(" · "));
@@ -124,15 +124,18 @@ function fillDevice(item, device, study, now) {
   put(id, device.label);
   id.title = device.id;
   put(who, holder ? holderName(holder, study) : device.state);
-  const used = device.memory_bytes - device.memory_free_bytes;
-  const memory = device.memory_bytes ? `${size(used)} of ${size(device.memory_bytes)}` : device.kind;
-  put(more, device.problem || memory);
+  put(more, device.problem || memory(device));
   bar.hidden = !holder;
   if (!holder) return put(left, "");
   const rest = Math.max(0, holder.until - now);
   put(left, holder.yielding ? "leaving" : rest > 0 ? `${duration(rest)} left` : "slice is over");
   bar.value = Math.min(1, (now - holder.since) / Math.max(0.1, holder.until - holder.since));
   bar.setAttribute("aria-label", `Slice of ${device.label}`);
+}
+
+function memory({ kind, memory_bytes: all, memory_free_bytes: free }) {
+  if (!all) return kind;
+  return free === null ? size(all) : `${size(all - free)} of ${size(all)}`;
 }
 
 function holderName({ trial, study: name }, study) {

@@ -62,7 +62,8 @@ export class Table {
 
   sortBy({ id, down = false }) {
     const again = this.sort.id === id;
-    this.sort = { id, down: again ? !this.sort.down : id === "value" ? this.store.page.study.maximize : down };
+    this.began = true;
+    this.sort = { id, down: again ? !this.sort.down : id === "value" ? this.store.page.study.maximize === true : down };
     this.update(true);
   }
 
@@ -73,14 +74,18 @@ export class Table {
 
   update(force = false) {
     const { trials, study, totals } = this.store.page;
-    if (!this.began) {
+    if (!this.began && study.maximize !== null) {
       this.began = true;
       this.sort.down = study.maximize;
     }
     const wanted = Object.keys(trials).map(Number).filter((n) => this.view.shows(trials[n].state));
     const known = new Set(wanted);
-    const same = this.order.length === wanted.length && this.order.every((n) => known.has(n));
-    if (force || !this.busy || !same) this.order = this.sorted(wanted);
+    if (force || !this.busy) this.order = this.sorted(wanted);
+    else {
+      const there = new Set(this.order);
+      const fresh = this.sorted(wanted.filter((n) => !there.has(n)));
+      this.order = [...this.order.filter((n) => known.has(n)), ...fresh];
+    }
     const shown = this.all ? this.order : this.order.slice(0, SHOWN);
     this.place(shown);
     for (const n of shown) this.fill(n, trials[n]);
