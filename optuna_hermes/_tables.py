@@ -18,8 +18,14 @@ from optuna_hermes.errors import LedgerError
 if TYPE_CHECKING:
     from optuna_hermes.ledger._database import Database
 
-KEY_ATTRIBUTE = "hermes:key"
-"""The system attribute that holds a study's key."""
+
+def key_attribute(study_id: int) -> str:
+    """The name of the system attribute that holds a study's key.
+
+    With the study's id: `copy_study` copies every attribute, but a copy is a study of its own.
+    """
+    return f"hermes:key:{study_id}"
+
 
 _ENDS = {"COMPLETE": "done", "PRUNED": "done", "FAIL": "failed"}
 
@@ -69,7 +75,7 @@ def _read(database: Database, storage: str, name: str) -> StudyFacts | None:
         return None
     of_study = {"study_id": ids[0]}
     keys = database.values(
-        "study_system_attributes", ("value_json",), key=KEY_ATTRIBUTE, **of_study
+        "study_system_attributes", ("value_json",), key=key_attribute(ids[0]), **of_study
     )
     directions = database.values("study_directions", ("direction",), objective=0, **of_study)
     states = database.values("trials", ("number", "state"), **of_study)

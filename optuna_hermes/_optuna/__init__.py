@@ -42,6 +42,7 @@ from optuna_hermes._optuna._studies import asked_to_stop as asked_to_stop
 from optuna_hermes._optuna._studies import checkpoint_root as checkpoint_root
 from optuna_hermes._optuna._studies import checkpoint_url as checkpoint_url
 from optuna_hermes._optuna._studies import facts as facts
+from optuna_hermes._optuna._studies import is_apart as is_apart
 from optuna_hermes._optuna._studies import is_deleted as is_deleted
 from optuna_hermes._optuna._studies import known_key as known_key
 from optuna_hermes._optuna._studies import ledger_url as ledger_url
@@ -77,6 +78,7 @@ from optuna_hermes._optuna._trials import set_attributes as set_attributes
 from optuna_hermes._optuna._trials import should_prune as should_prune
 from optuna_hermes._optuna._trials import trial_id as trial_id
 from optuna_hermes._optuna._trials import trial_states as trial_states
+from optuna_hermes._optuna._trials import write_value as write_value
 from optuna_hermes.ledger._secrets import shown
 
 if TYPE_CHECKING:

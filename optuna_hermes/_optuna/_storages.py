@@ -21,7 +21,7 @@ from optuna.storages._rdb import storage as rdb
 from optuna.storages._rdb.models import BaseModel
 
 from optuna_hermes import ledger
-from optuna_hermes.errors import StorageError
+from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger._secrets import redacted, shown
 
 if TYPE_CHECKING:
@@ -190,6 +190,11 @@ def _url_of(storage: RDBStorage) -> Any:
         return url
     if url.database in (None, "", ":memory:"):
         return None
+    if url.database.startswith("file:"):
+        raise InvalidInputError(
+            f"An SQLite storage must be named by its path but got {url.database!r}: give "
+            "sqlite:////PATH/TO/study.db, without `file:` and `uri=true`."
+        )
     # The broker has another working folder, and so has a worker whose objective changes it.
     return url.set(database=str(Path(url.database).absolute()))
 

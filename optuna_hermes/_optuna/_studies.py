@@ -22,12 +22,15 @@ from optuna.study import StudyDirection
 from optuna_hermes._optuna._patience import patiently
 from optuna_hermes._optuna._storages import backend_of, database_url
 from optuna_hermes._optuna._trials import trial_states
-from optuna_hermes._tables import KEY_ATTRIBUTE, StudyFacts, ends_of
+from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
 """The user attribute with the place of its ledger, of a study that has no database."""
+
+_APART = "apart-"
+"""The beginning of keys of studies that are in no database, whatever their ledger is in."""
 
 _SEED_ATTRIBUTE = "hermes:seed"
 _giving = threading.Lock()
@@ -38,12 +41,16 @@ Study = optuna.Study
 
 def study_key(study: optuna.Study) -> str:
     """The study's key, drawn once: a study created again under the same name gets another one."""
-    return known_key(study) or str(_given(study, KEY_ATTRIBUTE, uuid.uuid4().hex[:16]))
+    known = known_key(study)
+    if known is not None:
+        return known
+    fresh = f"{'' if shares_its_ledger(study) else _APART}{uuid.uuid4().hex[:16]}"
+    return str(_given(study, key_attribute(study._study_id), fresh))
 
 
 def known_key(study: optuna.Study) -> str | None:
     """The study's key, None if it has none yet; draws none."""
-    key = study._storage.get_study_system_attrs(study._study_id).get(KEY_ATTRIBUTE)
+    key = study._storage.get_study_system_attrs(study._study_id).get(key_attribute(study._study_id))
     return None if key is None else str(key)
 
 
@@ -62,13 +69,18 @@ def facts(study: optuna.Study) -> StudyFacts:
 def study_keys(study: optuna.Study) -> set[str]:
     """The keys of all studies of a study's storage that have one."""
     studies = study._storage.get_all_studies()
-    keys = (each.system_attrs.get(KEY_ATTRIBUTE) for each in studies)
+    keys = (each.system_attrs.get(key_attribute(each._study_id)) for each in studies)
     return {str(key) for key in keys if key is not None}
 
 
 def shares_its_ledger(study: optuna.Study) -> bool:
     """True if the ledger of a study is that of all studies of its storage."""
     return database_url(study) is not None
+
+
+def is_apart(key: str) -> bool:
+    """True for the key of a study that is in another storage than its ledger."""
+    return key.startswith(_APART)
 
 
 def study_seed(study: optuna.Study, seed: int | None) -> int:

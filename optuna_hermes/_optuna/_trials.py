@@ -257,6 +257,11 @@ def set_attributes(study: optuna.Study, trial_id: int, attributes: dict[str, Any
             at_once(study).set_trial_user_attr(trial_id, key, value)
 
 
+def write_value(study: optuna.Study, trial: FrozenTrial, step: int, value: float) -> None:
+    """Write a value that an unfinished trial has reported earlier."""
+    study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
+
+
 def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> None:
     """Set an unfinished trial to COMPLETE in Optuna.
 

@@ -71,13 +71,14 @@ def close_trials(
     held_by = broker_status()
     with study_and_ledger(storage, name) as (study, ledger):
         held = upkeep.held_trials(held_by, study, ledger)
-        plan = upkeep.plan_finish(study, trials, held)
+        plan = upkeep.plan_finish(study, ledger, trials, held)
         # Those that are refused only because a live process has them.
-        served = list(upkeep.plan_finish(study, list(plan.refused), ()).values) if trials else []
+        others = list(plan.refused) if trials else []
+        served = list(upkeep.plan_finish(study, ledger, others, ()).values) if others else []
         refused = {n: reason for n, reason in plan.refused.items() if n not in served}
         if refused and (trials or not plan.values):
             raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
-        live = upkeep.finish_live(study, served) if served else {}
+        live = upkeep.finish_live(study, ledger, served) if served else {}
         if live is None:
             raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
         upkeep.finish(study, ledger, plan.values)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._away import mends as mends
     from optuna_hermes.ledger._engine import check_shared_url as check_shared_url
     from optuna_hermes.ledger._engine import few_connections as few_connections
+    from optuna_hermes.ledger._engine import is_database as is_database
     from optuna_hermes.ledger._engine import rest_when_idle as rest_when_idle
     from optuna_hermes.ledger._ledger import Ledger as Ledger
     from optuna_hermes.ledger._ledger import live_hosts as live_hosts
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(("FULL", "is_full", "lost_race", "mends"), "_away"),
-    **dict.fromkeys(("check_shared_url", "few_connections", "rest_when_idle"), "_engine"),
+    **dict.fromkeys(
+        ("check_shared_url", "few_connections", "is_database", "rest_when_idle"), "_engine"
+    ),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
     **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "schema_version"), "_schema"),
 }

@@ -26,6 +26,9 @@ _FASTER = frozenset(
 )
 _FASTER_SQLITE = ("already exists", "unique constraint failed")
 
+# PostgreSQL's, of a server that is a standby just now or that ran out of disk.
+_READ_ONLY = "25006"
+
 _FULL = ("too many clients", "too many connections", "connection slots", "max_user_connections")
 FULL = (
     "It takes no more connections: end what else is connected, or raise its limit "
@@ -82,7 +85,7 @@ def _code(error: BaseException | None) -> str:
 
 
 def is_away(error: SQLAlchemyError) -> bool:
-    """True if a retry may succeed: the database is unreachable, locked or full."""
+    """True if a retry may succeed: the database is unreachable, locked, full or, for now, read-only."""
     if isinstance(error, PoolTimeoutError):
         return True
     if isinstance(error, PendingRollbackError):
@@ -93,6 +96,6 @@ def is_away(error: SQLAlchemyError) -> bool:
     if _is_sqlite(error):
         # For SQLite a missing table is an OperationalError too.
         return any(each in text for each in _SQLITE)
-    if error.connection_invalidated:
+    if error.connection_invalidated or _code(error.orig) == _READ_ONLY:
         return True
     return isinstance(error, OperationalError) and not any(each in text for each in _NEVER)

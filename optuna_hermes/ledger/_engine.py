@@ -62,6 +62,15 @@ def parse(url: str) -> URL:
     return _with_file(parsed) if parsed.get_backend_name() == "sqlite" else parsed
 
 
+def is_database(url: str) -> bool:
+    """True if a URL names a database that can hold a ledger."""
+    try:
+        parse(url)
+    except LedgerError:
+        return False
+    return True
+
+
 def check_shared_url(url: str) -> None:
     """Refuse a URL that is kept in a study for all hosts and is no server's, or has a password.
 

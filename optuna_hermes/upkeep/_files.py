@@ -72,20 +72,18 @@ def find_litter(
     in_stores = [row for row in rows if _remote.is_url(row.checkpoint.path)]
     in_folders = [row for row in rows if row not in in_stores]
     here = [row for row in in_folders if _is_below(folders, _path(row))]
-    here += [row for row in in_stores if _parts(row)[0] in stores]
+    here += [row for row in in_stores if _url(row) in stores]
     stale = [row for row in here if row.number in over]
     elsewhere = _elsewhere(rows, folders, stores)
-    # A copy of what is in a store has that file's name, in the folder of the same trial.
-    copies = {_parts(row)[1:] for row in in_stores if row.number not in over}
-    needed = {_place(_path(row)) for row in in_folders if row.number not in over}
-    needed_there = {row.checkpoint.path for row in in_stores if row.number not in over}
+    # By the names of trial and file: the folder may be spelled in another way than in the ledger,
+    # and may have been moved; and a copy of what is in a store has that file's name.
+    needed = {_names(row) for row in rows if row.number not in over}
     # Of checkpoints beside a journal the ledger may learn long after they were written.
     unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
     litter = [
         file
         for file in found
-        if _place(file.path) not in needed
-        and (file.path.parent.name, file.path.name) not in copies
+        if (file.path.parent.name, file.path.name) not in needed
         and file.number not in held
         and (
             file.number in over
@@ -95,7 +93,7 @@ def find_litter(
     remote = {
         file.url: file.size_bytes
         for number, file in there
-        if file.url not in needed_there
+        if tuple(file.url.split("/")[-2:]) not in needed
         and number not in held
         and (number in over or now - file.changed > ORPHAN_SECONDS)
     }
@@ -111,16 +109,14 @@ def _path(row: CheckpointRecord) -> Path:
     return Path(row.checkpoint.path)
 
 
-def _place(path: Path) -> tuple[Path, str]:
-    """The folder of a file, however it is spelled, and the file's name."""
-    return path.parent.resolve(), path.name
+def _names(row: CheckpointRecord) -> tuple[str, ...]:
+    """The names of the trial's folder and of the file."""
+    return tuple(row.checkpoint.path.split("/")[-2:])
 
 
-def _parts(row: CheckpointRecord) -> tuple[str, str, str]:
-    """The URL of a study in a store, and the names of the trial's folder and the file."""
-    place, _, name = row.checkpoint.path.rpartition("/")
-    study, _, trial = place.rpartition("/")
-    return study, trial, name
+def _url(row: CheckpointRecord) -> str:
+    """The URL of the study in a store."""
+    return row.checkpoint.path.rsplit("/", 2)[0]
 
 
 def _objects(store: str) -> Iterator[tuple[int, _remote.RemoteFile]]:
@@ -190,9 +186,7 @@ def _elsewhere(
     in_stores = [row for row in rows if _remote.is_url(row.checkpoint.path)]
     in_folders = [row for row in rows if row not in in_stores]
     found = {str(_path(row).parents[2]) for row in in_folders if not _is_below(folders, _path(row))}
-    return found | {
-        _parts(row)[0].rpartition("/")[0] for row in in_stores if _parts(row)[0] not in urls
-    }
+    return found | {_url(row).rpartition("/")[0] for row in in_stores if _url(row) not in urls}
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:

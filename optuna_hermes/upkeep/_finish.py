@@ -7,9 +7,11 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from optuna_hermes import _optuna
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
 from optuna_hermes.model import LIVE_STATES
@@ -31,9 +33,13 @@ class FinishPlan:
 
 
 def plan_finish(
-    study: _optuna.Study, numbers: Sequence[int] | None, held: Collection[int]
+    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int] | None, held: Collection[int]
 ) -> FinishPlan:
-    """Decide which suspended trials (None: any) can be set to COMPLETE; refuse ``held`` ones."""
+    """Decide which suspended trials (None: any) can be set to COMPLETE; refuse ``held`` ones.
+
+    Values of theirs that could not be written when they were reported are written first.
+    """
+    _write_late_values(study, ledger, held)
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     if numbers is None:
         numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
@@ -46,6 +52,24 @@ def plan_finish(
         else:
             refused[number] = reason
     return FinishPlan(values=values, refused=refused)
+
+
+def _write_late_values(study: _optuna.Study, ledger: Ledger, held: Collection[int]) -> None:
+    """Write values into Optuna that are in the journals of suspended trials only."""
+    root = _optuna.checkpoint_root(study)
+    folders = {
+        (row.number, Path(row.checkpoint.path).parent)
+        for row in ledger.load_checkpoints(_optuna.study_key(study))
+    }
+    for trial in study.get_trials(deepcopy=False):
+        if not _optuna.ours(trial) or trial.number in held:
+            continue
+        own = {folder for number, folder in folders if number == trial.number}
+        for folder in {root / f"trial-{trial.number:05d}", *own}:
+            if found := _journal.find(folder).unwritten:
+                for step, value in found:
+                    _optuna.write_value(study, trial, step, value)
+                _journal.change(folder, unwritten=())
 
 
 def _refusal(trial: Any, held: Collection[int]) -> str | None:

@@ -10,7 +10,12 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
-from optuna_hermes.errors import BrokerConflictError, BrokerError, InvalidInputError
+from optuna_hermes.errors import (
+    BrokerConflictError,
+    BrokerError,
+    BrokerSilentError,
+    InvalidInputError,
+)
 from optuna_hermes.ledger import EventRecord, Ledger
 from optuna_hermes.model import LIVE_STATES, Override
 from optuna_hermes.upkeep._finish import plan_finish
@@ -53,7 +58,9 @@ def change_policy(key: str, policy: str) -> None:
         )
 
 
-def finish_live(study: _optuna.Study, numbers: Sequence[int]) -> dict[int, float] | None:
+def finish_live(
+    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int]
+) -> dict[int, float] | None:
     """Finish trials, each of which has reported, that a broker of this user serves.
 
     Returns:
@@ -77,13 +84,15 @@ def finish_live(study: _optuna.Study, numbers: Sequence[int]) -> dict[int, float
                     "see `optuna-hermes status`, and say `finish` again."
                 )
             time.sleep(_LOOK_SECONDS)
-        return _complete(study, broker, numbers)
+        return _complete(study, ledger, broker, numbers)
 
 
-def _complete(study: _optuna.Study, broker: Connection, numbers: Sequence[int]) -> dict[int, float]:
+def _complete(
+    study: _optuna.Study, ledger: Ledger, broker: Connection, numbers: Sequence[int]
+) -> dict[int, float]:
     """Finish suspended trials in Optuna, then at the broker."""
     key = _optuna.study_key(study)
-    plan = plan_finish(study, numbers, ())
+    plan = plan_finish(study, ledger, numbers, ())
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number in numbers:
         if number in plan.values:
@@ -108,7 +117,7 @@ def _broker_of(key: str) -> Iterator[Connection | None]:
     """A connection to this user's broker, if it serves the study."""
     try:
         connection = connect("viewer")
-    except BrokerConflictError:
+    except (BrokerConflictError, BrokerSilentError):
         # Without its answer it is unknown if the study is served: no case of "no broker".
         raise
     except BrokerError:

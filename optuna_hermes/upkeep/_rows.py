@@ -91,7 +91,7 @@ def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> 
     # In this order: a study created in between is in ``there``, and so is not taken for deleted.
     known = ledger.load_studies()
     there = {*_optuna.study_keys(study), *serving}
-    return tuple(key for key in known if key not in there)
+    return tuple(key for key in known if key not in there and not _optuna.is_apart(key))
 
 
 def _events_before(study: _optuna.Study, events: Collection[EventRecord], now: float) -> float:

@@ -86,6 +86,27 @@ def test_a_ledger_of_another_version_fails(here: Path, capsys: pytest.CaptureFix
     assert f"reads version {SCHEMA_VERSION}: use the one that made it" in check["hint"]
 
 
+def test_a_ledger_that_cannot_be_used_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not taken for one in a file of its own, as a journal's is."""
+    optuna.create_study(storage=STORAGE[1], study_name="digits")
+    with contextlib.closing(sqlite3.connect(here / "s.db")) as connection:
+        connection.execute("create table hermes_schema (id integer)")
+    check = checks(capsys, *STORAGE, status=1)["ledger"]
+    assert check["state"] == "fail"
+    assert "no such column" in check["hint"]
+
+
+def test_a_file_that_cannot_be_written_fails(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No commit is measured somewhere else in its place."""
+    optuna.create_study(storage=STORAGE[1], study_name="digits")
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != here.absolute())
+    check = checks(capsys, *STORAGE, status=1)["storage"]
+    assert check["found"] == "s.db cannot be written"
+    assert str(here) in check["hint"]
+
+
 def test_a_storage_that_is_not_there_fails(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Looking does not make the file."""
     found = checks(capsys, "--storage", "sqlite:///none.db", status=1)

@@ -14,6 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna, upkeep
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import (
     CheckpointRecord,
@@ -152,7 +153,7 @@ def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:
 def test_finish_completes_at_the_last_value(house: House) -> None:
     """A suspended trial becomes COMPLETE at its last report, and done in the ledger."""
     number = house.suspended(3.0, 2.0, 2.5)
-    plan = upkeep.plan_finish(house.study, [number], held=())
+    plan = upkeep.plan_finish(house.study, house.ledger, [number], held=())
     upkeep.finish(house.study, house.ledger, plan.values)
     trial = house.study.trials[number]
     assert (trial.state, trial.value) == (TrialState.COMPLETE, 2.5)
@@ -173,12 +174,32 @@ def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> N
     assert (trial.state, trial.owner) == ("done", None)
 
 
+@pytest.mark.parametrize("place", ["default", "chosen"])
+def test_finish_takes_values_that_optuna_could_not_be_told(
+    house: House, tmp_path: Path, place: str
+) -> None:
+    """They are in the trial's journal, beside its checkpoints."""
+    number = house.suspended(0.9)
+    folder = (house.root if place == "default" else tmp_path / "chosen") / f"trial-{number:05d}"
+    folder.mkdir(parents=True)
+    house.row(number, folder / "1.ckpt")
+    _journal.change(folder, unwritten=((2, 0.5), (3, 0.1)))
+    held = upkeep.plan_finish(house.study, house.ledger, None, held={number})
+    assert held.values == {}
+    assert len(house.study.trials[number].intermediate_values) == 1
+    plan = upkeep.plan_finish(house.study, house.ledger, None, held=())
+    assert plan.values == {number: 0.1}
+    upkeep.finish(house.study, house.ledger, plan.values)
+    assert house.study.trials[number].intermediate_values == {1: 0.9, 2: 0.5, 3: 0.1}
+    assert _journal.find(folder).unwritten == ()
+
+
 def test_finish_all_takes_what_is_suspended(house: House) -> None:
     """Without numbers it is every suspended trial; those of plain Optuna are not touched."""
     house.finished()
     house.study.ask()
     number = house.suspended(1.0)
-    plan = upkeep.plan_finish(house.study, None, held=())
+    plan = upkeep.plan_finish(house.study, house.ledger, None, held=())
     assert plan.values == {number: 1.0}
     assert plan.refused == {}
 
@@ -187,7 +208,9 @@ def test_finish_says_why_not(house: House) -> None:
     """Every trial that cannot be finished is named with its reason, and nothing is changed."""
     silent, broken = house.suspended(), house.suspended(1.0, math.nan)
     held, done, missing = house.suspended(1.0), house.finished(), 99
-    plan = upkeep.plan_finish(house.study, [silent, broken, held, done, missing], held={held})
+    plan = upkeep.plan_finish(
+        house.study, house.ledger, [silent, broken, held, done, missing], held={held}
+    )
     assert plan.values == {}
     assert "nothing was reported" in plan.refused[silent]
     assert "the last value is nan" in plan.refused[broken]
@@ -237,6 +260,20 @@ def test_gc_keeps_what_a_trial_needs_however_its_folder_is_spelled(
     found = upkeep.find_litter(house.study, house.ledger, [folder], (), NOW)
     assert found.files == {}
     assert path.exists()
+
+
+def test_gc_keeps_what_a_trial_needs_though_its_folder_was_moved(house: House) -> None:
+    """Or is seen under another path, as in a container: it may be moved back."""
+    stored, over = house.suspended(1.0), house.finished()
+    for number in (stored, over):
+        house.row(number, Path(f"/elsewhere/{house.key}/trial-{number:05d}/1.ckpt"))
+        house.file(number, "1.ckpt")
+    assert list(house.litter().files) == [house.root / f"trial-{over:05d}" / "1.ckpt"]
+    store = f"file://{house.root.parent.parent}/moved/{house.key}"
+    _remote.put(house.file(stored, "1.ckpt"), f"{store}/trial-{stored:05d}/1.ckpt")
+    late = NOW + 1e9
+    litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), late, [store])
+    assert litter.remote == {}
 
 
 def test_gc_removes_orphans_that_are_old(house: House) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna, upkeep
 from optuna_hermes.ledger import (
@@ -150,6 +152,14 @@ def test_a_study_that_optuna_has_no_more_is_forgotten(house: House) -> None:
     house.clear(rows)
     assert "deleted" not in house.ledger.load_studies()
     assert house.key in house.ledger.load_studies()
+
+
+def test_a_study_of_another_storage_is_not_taken_for_deleted(house: House, tmp_path: Path) -> None:
+    """As one in a journal whose ledger is in this database."""
+    storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
+    key = _optuna.study_key(optuna.create_study(storage=storage))
+    house.ledger.save_trial(TrialRecord(study=key, number=0, trial_id=0, state="stored"))
+    assert house.rows().studies == ()
 
 
 def test_old_events_of_finished_trials_go(house: House) -> None:

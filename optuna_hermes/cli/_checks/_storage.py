@@ -28,7 +28,12 @@ def storage(url: str) -> Iterator[Check]:
     names = _optuna.study_names(url)
     file = sqlite_file(url)
     if file is not None:
-        yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
+        closed = [each for each in (file.absolute().parent, file) if not os.access(each, os.W_OK)]
+        if closed:
+            problem = f"Let this user write {closed[0]}: SQLite makes files beside its own."
+            yield judged("storage", f"{file} cannot be written", problem=problem, state="fail")
+        else:
+            yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
         yield _where(file.absolute().parent)
     yield good("studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.hidden(url)}")
     yield from _ledger(url)
@@ -71,13 +76,21 @@ def _trials(numbers: list[int]) -> str:
 
 def _ledger(url: str) -> Iterator[Check]:
     from optuna_hermes.errors import LedgerError
-    from optuna_hermes.ledger import SCHEMA_VERSION, UPGRADED_VERSIONS, schema_version
+    from optuna_hermes.ledger import (
+        SCHEMA_VERSION,
+        UPGRADED_VERSIONS,
+        is_database,
+        schema_version,
+    )
 
     try:
         version = schema_version(url)
     except LedgerError as error:
-        # A journal has no tables: its studies have ledgers of their own.
-        yield good("ledger", f"in a file of its own ({error})")
+        if is_database(url):
+            yield judged("ledger", "it cannot be used", problem=str(error), state="fail")
+        else:
+            # A journal has no tables: its studies have ledgers of their own.
+            yield good("ledger", f"in a file of its own ({error})")
         return
     if version is None:
         yield good("ledger", "none yet; `optimize` makes it")

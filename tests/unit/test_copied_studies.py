@@ -1,0 +1,55 @@
+"""Studies that `optuna.copy_study` has made are studies of their own."""
+
+from __future__ import annotations
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from optuna_hermes import _optuna
+from optuna_hermes._tables import read_facts
+from optuna_hermes.errors import InvalidInputError
+
+
+def copied(storage: optuna.storages.BaseStorage | str, name: str) -> optuna.Study:
+    optuna.copy_study(
+        from_study_name="first", from_storage=storage, to_storage=storage, to_study_name=name
+    )
+    return optuna.load_study(study_name=name, storage=storage)
+
+
+def test_a_copy_has_a_key_of_its_own(storage_url: str) -> None:
+    """Else reports of its trials would be told to those of the first one."""
+    first = optuna.create_study(storage=storage_url, study_name="first")
+    key = _optuna.study_key(first)
+    copy = copied(storage_url, "copy")
+    assert _optuna.known_key(copy) is None
+    facts = read_facts(storage_url, "copy")
+    assert facts is not None
+    assert facts.key is None
+    other = _optuna.study_key(copy)
+    assert other != key
+    assert _optuna.study_key(copied(storage_url, "third")) not in (key, other)
+    assert _optuna.study_keys(first) > {key, other}
+    facts = read_facts(storage_url, "copy")
+    assert facts is not None
+    assert facts.key == other
+    assert _optuna.study_key(first) == key
+
+
+def test_a_copy_in_a_journal_has_a_key_of_its_own(tmp_path: object) -> None:
+    """Its keys say that it is not in the database of its ledger."""
+    storage = JournalStorage(JournalFileBackend(f"{tmp_path}/journal.log"))
+    first = optuna.create_study(storage=storage, study_name="first")
+    keys = {_optuna.study_key(first), _optuna.study_key(copied(storage, "copy"))}
+    assert len(keys) == 2
+    assert all(map(_optuna.is_apart, keys))
+
+
+def test_a_file_url_of_sqlite_is_refused(tmp_path: object) -> None:
+    """Its ledger would be somewhere else, and another one in each folder."""
+    url = f"sqlite:///file:{tmp_path}/study.db?uri=true"
+    study = optuna.create_study(storage=url)
+    with pytest.raises(InvalidInputError, match=r"sqlite:////PATH/TO/study\.db"):
+        _optuna.study_key(study)
