@@ -28,6 +28,9 @@ DEFAULT_POLICIES = "hermes,asha,asha-stop,median-stop"
 JOB_POLICIES = "fifo,qssf"
 DEFAULT_BUDGET = 40.0
 MOST_DEVICES = 100_000
+MOST_SEEDS = 10_000
+MOST_SEED = 2**32 - 1
+"""What NumPy's older generators take, which Optuna's samplers draw from."""
 
 
 def simulate(
@@ -160,12 +163,13 @@ def simulate(
 
 def _seeds(text: str) -> Sequence[int]:
     numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
-    if len(numbers) == 1 and numbers[0] >= 1:
+    if len(numbers) == 1 and 1 <= numbers[0] <= MOST_SEEDS:
         return range(numbers[0])
-    if len(numbers) == 1 or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+    different = len(set(numbers)) == len(numbers)
+    if len(numbers) == 1 or not different or not 0 <= min(numbers) <= max(numbers) <= MOST_SEED:
         raise InvalidInputError(
-            f"--seeds must be a number, 1 or more, or a list of different ones but got {text!r}: "
-            "2 is 0,1."
+            f"--seeds must be a number, 1 to {MOST_SEEDS}, or a list of different ones of 0 to "
+            f"{MOST_SEED} but got {text!r}: 2 is 0,1."
         )
     return numbers
 

@@ -251,7 +251,8 @@ class _Estimates:
         if expected <= 0:
             expected = max(units, 1.0)
         number = -1 if trial is None else trial.number
-        # The same draw until the trial reports; on average ``expected`` units are left.
+        # The same draw until the trial reports; on average about ``expected`` units are left, and
+        # one more.
         rng = np.random.default_rng([abs(self._snapshot.seed), number + 1, units])
         rho = rng.beta(units + 2.0, expected + 1.0)
         return max((units + 1.0) * (1.0 / max(rho, 1 / HUGE) - 1.0), LEAST_UNITS)

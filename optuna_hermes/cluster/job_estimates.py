@@ -23,6 +23,8 @@ GROWTH = 1.15
 LATEST = 20_000
 # Prediction for jobs before any has finished.
 UNKNOWN_SECONDS = HOUR
+# Of a job, at least: logarithms are learned from.
+LEAST_SECONDS = 1e-6
 # Weights of the latest job in the exponential means.
 PACES = (0.2, 0.02)
 # Number of latest jobs that quantiles are taken of.
@@ -141,7 +143,7 @@ class Learned(Estimator):
 
     def _finished(self, job: Job, now: float, seconds: float) -> None:
         self._history.finished(job, now, seconds)
-        self._known.append((self._rows.pop(job.number), math.log(seconds)))
+        self._known.append((self._rows.pop(job.number), _log(seconds)))
 
     def _fit_if_due(self) -> None:
         n_known = len(self._known)
@@ -184,7 +186,7 @@ class _History:
 
     def finished(self, job: Job, now: float, seconds: float) -> None:
         for history in self._histories(job):
-            history.finished(now, math.log(seconds))
+            history.finished(now, _log(seconds))
 
     def _histories(self, job: Job) -> list[_KindHistory]:
         # Jobs that are submitted again take about as long as before. Traces without names have at
@@ -236,3 +238,8 @@ class _KindHistory:
             now - self._last_finished,
             *(float(len(times)) for times in self._submissions),
         ]
+
+
+def _log(seconds: float) -> float:
+    # A job may be shorter than the resolution of the clock that it is seen by.
+    return math.log(max(seconds, LEAST_SECONDS))

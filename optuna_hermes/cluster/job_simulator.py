@@ -241,7 +241,15 @@ class _Group:
         # With none of both each job would only get back what it has.
         if len(self._queue) or any(state.view.elastic for state in self._running.values()):
             # Multiples of the length: slices of all jobs end together, and large jobs can start.
-            self._slices_end = (now // self.slice_seconds + 1) * self.slice_seconds
+            number = now // self.slice_seconds + 1
+            self._slices_end = number * self.slice_seconds
+            if self._slices_end <= now:  # the quotient of a multiple may be rounded down
+                self._slices_end = (number + 1) * self.slice_seconds
+            if self._slices_end <= now:
+                raise InvalidInputError(
+                    f"A slice must be longer than the clock's resolution after {now:.0f} s but is "
+                    f"{self.slice_seconds} s: give a longer one."
+                )
             self.events.add(self._slices_end, self._end_slices, priority=_SLICES_END)
 
     def _start(self, assignment: Assignment) -> None:

@@ -12,6 +12,9 @@ from optuna_hermes.policies.base import Ranked, opened, place, unopened
 # Number of finished trials that a prediction needs.
 FEWEST = 5
 
+# Finished trials that are learned from, the newest: each end of a trial makes all of it anew.
+MOST_LEARNED = 500
+
 
 class Qssf(Ranked):
     """Gives the next slice to the trial that is expected to need least device time from now on.
@@ -104,6 +107,7 @@ class Qssf(Ranked):
         if len(done) < FEWEST:
             return None
         done.sort(key=lambda trial: trial.number)
+        done = done[-MOST_LEARNED:]
         # Views are immutable: the same objects give the same estimates, so they are kept.
         if self._learned is None or not _same(self._learned[0], done):
             self._learned = (done, Service(done))

@@ -85,7 +85,7 @@ def _code(error: BaseException | None) -> str:
 
 
 def is_away(error: SQLAlchemyError) -> bool:
-    """True if a retry may succeed: the database is unreachable, locked, full or, for now, read-only."""
+    """True if a retry may succeed: the database is unreachable, locked, full or read-only now."""
     if isinstance(error, PoolTimeoutError):
         return True
     if isinstance(error, PendingRollbackError):

@@ -35,14 +35,15 @@ def due(snapshot: Snapshot) -> TrialView | None:
 
 
 def _seconds_for(trial: TrialView, reserve: float = 0.0) -> float:
-    """Device time until its end, and for a share of its whole training; infinite if not known."""
+    """Time until its end, and for a share of its whole training; infinite if not known."""
     units, left = trial.curve.units, trial.units_left
     if left is None:
         return math.inf
     used = trial.curve.device_seconds
     # Its opening is in the first unit only.
     pace = (used[-1] - used[0]) / (units - 1) if units > 1 else used[0]
-    return (left + reserve * (units + left)) * pace
+    # Device time passes on all of its devices at once.
+    return (left + reserve * (units + left)) * pace / (len(trial.seats) or trial.devices_wanted)
 
 
 def _final(trial: TrialView) -> float:

@@ -144,7 +144,8 @@ def measure_study(trace: Trace, curve_set: CurveSet, setup: StudyRules) -> Study
     finals = [(end, trace.recordings[number].final) for number, end in trace.finished.items()]
 
     def share(reached: list[tuple[float, float]], near: float) -> float:
-        ends = [end for end, value in reached if value <= lowest + near * span]
+        near_value = lowest + near * span
+        ends = [end for end, value in reached if math.isfinite(value) and value <= near_value]
         return min([until, *ends]) / until
 
     return StudyMetrics(

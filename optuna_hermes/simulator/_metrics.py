@@ -48,7 +48,10 @@ def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Me
     return Metrics(
         best_seconds=ends.get(order[0], work),
         top3_seconds=min(ends.get(number, work) for number in order[:3]),
-        near_seconds=next((each.end for each in trace.slices if each.value <= near), work),
+        near_seconds=next(
+            (each.end for each in trace.slices if math.isfinite(each.value) and each.value <= near),
+            work,
+        ),
         auc=_mean_regret(trace, lowest, span, work),
         work_seconds=work,
         switches=sum(each.switched for each in trace.slices),
@@ -57,19 +60,23 @@ def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Me
 
 
 def by_final(recordings: Sequence[Recording]) -> list[int]:
-    """Indices from the lowest final value up; NaN last, equal ones in their order."""
-    keys = [math.inf if math.isnan(each.final) else each.final for each in recordings]
+    """Indices from the lowest final value up; those that diverged last, equal ones in order."""
+    keys = [each.final if math.isfinite(each.final) else math.inf for each in recordings]
     return sorted(range(len(keys)), key=keys.__getitem__)
 
 
 def span_of(recordings: Sequence[Recording]) -> tuple[float, float]:
-    """The lowest final value, and the distance of the median first value above it (0 at least)."""
+    """The lowest final value, and the distance of the median first value above it (0 at least).
+
+    Values that are not finite count as neither.
+    """
     lowest = recordings[by_final(recordings)[0]].final
     firsts = [each.first for each in recordings]
     # Studies have no value before the first unit; the value after it stands for that.
     if not np.isfinite(firsts).any():
         firsts = [each.values[0] for each in recordings]
-    return lowest, max(0.0, float(np.nanmedian(firsts)) - lowest)
+    known = [each for each in firsts if math.isfinite(each)]
+    return lowest, max(0.0, float(np.median(known)) - lowest) if known else 0.0
 
 
 def _mean_regret(trace: Trace, lowest: float, span: float, work: float) -> float:
@@ -78,8 +85,8 @@ def _mean_regret(trace: Trace, lowest: float, span: float, work: float) -> float
     for each in trace.slices:
         if each.end >= work:
             break
-        # NaN is not lower, so a failed or diverged unit changes nothing.
-        if each.value < best:
+        # A failed or diverged unit changes nothing.
+        if math.isfinite(each.value) and each.value < best:
             area += regret * (each.end - since)
             best, since = each.value, each.end
             regret = max(0.0, best - lowest) / span if span else 0.0

@@ -89,6 +89,23 @@ def test_who_is_held_leaves_at_once_and_gets_no_device() -> None:
     assert {"held", "no longer held"} <= set(kinds(broker, 0))
 
 
+def test_a_held_trial_keeps_no_other_from_its_end() -> None:
+    """It is not the one to be finished before the budget is spent, however low its value."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=3, policy="hermes")
+    study = broker.handler.state.studies["s"]
+    for number, value in ((0, 0.1), (1, 0.5)):
+        worker, epoch = training(broker, number)
+        said = wire.Report(epoch=epoch, unit=1, step=1, value=value, units_left=5)
+        broker.say(worker, said)
+        broker.advance(2.0)
+        park(broker, worker, epoch)
+    override(broker, 0, "held")
+    runner = broker.handler._policy_runner
+    views = {each.number: each for each in runner.snapshot(study, [], broker.now).trials}
+    assert (views[0].units_left, views[1].units_left) == (None, 5)
+
+
 def test_what_was_on_its_way_to_a_held_trial_is_not() -> None:
     """A device that was kept for a trial goes to another when that one is held."""
     broker = FakeBroker(devices=1)

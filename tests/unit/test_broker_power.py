@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
-from optuna_hermes.broker._core._power import RETRY_SECONDS, unpowered
-from optuna_hermes.model import Device
+from optuna_hermes.broker._core._power import RETRY_SECONDS, Power, unpowered
+from optuna_hermes.model import BatchSizes, Device
 from support.broker import FakeBroker
 
 
@@ -56,6 +56,22 @@ def test_a_device_that_nobody_needs_goes_down_once() -> None:
     assert unpowered(broker.handler.state) == ("cpu:2",)
     (shown,) = [d for d in broker.handler.status(0.0).devices if d.id == "cpu:2"]
     assert shown.power == "off"
+
+
+def test_an_elastic_trial_wants_as_many_devices_as_it_may_have() -> None:
+    """One that is held wants none."""
+    broker = FakeBroker(devices=4, powers=True)
+    broker.driver(unstarted=1, policy="energy:fifo")
+    _begin(broker, broker.worker(), 0)
+    state = broker.handler.state
+    study = state.studies["s"]
+    power = Power(state)
+    assert power.wanted(study) == 1
+    study.trials[0].stores = True
+    study.trials[0].sizes = BatchSizes(now=8, least=8, most=8, most_devices=3)
+    assert power.wanted(study) == 3
+    study.overrides[0] = "held"
+    assert power.wanted(study) == 0
 
 
 def test_without_commands_nothing_is_switched() -> None:

@@ -120,6 +120,24 @@ def test_slices_give_everybody_a_turn() -> None:
     assert [record.restarts for record in paid.records] == [2, 2]
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.3, 0.7, 1.1, 3.3, 33.3, 59.9])
+def test_slices_of_any_length_end(seconds: float) -> None:
+    """Also where a multiple of the length is rounded below what it is divided into."""
+    jobs = [job(0, 0.0, 20 * seconds), job(1, 0.0, 20 * seconds)]
+    trace = JobSimulator(Fifo(), jobs, groups={None: [1]}, slice_seconds=seconds).run()
+    assert {number: end for number, (_, end) in ends(trace).items()} == {
+        0: pytest.approx(20 * seconds),
+        1: pytest.approx(40 * seconds),
+    }
+
+
+def test_a_slice_below_the_resolution_of_the_clock_is_refused() -> None:
+    """It would never end."""
+    jobs = [job(0, 1e15, 10.0), job(1, 1e15, 10.0)]
+    with pytest.raises(InvalidInputError, match="resolution"):
+        JobSimulator(Fifo(), jobs, groups={None: [1]}, slice_seconds=1e-3).run()
+
+
 def test_who_keeps_its_place_pays_nothing() -> None:
     """The end of a slice costs nothing where the same job goes on."""
     jobs = [job(0, 0, 10, devices=2), job(1, 0, 10, devices=2)]

@@ -38,6 +38,16 @@ def test_a_transaction_whose_connection_was_lost_before_is_waited_for() -> None:
         assert mends(error) is mended
 
 
+def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
+    """As a standby that has not taken over yet, or one whose disk is full."""
+
+    class ReadOnlyError(Exception):
+        sqlstate = "25006"
+
+    for cause, mended in ((ReadOnlyError("UPDATE"), True), (Exception("corrupt"), False)):
+        assert mends(sqlalchemy.exc.InternalError("UPDATE", {}, cause)) is mended
+
+
 def test_a_server_without_room_is_waited_for_at_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ from optuna_hermes.model import (
     Unstarted,
 )
 from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
+from optuna_hermes.policies._deadline import due
 from optuna_hermes.testing.policy import snapshots
 
 
@@ -471,6 +472,18 @@ def test_device_time_is_shared_by_all_devices() -> None:
     assert last(Budget(device_seconds=6.4), BEST, YOUNG, **two) == 0
     assert last(Budget(device_seconds=6.6), BEST, YOUNG, **two) == 1
     assert last(Budget(seconds=99.0, device_seconds=6.4), BEST, YOUNG, **two) == 0
+
+
+def test_a_trial_on_several_devices_ends_as_soon_as_on_one() -> None:
+    """Its curve has the time of all of them; it is due as if it had one."""
+    curve_of_four = replace(BEST.curve, device_seconds=(4.0, 8.0, 12.0))
+    many = replace(BEST, curve=curve_of_four, devices_wanted=4)
+    devices = tuple(Device(id=f"cpu:{each}", free=True) for each in range(4))
+    for seconds, expected in ((3.3, None), (3.2, 0), (2.0, 0), (1.5, None)):
+        for trial in (BEST, many):
+            snapshot = Snapshot(devices=devices, trials=(trial,), left=Budget(seconds=seconds))
+            found = due(snapshot)
+            assert (None if found is None else found.number) == expected
 
 
 def test_one_trial_is_due_at_a_time() -> None:

@@ -46,6 +46,21 @@ def simulate(policy: Policy, n_devices: int = 1, fraction: float = 0.0) -> Trace
     return TrialSimulator(policy, FixedList(TRIALS), n_devices=n_devices, costs=costs).run()
 
 
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_trial_that_diverges_is_the_worst(value: float) -> None:
+    """Whatever it reports, or ends with, is neither the best nor near it."""
+    measured = []
+    for last in (value, 1e9):
+        diverged = Recording(values=(8.5, last), seconds=(1.0, 1.0), first=last)
+        recordings = (diverged, *TRIALS)
+        trace = TrialSimulator(
+            make_policy("fifo"), FixedList(recordings), n_devices=1, costs=SwitchCosts(fraction=0.0)
+        ).run()
+        # The median of five first values, of four where the fifth is no number.
+        measured.append(replace(measure(trace, recordings, 1), auc=0.0))
+    assert measured[0] == measured[1]
+
+
 class TestMeasure:
     """All of a small list."""
 

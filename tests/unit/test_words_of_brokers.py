@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from optuna_hermes.broker import Connection
@@ -17,13 +18,14 @@ from optuna_hermes.broker._client._connection import connect
 from optuna_hermes.broker._client._starting import connect_or_start
 from optuna_hermes.broker._core._events import Expected, Kill, StudyRead
 from optuna_hermes.broker._core._memory_manager import size
+from optuna_hermes.broker._core._policy_runner import _check
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
 from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
 from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, TrialRecord
-from optuna_hermes.model import Assignment, Decision, Device, Snapshot
+from optuna_hermes.model import Assignment, Decision, Device, Elastic, Snapshot, TrialView
 from optuna_hermes.policies import Policy
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
@@ -246,6 +248,31 @@ def test_a_policy_that_gives_a_slice_without_an_end(seconds: float) -> None:
     broker.worker()
     problem = broker.handler.status(0.0).studies[0].problem
     assert f"a policy's slices last a finite number of seconds but got {seconds}" in problem
+
+
+def test_a_policy_that_remembers_what_no_ledger_keeps() -> None:
+    """Its study ends, and the broker does not."""
+
+    class Learned(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            return Decision(memory={"weights": np.zeros(3)})
+
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="fifo")
+    broker.handler.state.studies["s"].policy = Learned()
+    broker.worker()
+    assert "not JSON serializable" in broker.handler.status(0.0).studies[0].problem
+
+
+def test_a_batch_size_is_an_int() -> None:
+    """No message to a process could hold another number."""
+    elastic = Elastic(batch_size=16, batch_sizes=(8, 32))
+    trial = TrialView(number=0, state="parked", elastic=elastic)
+    snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=(trial,))
+    for odd in (np.int64(16), 16.5, True):
+        assignment = Assignment(trial=0, devices=("cpu:0",), batch_size=odd)
+        with pytest.raises(ValueError, match="each an int"):
+            _check(Decision(assignments=(assignment,)), snapshot)
 
 
 # -- ledgers -----------------------------------------------------------------------------------

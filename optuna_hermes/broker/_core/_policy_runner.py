@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
@@ -117,6 +118,7 @@ class PolicyRunner:
                 or not study.can_begin(trial)
                 or not study.has_time_for(trial, now)
                 or (trial.connection is None and seats == 0),
+                barred=study.is_barred(trial),
             )
             (views if trial.live else finished).append(seen)
         parts = [slot.device.part for slot in self._state.slots.values()]
@@ -218,7 +220,15 @@ def _fixed(view: TrialView) -> TrialView:
 
 
 def _view(
-    trial: LiveTrial, *, now: float, held: float, cost: float, bound: bool, up: bool, reserved: bool
+    trial: LiveTrial,
+    *,
+    now: float,
+    held: float,
+    cost: float,
+    bound: bool,
+    up: bool,
+    reserved: bool,
+    barred: bool,
 ) -> TrialView:
     """View of a trial for a policy, kept until the trial changes.
 
@@ -230,6 +240,7 @@ def _view(
         bound: whether it can go on only on the device it sits on.
         up: its slice has just ended, so it is up for decision like a parked trial.
         reserved: it has a device already, or must not be chosen now.
+        barred: it gets no device, so that nobody knows when it could end.
     """
     # Few of many trials have changed since the last decision: comparing is cheaper than making.
     known = (
@@ -249,6 +260,7 @@ def _view(
         cost,
         bound,
         reserved,
+        barred,
     )
     if trial.seen is not None and trial.seen[0] == known and not up:
         return trial.seen[1]
@@ -270,7 +282,7 @@ def _view(
         devices=trial.devices if trial.others else (),
         bound_to=trial.devices if bound else (),
         switch_cost_seconds=0.0 if up else cost,
-        units_left=0 if state == "done" else trial.units_left,
+        units_left=0 if state == "done" else None if barred else trial.units_left,
         params=trial.params,
         devices_wanted=min(max(len(trial.devices), least), most),
         elastic=trial.elastic,
@@ -326,6 +338,8 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
     odd = [each for each in slices if each is not None and not 0.0 <= each < math.inf]
     if odd:
         raise ValueError(f"a policy's slices last a finite number of seconds but got {odd[0]}")
+    if decision.memory is not snapshot.memory:
+        json.dumps(decision.memory)  # raises for what the ledger could not keep
     _check_sizes(decision, snapshot)
 
 
@@ -342,10 +356,11 @@ def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
             )
         elastic = None if view is None else view.elastic
         limits = (0, -1) if elastic is None else elastic.batch_sizes
-        if each.batch_size is not None and not limits[0] <= each.batch_size <= limits[1]:
+        size = each.batch_size
+        if size is not None and not (type(size) is int and limits[0] <= size <= limits[1]):
             raise ValueError(
-                "a policy assigns batch sizes to elastic trials, within their limits, but got "
-                f"{each.batch_size} for trial {each.trial}"
+                "a policy assigns batch sizes, each an int, to elastic trials, within their "
+                f"limits, but got {size!r} for trial {each.trial}"
             )
 
 

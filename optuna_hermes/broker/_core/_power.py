@@ -36,7 +36,11 @@ class Power:
         count = study.may_open.count
         if count is None:
             return len(self._state.slots)
-        here = sum(trial.live and not study.is_elsewhere(trial) for trial in study.trials.values())
+        here = sum(
+            trial.device_range[1]
+            for trial in study.trials.values()
+            if trial.live and not (study.is_elsewhere(trial) or study.is_barred(trial))
+        )
         begins = (slot.lease or slot.reservation for slot in self._state.slots.values())
         new = {id(x) for x in begins if x and x.study == study.spec.key and x.number is None}
         return count + here + len(new)

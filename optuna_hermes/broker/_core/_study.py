@@ -143,6 +143,10 @@ class Study:
         """True if a trial belongs to this broker, where the ledger has owners."""
         return self.broker is not None and trial.owner == self.broker
 
+    def is_barred(self, trial: LiveTrial) -> bool:
+        """True if a trial gets no device until somebody wants that, if ever."""
+        return trial.given_up or self.is_held(trial)
+
     def is_elsewhere(self, trial: LiveTrial) -> bool:
         """True if a trial belongs to the broker of another host."""
         return trial.owner is not None and trial.owner != self.broker
@@ -216,7 +220,7 @@ class Study:
         served = trial.connection is not None or self.driver is not None
         left = trial.owner is None and (self.defers or trial.number in self.promised)
         here = not (left or self.is_elsewhere(trial))
-        free = not (trial.stranded or trial.awaited or trial.given_up or self.is_held(trial))
+        free = not (trial.stranded or trial.awaited or self.is_barred(trial))
         return waits and served and here and free
 
     @property

@@ -18,7 +18,7 @@ class Oracle(Policy):
     sampler, whose proposals are not known yet, a new trial is opened when no trial waits.
 
     Args:
-        recordings: every trial's training, by number; final values of NaN rank last, and so do
+        recordings: every trial's training, by number; those that diverged rank last, and so do
             trials beyond its end.
     """
 
@@ -36,7 +36,7 @@ class Oracle(Policy):
         if trial.number >= len(self._recordings):
             return math.inf
         final = self._recordings[trial.number].final
-        return math.inf if math.isnan(final) else final
+        return final if math.isfinite(final) else math.inf
 
 
 class OracleBreadth(Oracle):
