@@ -33,7 +33,8 @@ def _draw_schedule(ax: Axes, data: StudyData) -> Axes:
         return ax
     rows = {device: row for row, device in enumerate(dict.fromkeys(box.device for box in boxes))}
     begins = [_days(box.begin) for box in boxes]
-    widths = [_days(box.end) - begin for box, begin in zip(boxes, begins, strict=True)]
+    # Not the difference of local times, which go back an hour once a year.
+    widths = [(box.end - box.begin) / 86400 for box in boxes]
     bars = ax.barh(
         y=[rows[box.device] for box in boxes],
         left=begins,

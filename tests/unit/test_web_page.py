@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -385,6 +386,29 @@ def test_a_page_that_does_not_read_is_sent_the_whole() -> None:
         feed.close()
 
     asyncio.run(asyncio.wait_for(story(), 30.0))
+
+
+def test_a_change_during_a_look_is_looked_for_at_once() -> None:
+    """It may have come too late for that look."""
+    counter, begun, go_on = Counter(), threading.Event(), threading.Event()
+
+    def look() -> dict[str, Any]:
+        begun.set()
+        go_on.wait(20.0)
+        return counter.look()
+
+    async def story() -> None:
+        feed = Feed(look, every_seconds=3600.0)
+        page = feed.listen()
+        event = asyncio.create_task(first(page))
+        await asyncio.to_thread(begun.wait, 20.0)
+        feed.look_now()
+        go_on.set()
+        assert (await event)[1]["looks"] == 1
+        assert (await first(page))[1]["looks"] == 2
+        feed.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
 
 
 def test_a_page_that_cannot_be_sent_is_made_again(caplog: pytest.LogCaptureFixture) -> None:

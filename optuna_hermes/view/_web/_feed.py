@@ -89,6 +89,7 @@ class Feed:
     async def _keep_looking(self) -> None:
         while self._listeners and not self._closed:
             begin = time.monotonic()
+            self._due.clear()  # not after the look: a change that comes during it is due
             await self._look_once()
             took = time.monotonic() - begin
             await self._pause(max(self._every_seconds, took / SHARE) - took)
@@ -114,7 +115,6 @@ class Feed:
                 listener.send(event, page)
 
     async def _pause(self, seconds: float) -> None:
-        self._due.clear()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._due.wait(), seconds)
 

@@ -90,7 +90,8 @@ function redrawSoon() {
 }
 
 function tick() {
-  if (document.hidden || !store.page?.devices.some((device) => device.holder)) return;
+  if (document.hidden || $("live").dataset.is === "lost") return;
+  if (!store.page?.devices.some((device) => device.holder)) return;
   drawTiles(store.page, view.deviceSeconds());
   drawDevices(store.page, store.now());
   path.update();

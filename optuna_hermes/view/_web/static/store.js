@@ -93,4 +93,5 @@ export function listen(store, { onChange, onLost }) {
     } else open();
   });
   if (!document.hidden) open(window.earlyStream);
+  else window.earlyStream?.close();
 }
