@@ -253,7 +253,7 @@ class Run(CooperativeLoop):
     def _lost(self) -> list[str]:
         names = self._locals.lost(self._caller, self._stored_objects(), self._position.batch)
         lost = [*super()._lost(), *self._position.streams.lost]
-        return [*lost, *(f"{name} (a local variable)" for name in sorted(names))]
+        return [*lost, *(f"{name} (a variable of the loop)" for name in sorted(names))]
 
     # -- between two batches -------------------------------------------------------------------
 

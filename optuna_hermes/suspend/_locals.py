@@ -1,6 +1,7 @@
-"""Live local variables of a user's loop, found by dataflow analysis of its bytecode.
+"""Live variables of a user's loop, found by dataflow analysis of its bytecode.
 
-A variable is carried from round to round if a round may read it before it sets it.
+A variable is carried from round to round if a round may read it before it sets it. Beside local
+ones these are those of ``nonlocal`` and ``global`` statements, which any call may read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import re
 import sys
 from collections.abc import Collection, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from optuna_hermes.suspend._fingerprint import fingerprint
@@ -63,10 +64,12 @@ def carried(
     """
     found: dict[_Key, int] = {}
     for each in frames_of_user(frame):
-        values = each.f_locals
-        for name in _live_after(each.f_code, each.f_lasti) & values.keys():
-            value, ignored = values[name], name in without or name.startswith(_HIDDEN)
-            if not ignored and id(value) not in known:
+        values, shared = each.f_locals, _shared(each)
+        for name in _live_after(each.f_code, each.f_lasti, shared):
+            if name in without or name.startswith(_HIDDEN):
+                continue
+            value = values.get(name, each.f_globals.get(name) if name in shared else None)
+            if (name in values or name in shared) and id(value) not in known:
                 found[each.f_code, name] = fingerprint(value, known)
         if type(values) is dict:  # a copy before Python 3.13: it would keep the values alive
             values.clear()
@@ -90,21 +93,53 @@ def frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _shared(frame: FrameType) -> frozenset[str]:
+    """Variables of a frame that functions which it may call set: its own ones, and global ones."""
+    names = _set_within(frame.f_code)
+    for name in _names(frame.f_code):
+        function = frame.f_globals.get(name)
+        if isinstance(function, FunctionType) and function.__globals__ is frame.f_globals:
+            names |= {each for each in _set_within(function.__code__) if each in frame.f_globals}
+    return names
+
+
 @functools.lru_cache(maxsize=256)
-def _live_after(code: CodeType, offset: int) -> frozenset[str]:
+def _set_within(code: CodeType) -> frozenset[str]:
+    """Global variables that a function sets, and those of any function around one within it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+    for inner in _inner(code):
+        sets = (each for each in dis.get_instructions(inner) if each.opname == "STORE_DEREF")
+        names |= {each.argval for each in sets if each.argval in inner.co_freevars}
+        names |= _set_within(inner)
+    return frozenset(names)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(code: CodeType) -> frozenset[str]:
+    """Names of global functions and other things that a function, or one within it, may use."""
+    return frozenset(code.co_names).union(*map(_names, _inner(code)))
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+@functools.lru_cache(maxsize=256)
+def _live_after(code: CodeType, offset: int, shared: frozenset[str]) -> frozenset[str]:
     """Variables that are live after an instruction: they may be read before they are set.
 
     After the instruction that fetches a loop's next item, these are the variables of the next
-    round.
+    round. Those in ``shared`` are read by each call.
     """
-    flow = _Flow(code)
+    flow = _Flow(code, shared)
     return flow.live_before[flow.next_of(offset)]
 
 
 class _Flow:
     """Control flow of a function's instructions, and the variables that are live before each."""
 
-    def __init__(self, code: CodeType) -> None:
+    def __init__(self, code: CodeType, shared: frozenset[str]) -> None:
+        self._shared = shared
         self._all = list(dis.get_instructions(code))
         self._index = {each.offset: number for number, each in enumerate(self._all)}
         self.live_before = self._solve()
@@ -116,7 +151,7 @@ class _Flow:
     def _solve(self) -> list[frozenset[str]]:
         live = [frozenset[str]() for _ in self._all]
         follows = [self._follows(number) for number in range(len(self._all))]
-        uses = [list(_uses(each)) for each in self._all]
+        uses = [list(_uses(each, self._shared)) for each in self._all]
         changes = True
         # Liveness flows backwards; loops need passes until nothing changes any more.
         while changes:
@@ -147,10 +182,14 @@ class _Flow:
         return after + 1 if self._all[after].opname == "FOR_ITER" else number + 1
 
 
-def _uses(instruction: dis.Instruction) -> Iterator[tuple[bool, str]]:
+def _uses(instruction: dis.Instruction, shared: Collection[str]) -> Iterator[tuple[bool, str]]:
     """The variables that an instruction reads (True) or sets or deletes (False), in its order."""
     names: Any = instruction.argval
-    kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF)", instruction.opname)
+    if instruction.opname.startswith("CALL"):
+        yield from ((True, name) for name in shared)
+    if instruction.opname.endswith("_GLOBAL") and names not in shared:
+        return
+    kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF|GLOBAL)", instruction.opname)
     if len(kinds) == 1 and isinstance(names, str):
         yield kinds[0] == "LOAD", names
     elif isinstance(names, tuple):  # two in one, since Python 3.12

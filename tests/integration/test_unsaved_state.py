@@ -663,7 +663,7 @@ def test_a_hidden_state_in_a_local_variable_is_named(
     with pytest.raises(Suspended):
         apart(loop, FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t"), "local")
     (line,) = said(caplog)
-    assert line.startswith("Trial 0 changes hidden (a local variable) while it trains")
+    assert line.startswith("Trial 0 changes hidden (a variable of the loop) while it trains")
     assert "Keep it in run.kept" in line
 
 
@@ -719,5 +719,38 @@ def test_what_is_carried_through_functions_and_wrappers_is_named(
 
     with pytest.raises(Suspended):
         apart(objective)
-    names = [re.findall(r"(\w+) \(a local variable\)", line) for line in said(caplog)]
+    names = [re.findall(r"(\w+) \(a variable of the loop\)", line) for line in said(caplog)]
     assert names == [["best", "seen"], ["total"]]
+
+
+STEP = 0
+
+
+def test_what_calls_change_in_variables_around_them_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of nonlocal and of global; one that each epoch sets anew is carried nowhere."""
+    model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        global STEP
+        count = anew = 0
+
+        def tick() -> None:
+            nonlocal count, anew
+            count += 1
+            anew += 1
+
+        for _ in run.epochs(3):
+            anew = 0
+            for _ in run.batches([1.0, 2.0, 3.0]):
+                tick()
+                STEP += 1
+                session.tick()
+            run.report(float(count + anew))
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    names = [re.findall(r"(\w+) \(a variable of the loop\)", line) for line in said(caplog)]
+    assert names == [["STEP", "count"], ["anew"]]
