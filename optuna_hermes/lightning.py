@@ -19,6 +19,7 @@ from optuna_hermes._lightning._callbacks import (
     tunes,
 )
 from optuna_hermes._lightning._checkpoints import Checkpoints, merged
+from optuna_hermes._lightning._cli import watch_configurations
 from optuna_hermes._lightning._clocks import parked
 from optuna_hermes._lightning._launches import refused_strategy, watch_launches
 from optuna_hermes._lightning._loggers import own_root, release_loggers
@@ -109,10 +110,12 @@ class HermesCallback(AnyCallback):
         _session: Session | None = None,
     ) -> None:
         watch_launches(_loop_of)
+        watch_configurations(_set_up_early)
         if elastic_batch is not None and max_devices is not None:
             raise InvalidInputError(
                 "A trial may have elastic_batch or max_devices but was given both: choose one."
             )
+        self._is_set_up = False
         self._loop = _FitLoop(trial, monitor, _session)
         if max_devices is not None:
             from optuna_hermes._lightning._devices import ElasticDevices
@@ -154,7 +157,8 @@ class HermesCallback(AnyCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Take the trial's session, and make ``fit`` resume from its newest checkpoint."""
-        if stage != "fit":
+        early, self._is_set_up = self._is_set_up, False
+        if stage != "fit" or early:
             return
         finder = search_of(trainer)
         if finder is None:
@@ -255,6 +259,18 @@ def _loop_of(trainer: Trainer | None) -> _FitLoop | None:
     return next((each._loop for each in callbacks if isinstance(each, HermesCallback)), None)
 
 
+def _set_up_early(before: Callback, trainer: Trainer, pl_module: LightningModule) -> bool:
+    """Set a trainer's callback up for a fit before its turn; True if its trial goes on."""
+    callbacks = trainer.callbacks
+    hermes = next((each for each in callbacks if isinstance(each, HermesCallback)), None)
+    if hermes is None:
+        return False
+    if callbacks.index(before) < callbacks.index(hermes) and not hermes._is_set_up:
+        hermes.setup(trainer, pl_module, "fit")
+        hermes._is_set_up = True
+    return hermes._loop.goes_on
+
+
 class _FitLoop(CooperativeLoop):
     """The batches of a callback's fits, in the trial's only process or in one of its ranks."""
 
@@ -278,6 +294,11 @@ class _FitLoop(CooperativeLoop):
         self._warned = False
         self._validating_since = -math.inf
         self._leave_out_wait: Callable[[], None] | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the fit goes on from a checkpoint, before its first batch."""
+        return self._checkpoints.loaded
 
     @property
     def _fit(self) -> TrainerHooks:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import skip_tuners
 from optuna_hermes._lightning._namespace import (
+    LightningDataModule,
     ModelCheckpoint,
     Trainer,
     _DataLoaderIterDataFetcher,
@@ -260,10 +261,14 @@ class TrainerHooks:
                 "rng": rng_state(),
                 "attributes": attributes,
                 "epoch": epoch.completed,
+                "data": frozen(self._data_state()),
             }
             yield
             return
         self._made[stage] = made
+        # Lightning has loaded the present state, which loaders were not made of.
+        present = frozen(self._data_state())
+        self._load_data_state(made["data"])
         self._attributes.load_state_dict(frozen(made["attributes"]))
         with kept_rng():
             set_rng_state(made["rng"])
@@ -272,6 +277,16 @@ class TrainerHooks:
                 yield
             finally:
                 epoch.completed = now
+        self._load_data_state(present)
+
+    def _data_state(self) -> dict[str, Any]:
+        """The state that a data module stores by itself; empty if it stores none."""
+        data = getattr(self.trainer, "datamodule", None)
+        return data.state_dict() if isinstance(data, LightningDataModule) else {}
+
+    def _load_data_state(self, state: dict[str, Any]) -> None:
+        if state:
+            self.trainer.datamodule.load_state_dict(frozen(state))  # type: ignore[attr-defined]
 
     def _set_up_validation_now(self) -> None:
         trainer = self.trainer

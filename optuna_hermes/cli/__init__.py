@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
-from optuna_hermes.cli._app import run
+from optuna_hermes.errors import ExitStatus
 
 __all__ = ["main", "run"]
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line, given without the program's name, and return its exit status."""
+    try:
+        # Imported here: that takes a while, in which Ctrl-C shall end it as at any other time.
+        from optuna_hermes.cli import _app
+
+        return _app.run(argv)
+    except KeyboardInterrupt:
+        return ExitStatus.INTERRUPTED
 
 
 def main() -> NoReturn:

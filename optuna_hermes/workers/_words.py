@@ -89,5 +89,6 @@ def described(status: int | None) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    # The driver kills workers only when a call ends: before that it is most likely the kernel.
-    return f"{name}, as the kernel does when memory runs out" if -status == 9 else name
+    # The driver kills workers only when a call ends: before that it is one of these.
+    killers = "by the kernel, if memory has run out, or by the broker, whose log then says why"
+    return f"{name}, {killers}" if -status == 9 else name

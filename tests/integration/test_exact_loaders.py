@@ -489,8 +489,20 @@ class Curriculum(pl.LightningDataModule):
         return batch
 
 
+class OwnCurriculum(Curriculum):
+    """Stores what it counts by itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level, "made": self.made}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.level, self.made = state_dict["level"], state_dict["made"]
+
+
 @pytest.mark.parametrize("reload", [0, 1])
-@pytest.mark.parametrize("data", [None, Curriculum], ids=["module", "data-module"])
+@pytest.mark.parametrize(
+    "data", [None, Curriculum, OwnCurriculum], ids=["module", "data-module", "own-state"]
+)
 def test_lightning_attributes_that_loaders_are_made_of(
     data: Any, reload: int, tmp_path: Path
 ) -> None:
