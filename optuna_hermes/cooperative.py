@@ -102,7 +102,8 @@ class CooperativeLoop:
         self._reported: frozenset[int] = frozenset()
         self._restored: dict[str, Any] | None = None
         self._saver: Saver | None = None
-        self._begun = self._unsaved = self._saved_here = self._warned_of_inexact = False
+        self._begun = self._unsaved = self._saved_here = False
+        self._warned_of_inexact = self._warned_of_shape = False
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -273,7 +274,7 @@ class CooperativeLoop:
             session.wait_for_decision()
             return
         # Asked before the trial waits, and valid after: nothing is trained meanwhile.
-        here = self.storable and self.storable_here()
+        here = self.storable and self.storable_here() and not self._has_changed_shape()
         if not (session.must_yield or (saver is not None and saver.busy)):
             # Before the decision is waited for, which takes as long as copying a small state. If
             # the trial yields, this is its checkpoint.
@@ -287,6 +288,19 @@ class CooperativeLoop:
         self._saved_here = False
         # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
+
+    def _has_changed_shape(self) -> bool:
+        """True if a checkpoint would not fit the named objects of the next process, said once."""
+        changed = self._named.reshaped
+        if changed and not self._warned_of_shape:
+            self._warned_of_shape = True
+            log.warning(
+                "%s can only wait in memory from here on: %s has other parameters than when it was "
+                "named, so that its state does not fit the one that the next process makes.",
+                self._name.capitalize(),
+                ", ".join(changed),
+            )
+        return bool(changed)
 
     def _save(self, here: bool) -> None:
         """Begin to save the unit, if it is due and can be saved here."""
@@ -363,7 +377,8 @@ class CooperativeLoop:
         except SuspendError as error:
             raise CheckpointError(
                 f"Checkpoint {state.path} of {self._name} must fit the objects that are named, but "
-                f"{error}. Make the same ones whenever the objective runs."
+                f"{error}. Make the same ones whenever the objective runs, or close the trial with "
+                "`optuna-hermes finish`."
             ) from error
         self._restored = tree
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _GLOBAL: Any = np.random.mtrand._rand
 _OF_PYTHON = {"builtins", "abc", "typing"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE in ``__flags__``: a class that Python code defines
+_CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, set, dict)}
+_MOST_WORK = 10_000
+"""Most steps to find out whether two regions overlap, which is a hard problem in theory."""
+_UNREAD = object()
 
 
 class Objects:
@@ -53,12 +58,54 @@ class Objects:
         _Reader(self._packages).node(state["object"], self.root)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Region:
+    """The memory of an array or tensor.
+
+    Args:
+        address: of its first element.
+        strides: in bytes.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+    dtype: str
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Addresses of the first byte, and of the byte after the last one."""
+        steps = [stride * (n - 1) for n, stride in zip(self.shape, self.strides, strict=True)]
+        begin = self.address + sum(step for step in steps if step < 0)
+        return begin, self.address + self.itemsize + sum(step for step in steps if step > 0)
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """An array for ``np.shares_memory``, which reads no memory: it may be a device's."""
+        return {
+            "version": 3,
+            "data": (self.address, True),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": f"|V{self.itemsize}",
+        }
+
+    def overlaps(self, other: Region) -> bool:
+        """True if the two have bytes in common; columns of one table have none."""
+        most_work: Any = _MOST_WORK  # NumPy's types know -1 and 0 only
+        try:
+            return np.shares_memory(np.asarray(self), np.asarray(other), most_work)
+        except RuntimeError:  # it would take too long
+            return True
+
+
 class _Writer:
     def __init__(self, packages: Collection[str]) -> None:
         self._packages = packages
         self._seen: dict[int, int] = {}
         self._kept: list[Any] = []  # keeps objects alive, so that no id is reused
-        self._regions: dict[tuple[int, int, str], tuple[int, str]] = {}
+        self._regions: dict[tuple[int, int, str], tuple[int, str, Region]] = {}
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
@@ -68,18 +115,25 @@ class _Writer:
             return ["present"]  # it stays as the objective has made it
         if id(value) in self._seen:
             return ["same", self._seen[id(value)]]
-        if kind in (list, tuple, set, frozenset):
-            items = [self.node(item, (*place, str(n))) for n, item in enumerate(value)]
-            return [kind.__name__, items]
-        if kind is dict:
-            pairs = [
-                [self.node(key, place), self.node(item, (*place, str(key)))]
-                for key, item in value.items()
-            ]
-            return ["dict", pairs]
+        if kind in (tuple, frozenset):
+            return [kind.__name__, self._items(value, place)]
+        # Numbered: there may be other references to it, also within it.
         self._seen[id(value)] = len(self._seen)
         self._kept.append(value)
+        if kind in (list, set):
+            return [kind.__name__, self._items(value, place)]
+        if kind is dict:
+            return ["dict", self._pairs(value, place)]
         return self._object(value, place)
+
+    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
+        return [self.node(item, (*place, str(n))) for n, item in enumerate(items)]
+
+    def _pairs(self, value: Mapping[Any, Any], place: tuple[str, ...]) -> list[Any]:
+        return [
+            [self.node(key, place), self.node(item, (*place, str(key)))]
+            for key, item in value.items()
+        ]
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
@@ -94,7 +148,8 @@ class _Writer:
             return ["generator", "RandomState", self.node(value.get_state(legacy=False), place)]
         if kind is np.random.Generator:
             bits = value.bit_generator
-            return ["generator", type(bits).__name__, self.node(bits.state, place)]
+            state = [self.node(bits.state, place), self.node(_seeds_of(bits), place)]
+            return ["generator", type(bits).__name__, *state]
         if _package(kind) in self._packages:
             name = [kind.__module__, kind.__qualname__]
             if hasattr(value, "__dict__"):
@@ -112,28 +167,35 @@ class _Writer:
         )
 
     def _array(self, value: np.ndarray[Any, Any], name: str) -> list[Any]:
-        begin, end = _bounds(value)
-        region = (begin, end, value.dtype.str)
         order = "C" if value.flags.c_contiguous else "F"
-        whole = value.flags.forc and value.nbytes == end - begin
-        # The same numbers in another shape: the two must share their memory again.
-        if whole and region in self._regions:
-            return ["reshaped", self._regions[region][0], order, *value.shape]
-        if value.size:
-            self._regions[region] = self._seen[id(value)], name
+        number = self._shared(value, region_of_array(value), name)
+        if number is not None:
+            return ["reshaped", number, order, *value.shape]
         return ["array", order, value]
+
+    def _shared(self, value: Any, region: Region, name: str) -> int | None:
+        """Number of what has the same numbers in another shape; None if nothing has."""
+        if 0 in region.shape:
+            return None
+        key = (*region.bounds, region.dtype)
+        number, other, before = self._regions.setdefault(key, (self._seen[id(value)], name, region))
+        if before is region:
+            return None
+        if not (_is_whole(region) and _is_whole(before)):
+            raise _overlap(name, other)
+        return number
 
     def refuse_overlaps(self) -> None:
         """Refuse arrays that overlap in memory: they would be separate once restored."""
-        before, last = 0, ""
-        for (begin, end, _), (_, name) in sorted(self._regions.items()):
-            if begin < before:
-                raise CheckpointError(
-                    f"{name} must have memory of its own, to be stored, but shares it with {last}: "
-                    "use another estimator."
-                )
-            if end > before:
-                before, last = end, name
+        open_: list[tuple[int, str, Region]] = []
+        for (begin, end, _), (_, name, region) in sorted(
+            self._regions.items(), key=lambda each: each[0]
+        ):
+            open_ = [each for each in open_ if each[0] > begin]
+            for _, other, before in open_:
+                if region.overlaps(before):
+                    raise _overlap(name, other)
+            open_.append((end, name, region))
 
 
 class _Reader:
@@ -147,27 +209,46 @@ class _Reader:
         if kind == "plain":
             return rest[0]
         if kind == "same":
+            if self._seen[rest[0]] is _UNREAD:
+                raise SuspendError("it holds something that holds itself")
             return self._seen[rest[0]]
         if kind == "present":
             return present
-        if kind in ("list", "tuple", "set", "frozenset"):
-            items = [self.node(item) for item in rest[0]]
-            return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](items)
-        if kind == "dict":
-            return {self.node(key): self.node(item) for key, item in rest[0]}
+        if kind in ("tuple", "frozenset"):
+            return {"tuple": tuple, "frozenset": frozenset}[kind](self._items(rest[0], present))
+        if kind in _CONTAINERS:
+            return self._container(_CONTAINERS[kind], rest[0], present)
         # Numbered before its parts are read, as the writer does: they may refer to it.
         number = len(self._seen)
-        self._seen.append(None)
+        self._seen.append(_UNREAD)
         if kind == "object":
             return self._with_attributes(rest, present, number)
         value = self._seen[number] = self._without(kind, rest, present)
         return value
 
+    def _container(self, kind: Any, nodes: list[Any], present: Any) -> Any:
+        value = self._reused(kind, present)
+        self._seen.append(value)
+        read = self._pairs(nodes, present) if kind is dict else self._items(nodes, present)
+        value.clear()  # only now: its former items are used for the new ones
+        (value.extend if kind is list else value.update)(read)
+        return value
+
+    def _reused(self, kind: Any, present: Any) -> Any:
+        """The container to be filled: a new one, or ``present``."""
+        return kind()
+
+    def _items(self, nodes: list[Any], present: Any) -> list[Any]:
+        return [self.node(node) for node in nodes]
+
+    def _pairs(self, pairs: list[Any], present: Any) -> dict[Any, Any]:
+        return {self.node(key): self.node(item) for key, item in pairs}
+
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
         if kind == "array":
             return np.array(rest[1], order=rest[0])
-        if kind == "reshaped":
-            return self._seen[rest[0]].reshape(rest[2:], order=rest[1])
+        if kind == "reshaped":  # in the order of memory
+            return self._seen[rest[0]].ravel("K").reshape(rest[2:], order=rest[1])
         if kind == "array of":
             dtype, shape, items = rest
             values = np.empty(len(items), dtype)
@@ -177,7 +258,7 @@ class _Reader:
         if kind == "global":
             return _GLOBAL
         if kind == "generator":
-            return _generator(rest[0], self.node(rest[1]), present)
+            return _generator(rest[0], [self.node(each) for each in rest[1:]], present)
         if kind == "made":
             made = self._class(*rest[:2])
             if made.__flags__ & _HEAP_TYPE:
@@ -210,21 +291,53 @@ class _Reader:
         return found
 
 
-def _bounds(array: np.ndarray[Any, Any]) -> tuple[int, int]:
-    """Addresses of the first byte of an array's memory, and of the byte after its last."""
-    begin = end = array.__array_interface__["data"][0]
-    for count, stride in zip(array.shape, array.strides, strict=True):
-        begin += min(0, stride * (count - 1))
-        end += max(0, stride * (count - 1))
-    return begin, end + array.itemsize
+def region_of_array(array: np.ndarray[Any, Any]) -> Region:
+    return Region(
+        address=array.__array_interface__["data"][0],
+        shape=array.shape,
+        strides=array.strides,
+        itemsize=array.itemsize,
+        dtype=array.dtype.str,
+    )
+
+
+def _is_whole(region: Region) -> bool:
+    """True for an array in the order of C or Fortran, without gaps."""
+    for step in (1, -1):
+        expected = region.itemsize
+        steps = list(zip(region.shape, region.strides, strict=True))[::step]
+        for size, stride in steps:
+            if size != 1 and stride != expected:
+                break
+            expected *= size
+        else:
+            return True
+    return False
+
+
+def _overlap(name: str, other: str) -> CheckpointError:
+    return CheckpointError(
+        f"{name} must have memory of its own, to be stored, but shares it with {other}: "
+        "make it a copy, or use another object."
+    )
 
 
 def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _generator(name: str, state: Any, present: Any) -> Any:
+def _seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
+    """What ``spawn`` makes children from, which a generator's state is without."""
+    seeds = bits.seed_seq
+    if type(seeds) is not np.random.SeedSequence:
+        return None
+    names = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+    return {name: getattr(seeds, name) for name in names}
+
+
+def _generator(name: str, parts: list[Any], present: Any) -> Any:
     """Return a generator with this state: ``present``, if it is of the same kind."""
+    state, *seeds = parts
     if name == "RandomState":
         own = isinstance(present, np.random.RandomState) and present is not _GLOBAL
         old = present if own else np.random.RandomState()
@@ -234,6 +347,9 @@ def _generator(name: str, state: Any, present: Any) -> Any:
     if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
         raise SuspendError(f"it holds a {name}, which is no generator of NumPy")
     same = type(present) is np.random.Generator and type(present.bit_generator) is bits
-    generator = present if same else np.random.Generator(bits())
+    generator: Any = present if same else np.random.Generator(bits())
+    if seeds and seeds[0] is not None:
+        # Only its constructor sets these, and the generator must stay the same object.
+        generator.bit_generator.__init__(np.random.SeedSequence(**seeds[0]))
     generator.bit_generator.state = state
     return generator

@@ -11,7 +11,7 @@ import math
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
-from enum import Enum
+from enum import Enum, Flag
 from pathlib import PurePath
 from types import FrameType, ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
-from optuna_hermes.suspend._objects import _OF_PYTHON, _package, _Reader, _Writer
+from optuna_hermes.suspend._objects import _OF_PYTHON, Region, _package, _Reader, _Writer
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
 from optuna_hermes.suspend._tree import storable
 
@@ -31,6 +31,8 @@ _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 """Packages whose classes a user's class is derived from, but that no user's values are of."""
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
+_REUSED = ("object", "stateful", "array", "tensor", "reshaped tensor", "drawing")
+"""Nodes that may become the object that is there."""
 
 
 class _Plain:
@@ -52,12 +54,9 @@ def write_value(
     Raises:
         CheckpointError: it leads to something that cannot be restored.
     """
-    try:
-        writer = _ValueWriter(known, whole)
-        tree = writer.node(value, (name,))
-        writer.refuse_overlaps()
-    except RecursionError as error:
-        raise CheckpointError(f"{name} holds itself, or is nested too deeply") from error
+    writer = ValueWriter(known, whole=whole)
+    tree = writer.write(name, value)
+    writer.refuse_overlaps()
     return tree
 
 
@@ -67,7 +66,7 @@ def read_value(node: list[Any], present: object, classes: Classes | None) -> Any
     Raises:
         SuspendError: it needs a class that cannot be found.
     """
-    return _ValueReader(classes or Classes((), ())).node(node, present)
+    return ValueReader(classes).node(node, present)
 
 
 class Classes:
@@ -111,12 +110,34 @@ class Classes:
         return None
 
 
-class _ValueWriter(_Writer):
-    def __init__(self, known: Collection[int], whole: bool) -> None:
+class ValueWriter(_Writer):
+    """Writer of one or more values: what is shared between them is written once.
+
+    Args:
+        known, whole: see ``write_value``.
+    """
+
+    def __init__(self, known: Collection[int] = (), *, whole: bool) -> None:
         super().__init__(())
         self._known = known
         self._whole = whole
         self._left: float = math.inf if whole else _MOST_PARTS
+
+    def write(self, name: str, value: object) -> list[Any]:
+        """Convert a value to a tree; after the last one, ``refuse_overlaps`` must be called.
+
+        Raises:
+            CheckpointError: it leads to something that cannot be restored.
+        """
+        try:
+            return self.node(value, (name,))
+        except RecursionError as error:
+            raise CheckpointError(f"{name} is nested too deeply") from error
+
+    @property
+    def objects(self) -> list[Any]:
+        """The containers, arrays, tensors and other objects that were written."""
+        return self._kept
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         self._left -= 1
@@ -136,6 +157,8 @@ class _ValueWriter(_Writer):
         if kind is np.ndarray or isinstance(value, np.random.RandomState | np.random.Generator):
             return super()._object(value, place)
         name = [kind.__module__, kind.__qualname__]
+        if isinstance(value, Flag):
+            return ["flag", *name, value.value]  # a combination of members has no name
         if isinstance(value, Enum):
             return ["enum", *name, value.name]
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
@@ -153,14 +176,17 @@ class _ValueWriter(_Writer):
         if isinstance(value, torch.Tensor):
             if not storable(value):
                 raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
-            return ["tensor", value, on_device(value), value.requires_grad and value.is_leaf]
+            trained = value.requires_grad and value.is_leaf
+            number = self._shared(value, region_of_tensor(value), ".".join(place))
+            if number is not None:
+                if not self._kept[number].is_contiguous():  # it will be, and strides will differ
+                    raise CheckpointError(f"{'.'.join(place)} shares the memory of its transpose")
+                return ["reshaped tensor", number, list(value.shape), list(value.stride()), trained]
+            return ["tensor", value, on_device(value), trained]
         if kind is deque:
             return ["deque", self._items(value, place), value.maxlen]
         if kind in _MAPPINGS.values():
-            pairs = [
-                [self.node(k, place), self.node(v, (*place, str(k)))] for k, v in value.items()
-            ]
-            return ["mapping", kind.__name__, pairs]
+            return ["mapping", kind.__name__, self._pairs(value, place)]
         if kind in (torch.Generator, random.Random):
             return ["drawing", kind.__name__, generator_state(value)]
         if isinstance(value, PurePath):
@@ -169,34 +195,45 @@ class _ValueWriter(_Writer):
             return ["plain", value]
         return None
 
-    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
-        return [self.node(item, (*place, str(n))) for n, item in enumerate(items)]
 
+class ValueReader(_Reader):
+    """Reader of what one ``ValueWriter`` has written, in the same order.
 
-class _ValueReader(_Reader):
-    def __init__(self, classes: Classes) -> None:
-        super().__init__(classes.packages)
-        self._classes = classes
+    Args:
+        given: arrays and tensors by ``id`` that are filled in place: others may hold them.
+    """
+
+    def __init__(self, classes: Classes | None, given: Mapping[int, object] | None = None) -> None:
+        self._classes = classes or Classes((), ())
+        super().__init__(self._classes.packages)
+        self._given = given or {}
         self._taken: dict[int, object] = {}
 
+    @property
+    def arrays(self) -> list[Any]:
+        """The arrays and tensors that were read."""
+        return [each for each in self._seen if isinstance(each, np.ndarray | torch.Tensor)]
+
     def node(self, node: list[Any], present: Any = None) -> Any:
-        kind, *rest = node
-        if kind in ("list", "tuple"):
-            items = self._items(rest[0], present)
-            if kind == "tuple":
-                return tuple(items)
-            return filled(present, list, items) if self._take(present) else items
-        if kind == "dict":
-            there = present if type(present) is dict else {}
-            pairs = self._pairs(rest[0], there)
-            return filled(present, dict, pairs) if self._take(present) else pairs
-        if kind in ("object", "stateful", "tensor", "drawing") and not self._take(present):
+        kind = node[0]
+        if kind in _REUSED and not self._take(present):
             present = None  # two values must not become one object
         return super().node(node, present)
 
+    def _reused(self, kind: Any, present: Any) -> Any:
+        return present if type(present) is kind and self._take(present) else kind()
+
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
+        if kind in ("array", "tensor") and id(present) in self._given:
+            numbers = rest[1] if kind == "array" else rest[0]
+            if copied(present, numbers) is present:
+                return present
         if kind == "tensor":
             return _tensor(rest, present)
+        if kind == "reshaped tensor":
+            number, shape, strides, trained = rest
+            view = self._seen[number].detach().as_strided(shape, strides)
+            return _tensor([view, False, trained], present)
         if kind == "deque":
             ring = deque(self._items(rest[0], present), rest[1])
             same = type(present) is deque and present.maxlen == rest[1]
@@ -217,16 +254,27 @@ class _ValueReader(_Reader):
         if kind == "named tuple":
             items = self._items(rest[2], present)
             return tuple.__new__(self._class(*rest[:2]), items)
-        if kind == "enum":
-            there = _is_a(present, *rest[:2])
-            members: Any = type(present) if there else self._class(*rest[:2])
-            return members.__members__[rest[2]]
+        if kind in ("enum", "flag"):
+            return self._member(kind, rest, present)
         if kind == "stateful":
             if not _is_a(present, *rest[:2]):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
             present.load_state_dict(self.node(rest[2]))
             return present
         return super()._without(kind, rest, present)
+
+    def _member(self, kind: str, rest: list[Any], present: Any) -> Any:
+        module, name, told = rest
+        there = _is_a(present, module, name)
+        members: Any = type(present) if there else self._class(module, name)
+        try:
+            if kind == "flag" and issubclass(members, Flag):
+                return members(told)
+            if kind == "enum" and issubclass(members, Enum):
+                return members.__members__[told]
+        except (KeyError, ValueError) as error:
+            raise SuspendError(f"it holds {told!r} of {module}.{name}, which has none") from error
+        raise SuspendError(f"it holds an enumeration {module}.{name}, which is none now")
 
     def _instance(self, module: str, name: str, present: Any) -> Any:
         # A present object needs no class that can be named: its class may be local to a function.
@@ -248,12 +296,24 @@ class _ValueReader(_Reader):
         there = list(present) if sequence else [None] * len(nodes)
         return [self.node(node, each) for node, each in zip(nodes, there, strict=True)]
 
-    def _pairs(self, pairs: list[Any], present: Mapping[Any, Any]) -> dict[Any, Any]:
+    def _pairs(self, pairs: list[Any], present: Any) -> dict[Any, Any]:
+        there = present if isinstance(present, Mapping) else {}
         found = {}
         for key_node, node in pairs:
             key = self.node(key_node)
-            found[key] = self.node(node, present.get(key))
+            found[key] = self.node(node, there.get(key))
         return found
+
+
+def region_of_tensor(tensor: torch.Tensor) -> Region:
+    size = tensor.element_size()
+    return Region(
+        address=tensor.data_ptr(),
+        shape=tuple(tensor.shape),
+        strides=tuple(stride * size for stride in tensor.stride()),
+        itemsize=size,
+        dtype=str(tensor.dtype),
+    )
 
 
 def _is_a(value: object, module: str, name: str) -> bool:

@@ -84,7 +84,7 @@ def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
     with safe_open(stored(tmp_path).path, "pt") as file:
         assert file.metadata() == {
             "format": "optuna-hermes checkpoint",
-            "version": "2",
+            "version": "3",
             "trial": RUN,
         }
         assert file.get_tensor("0").tolist() == [1.0] * 4
@@ -322,7 +322,7 @@ def of_another_trial(path: Path) -> None:
 
 
 def of_a_later_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"2"', b'"version":"3"'))
+    path.write_bytes(path.read_bytes().replace(b'"version":"3"', b'"version":"4"'))
 
 
 def of_someone_else(path: Path) -> None:
@@ -365,7 +365,7 @@ def of_nothing(path: Path) -> None:
     ("wrote", "reason"),
     [
         (of_another_trial, "must be of trial 7 but is of trial 8"),
-        (of_a_later_version, "must have format version 2 but has 3"),
+        (of_a_later_version, "must have format version 3 but has 4"),
         (of_someone_else, "must be a file that optuna-hermes wrote"),
         (without_metadata, "must be a file that optuna-hermes wrote"),
         (without_a_tree, "cannot be decoded: KeyError"),

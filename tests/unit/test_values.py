@@ -97,14 +97,10 @@ def test_what_cannot_be_written_to_is_left_as_it_is() -> None:
 
 
 def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    endless: list[Any] = []
-    endless.append(endless)
-    with pytest.raises(CheckpointError, match="it holds itself, or is nested too deeply"):
-        write_value("it", endless)
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]
-    with pytest.raises(CheckpointError, match="it holds itself, or is nested too deeply"):
+    with pytest.raises(CheckpointError, match="it is nested too deeply"):
         write_value("it", deep)
     monkeypatch.setattr(_values, "_MOST_PARTS", 3)
     with pytest.raises(CheckpointError, match="it has more than 3 parts"):

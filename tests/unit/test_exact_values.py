@@ -1,0 +1,387 @@
+"""State that a checkpoint could lose in silence comes back to the bit, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, Flag
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from optuna_hermes.errors import SuspendError, UnstorableError
+from optuna_hermes.suspend._named_objects import NamedObjects
+from optuna_hermes.suspend._objects import Objects
+from optuna_hermes.suspend._tree import frozen, pack, unpack
+from optuna_hermes.suspend._values import Classes, read_value, write_value
+
+HERE = Classes([globals()], [__name__.partition(".")[0]])
+
+
+class Own:
+    """A class of the user's own, with whatever attributes a test gives it."""
+
+    def __init__(self, **parts: Any) -> None:
+        vars(self).update(parts)
+
+
+class Colour(Flag):
+    RED = 1
+    BLUE = 2
+
+
+class Phase(Enum):
+    WARM = 1
+
+
+def stored(tree: Any) -> Any:
+    """A tree as it comes back from a file."""
+    return unpack(*pack(frozen(tree), "trial 0"))
+
+
+def through_disk(value: Any) -> Any:
+    return read_value(stored(write_value("it", value)), None, HERE)
+
+
+def kept_again(kept: dict[str, Any], loads: int = 1) -> dict[str, Any]:
+    """``run.kept`` in the next process."""
+    before, after = NamedObjects({}, HERE), NamedObjects({}, HERE)
+    before.kept.update(kept)
+    tree = before.state_dict()
+    for _ in range(loads):
+        after.load_state_dict(stored(tree))
+    return after.kept
+
+
+# -- optimizers
+
+
+class WithFullStatistics(torch.optim.Optimizer):
+    """Keeps statistics of its own dtype and in nested containers, as Hugging Face's Adafactor."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            total = state.get("sums", [torch.zeros(2)])[0]
+            state["sums"] = [total + parameter.grad.float() / 3]
+            state["more"] = {"count": torch.tensor(2**24 + 1), "mean": total / 7}
+
+
+def trained(
+    dtype: torch.dtype, make: Callable[..., Any], steps: int = 3
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1, bias=False, dtype=dtype)
+    optimizer = make(model.parameters())
+    for _ in range(steps):
+        model.weight.grad = torch.randn(1, 2).to(dtype)
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("dtype", "make"),
+    [
+        (torch.bfloat16, lambda parameters: torch.optim.ASGD(parameters, 0.1)),
+        (torch.float64, torch.optim.NAdam),
+        (torch.bfloat16, WithFullStatistics),
+    ],
+)
+def test_states_of_optimizers_keep_their_dtype(dtype: torch.dtype, make: Any) -> None:
+    """``Optimizer.load_state_dict`` rounds them to the dtype of the parameter."""
+    model, optimizer = trained(dtype, make)
+    other, resumed = trained(dtype, make, steps=1)
+    tree = NamedObjects({"model": model, "optimizer": optimizer}).state_dict()
+    NamedObjects({"model": other, "optimizer": resumed}).load_state_dict(stored(tree))
+    first, second = optimizer.state_dict()["state"][0], resumed.state_dict()["state"][0]
+    assert pack(first, "it")[1] == pack(second, "it")[1]
+    assert str(first) == str(second)
+
+
+class Sharpness(torch.optim.Optimizer):
+    """Keeps the optimizer that makes its steps out of its ``state_dict``, as many copies of SAM."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.base_optimizer.step()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        self.base_optimizer.param_groups = self.param_groups
+
+
+class Two:
+    """Several optimizers in containers, and a schedule of one of them."""
+
+    def __init__(self, parameters: Any) -> None:
+        first = Sharpness(parameters)
+        self.parts = {"first": first}
+        self.schedules = [torch.optim.lr_scheduler.StepLR(first, 1)]
+
+    def step(self) -> None:
+        self.parts["first"].step()
+        self.schedules[0].step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("make", [Sharpness, Two])
+def test_an_optimizer_in_another_one_is_named_with_it(make: Any) -> None:
+    """Its momentum is there again, and it has the same groups as the one that holds it."""
+    model, optimizer = trained(torch.float32, make)
+    other, resumed = trained(torch.float32, make, steps=0)
+    tree = NamedObjects({"model": model, "optimizer": optimizer}).state_dict()
+    NamedObjects({"model": other, "optimizer": resumed}).load_state_dict(stored(tree))
+    for net, each in ((model, optimizer), (other, resumed)):
+        outer = each.parts["first"] if isinstance(each, Two) else each
+        outer.param_groups[0]["lr"] *= 0.5  # as a schedule does
+        net.weight.grad = torch.ones(1, 2)
+        each.step()
+    assert other.weight.tolist() == model.weight.tolist()
+
+
+# -- modules
+
+
+def test_settings_of_modules_of_torch_are_watched() -> None:
+    """One that the loop changes is not the initial one again, and the rest is the objective's."""
+    nets = [nn.Sequential(nn.Dropout(0.1), nn.BatchNorm1d(2)) for _ in range(2)]
+    before, after = (NamedObjects({"net": net}) for net in nets)
+    before.begin()
+    nets[0][0].p, nets[0][1].momentum = 0.6, None
+    tree = before.state_dict()
+    assert {name: list(state) for name, state in tree["unsaved"].items()} == {
+        "net.0": ["p"],
+        "net.1": ["momentum"],
+    }
+    after.load_state_dict(stored(tree))
+    assert (nets[1][0].p, nets[1][1].momentum) == (0.6, None)
+
+
+def test_gradients_have_the_memory_format_of_their_parameters() -> None:
+    """Sums over another order of the same numbers have other bits."""
+    nets = [nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2)]
+    inputs = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    optimizers = [torch.optim.Adam(net.parameters()) for net in nets]
+    nets[0](inputs).square().mean().backward()
+    optimizers[0].step()
+    before, after = (
+        NamedObjects({"net": net, "optimizer": each})
+        for net, each in zip(nets, optimizers, strict=True)
+    )
+    after.load_state_dict(stored(before.state_dict()))
+    first, second = nets[0].weight, nets[1].weight
+    assert first.grad is not None
+    assert second.grad is not None
+    assert second.grad.stride() == first.grad.stride() == first.stride()
+    assert second.grad.equal(first.grad)
+    mean = optimizers[1].state[second]["exp_avg"]
+    assert mean.stride() == optimizers[0].state[first]["exp_avg"].stride()
+
+
+# -- containers and memory
+
+
+def test_containers_with_two_references_stay_one() -> None:
+    """Lists, dictionaries and sets of kept objects are what their other names refer to."""
+    losses: list[float] = [1.0]
+    seen, counts = {1}, {"a": 1}
+    it = through_disk(
+        Own(losses=losses, by_name={"loss": losses}, sets=(seen, seen), counts=[counts, counts])
+    )
+    it.losses.append(2.0)
+    it.sets[0].add(2)
+    it.counts[0]["a"] = 2
+    assert it.by_name == {"loss": [1.0, 2.0]}
+    assert it.sets[1] == {1, 2}
+    assert it.counts[1] == {"a": 2}
+
+
+def test_a_list_may_hold_itself() -> None:
+    """A deque, which is made at once, may not: it is refused."""
+    endless: list[Any] = [1]
+    endless.append(endless)
+    it = through_disk(endless)
+    assert it[1] is it
+    ring: deque[Any] = deque()
+    ring.append(ring)
+    with pytest.raises(SuspendError, match="holds itself"):
+        through_disk(ring)
+
+
+def test_kept_values_that_share_parts_still_do() -> None:
+    """Also plain ones, which are otherwise written as they are, and in the order they had."""
+    losses, table, world = [1.0], np.zeros(3), Own(t=0)
+    kept = {
+        "plain": losses,
+        "number": 1,
+        "agent": Own(world=world, losses=losses),
+        "world": world,
+        "tables": {"now": table, "best": table},
+        "apart": [1.0],
+    }
+    again = kept_again(kept, loads=2)
+    again["plain"].append(2.0)
+    again["world"].t = 7
+    again["tables"]["now"][0] = 5
+    assert list(again) == list(kept)
+    assert again["agent"].losses == [1.0, 2.0]
+    assert again["agent"].world.t == 7
+    assert again["tables"]["best"].tolist() == [5, 0, 0]
+    assert again["apart"] == [1.0]
+
+
+def test_plain_values_that_share_a_list_still_do() -> None:
+    """No object of a class of the user's own is needed for that."""
+    losses = [1.0]
+    again = kept_again({"losses": losses, "metrics": {"loss": losses}})
+    again["losses"].append(2.0)
+    assert again["metrics"] == {"loss": [1.0, 2.0]}
+
+
+def test_arrays_and_tensors_that_the_objective_holds_are_filled_again() -> None:
+    """A trial's checkpoint is loaded when it is opened and once more before its first batch."""
+    named = NamedObjects({}, HERE)
+    table, weights = np.zeros(2), torch.zeros(2)
+    named.kept.update(now=table, best=table, it=Own(weights=weights, table=np.ones(1)))
+    tree = stored(named.state_dict())
+    after = NamedObjects({}, HERE)
+    after.load_state_dict(copy.deepcopy(tree))
+    held = after.kept["now"], after.kept["it"].weights
+    held[0][:], held[1][:] = 3, 3
+    after.load_state_dict(tree)
+    assert (after.kept["now"], after.kept["it"].weights) == held
+    assert [each.tolist() for each in held] == [[0, 0], [0, 0]]
+
+
+def views(kind: str) -> dict[str, Any]:
+    if kind == "tensors":
+        table = torch.zeros(4, 4)
+        return {"kept": Own(all=table, part=table[:, :3])}
+    if kind == "plain tensors":
+        table = torch.zeros(4, 4)
+        return {"all": table, "part": [table[0]]}
+    if kind == "transposed":
+        table = torch.zeros(4, 4)
+        return {"kept": [table.t(), table]}
+    array = np.zeros((4, 4))
+    if kind == "plain arrays":
+        return {"kept": {"all": array, "row": array[0]}}
+    if kind == "an array and a tensor":
+        return {"array": array, "tensor": torch.from_numpy(array)}
+    return {"kept": [array[::2], array[::2]]}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("tensors", "plain tensors", "transposed"),
+        *("plain arrays", "an array and a tensor", "steps"),
+    ],
+)
+def test_values_that_are_parts_of_others_are_refused(kind: str) -> None:
+    """They would be apart afterwards, and writing to one would not change the other."""
+    named = NamedObjects({}, HERE)
+    named.kept.update(views(kind))
+    with pytest.raises(UnstorableError, match=r"shares (it with|the memory of) "):
+        named.state_dict()
+
+
+def test_parts_that_do_not_overlap_are_stored() -> None:
+    """Columns of one table, and rows."""
+    left, right = torch.arange(8.0).reshape(2, 4).chunk(2, dim=1)
+    upper, lower = np.arange(4.0).reshape(2, 2)
+    again = kept_again({"left": left, "right": right, "rows": [upper, lower]})
+    assert again["right"].tolist() == right.tolist()
+    assert [each.tolist() for each in again["rows"]] == [[0, 1], [2, 3]]
+
+
+def test_tied_weights_are_stored() -> None:
+    """A ``state_dict`` has the same numbers twice, also in another shape; they stay tied."""
+    weight = nn.Parameter(torch.arange(4.0))
+    it = through_disk([weight.detach(), weight.detach(), weight.data.view(2, 2), weight])
+    it[0][3] = 7
+    assert it[1][3] == it[2][1, 1] == it[3][3] == 7
+    assert it[3].requires_grad
+    assert not it[2].requires_grad
+
+
+def test_an_array_and_its_transpose_share_memory_again() -> None:
+    """They have the same numbers in the order of memory, not in that of their indices."""
+    table = np.arange(6.0).reshape(2, 3)
+    for pair in ([table, table.T], [table.T, table]):
+        first, second = through_disk(pair)
+        assert first.tolist() == pair[0].tolist()
+        assert second.tolist() == pair[1].tolist()
+        first[0, 0] = 7
+        assert second[0, 0] == 7
+
+
+# -- flags and generators
+
+
+def test_combined_flags_come_back() -> None:
+    """A combination of members has no name of its own."""
+    for flags in (Colour.RED | Colour.BLUE, Colour.RED, Colour(0)):
+        assert through_disk([flags]) == [flags]
+    assert kept_again({"flags": Colour.RED | Colour.BLUE})["flags"] == Colour.RED | Colour.BLUE
+    assert through_disk(Phase.WARM) is Phase.WARM
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (["flag", __name__, "Colour", 64], "64 of .*Colour"),
+        (["enum", __name__, "Phase", "COLD"], "'COLD' of .*Phase"),
+        (["enum", __name__, "Own", "name"], "Own, which is none now"),
+        (["flag", __name__, "Phase", 1], "Phase, which is none now"),
+    ],
+)
+def test_members_that_are_gone_are_named(node: list[Any], message: str) -> None:
+    """An objective that was edited has perhaps others."""
+    with pytest.raises(SuspendError, match=message):
+        read_value(node, None, HERE)
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
+def test_generators_have_the_same_children_afterwards(bits: Any) -> None:
+    """``spawn`` counts its calls in the seeds, which are not in the state; the object stays."""
+    generator = np.random.Generator(bits([3, 4]))
+    (child,) = generator.spawn(1)
+    for each in (generator, child):
+        each.random(3)
+        present = np.random.Generator(bits(9))
+        present.spawn(5)
+        resumed = Own(generator=present)
+        tree = stored(Objects("it", Own(generator=each)).state_dict())
+        Objects("it", resumed).load_state_dict(tree)
+        assert resumed.generator is present
+        assert present.spawn(2)[1].random() == each.spawn(2)[1].random()
+        assert present.random() == each.random()
+        assert through_disk([each])[0].spawn(1)[0].random() == each.spawn(1)[0].random()
+
+
+def test_generators_without_seeds_come_back() -> None:
+    """Old checkpoints have none, and others may bring a sequence of their own."""
+
+    class Sequence(np.random.bit_generator.ISeedSequence):  # type: ignore[misc]
+        def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
+            return np.arange(n_words, dtype=dtype)
+
+    generator = np.random.Generator(np.random.PCG64(Sequence()))  # type: ignore[arg-type]
+    assert through_disk([generator])[0].random() == generator.random()
