@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,12 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._generators import (
-    generators_in,
-    own_generators,
-    set_states,
-    states_of,
-)
+from optuna_hermes.suspend._generators import Holder, own_generators, set_states, states_of
 from optuna_hermes.suspend._state import copied, kept_rng, plain, rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -268,31 +263,15 @@ class OwnStates:
             self._samplers.append(sampler)
             inner = getattr(sampler, "batch_sampler", None)
             sampler = getattr(sampler, "sampler", inner)
-        self._first = [
-            {name: _copy(value) for name, value in _order_attributes(each).items()}
-            for each in self._samplers
-        ]
-        self._made = [  # weak, as those that are replaced may go
-            weakref.WeakValueDictionary(
-                {n: v for n, v in _order_attributes(each).items() if isinstance(v, _ARRAYS)}
-            )
-            for each in self._samplers
-        ]
+        self._attributes = [_attributes_of(each) for each in self._samplers]
 
     def state(self) -> dict[str, Any]:
-        """Their present state; of attributes, only those that differ from their first values."""
-        now = [_order_attributes(each) for each in self._samplers]
+        """Their present state; of attributes, those that have ever had other than first values."""
         return {
-            "generators": states_of(self._generators()),
-            "attributes": [
-                {n: _copy(value) for n, value in new.items() if not _same(value, old.get(n))}
-                for old, new in zip(self._first, now, strict=True)
-            ],
+            "generators": states_of(self._holders()),
+            "attributes": [each.state() for each in self._attributes],
             # These are filled when they are restored: the objective may hold them, too.
-            "in_place": [
-                [name for name, value in new.items() if made.get(name) is value]
-                for made, new in zip(self._made, now, strict=True)
-            ],
+            "in_place": [each.in_place() for each in self._attributes],
         }
 
     def unwrap(self) -> None:
@@ -306,17 +285,65 @@ class OwnStates:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned; attributes that it lacks get their first values."""
-        set_states(self._generators(), state["generators"])
+        set_states(self._holders(), state["generators"])
         in_place = state.get("in_place", [()] * len(self._samplers))
-        parts = zip(self._samplers, self._first, state["attributes"], in_place, strict=False)
-        for sampler, first, changed, filled in parts:
-            for name, value in {**first, **changed}.items():
-                _set_attribute(sampler, name, value, in_place=name in filled)
+        parts = zip(self._attributes, state["attributes"], in_place, strict=False)
+        for attributes, changed, filled in parts:
+            attributes.load_state(changed, filled)
 
-    def _generators(self) -> list[Any]:
+    def _holders(self) -> list[Holder]:
         loader = self._loader()
-        own = [found for each in (loader, *self._samplers) for found in generators_in(each)]
-        return own + own_generators(getattr(loader, "dataset", None))
+        collate = getattr(loader, "collate_fn", None)
+        return [
+            Holder("loader", loader),
+            *(Holder(f"sampler {number}", each) for number, each in enumerate(self._samplers)),
+            *own_generators(getattr(loader, "dataset", None)),
+            # While a loader's workers start it has ours, which holds the user's.
+            *own_generators(getattr(collate, "inner", collate), "collate_fn"),
+        ]
+
+
+class _SamplerAttributes:
+    """The plain attributes of one sampler: their first values in this process, and changes."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler: Callable[[], Any] = lambda: sampler
+        with contextlib.suppress(TypeError):
+            self._sampler = weakref.ref(sampler)
+        first = _order_attributes(sampler)
+        self._first = {name: _copy(value) for name, value in first.items()}
+        self._made = weakref.WeakValueDictionary(  # weak, as those that are replaced may go
+            {name: value for name, value in first.items() if isinstance(value, _ARRAYS)}
+        )
+        # Saved from then on: the next process may have other first values.
+        self._changed: set[str] = set()
+
+    def state(self) -> dict[str, Any]:
+        now = _order_attributes(self._sampler())
+        self._changed |= {n for n, value in now.items() if not _same(value, self._first.get(n))}
+        return {name: _copy(value) for name, value in now.items() if name in self._changed}
+
+    def in_place(self) -> list[str]:
+        """Names of the arrays that are those of the beginning."""
+        now = _order_attributes(self._sampler())
+        return [name for name, value in now.items() if self._made.get(name) is value]
+
+    def load_state(self, state: dict[str, Any], in_place: Collection[str]) -> None:
+        self._changed |= state.keys()
+        for name, value in {**self._first, **state}.items():
+            _set_attribute(self._sampler(), name, value, in_place=name in in_place)
+
+
+_seen: weakref.WeakKeyDictionary[Any, _SamplerAttributes] = weakref.WeakKeyDictionary()
+
+
+def _attributes_of(sampler: Any) -> _SamplerAttributes:
+    """The attributes of a sampler as they were when any loader with it was first seen."""
+    # Later loaders with it would take values that the training has changed for its first ones.
+    try:
+        return _seen.setdefault(sampler, _SamplerAttributes(sampler))
+    except TypeError:  # it has no weak references or no hash
+        return _SamplerAttributes(sampler)
 
 
 def idle(loader: Any) -> Replay | OwnStates:

@@ -55,12 +55,11 @@ class OtherLoaders:
             self._idle.pop(plain).unwrap()
 
     def state(self) -> list[dict[str, Any]]:
-        """States from which the loaders' next epochs begin, without loaders that have no state."""
-        states = [
-            {"loader": _described(loader), **each.idle_state()}
+        """States from which the loaders' next epochs begin."""
+        return [
+            {"loader": _described(loader), "idle": _unless_new(each.idle_state())}
             for loader, each in self._idle.items()
         ]
-        return [each for each in states if not _is_new(each)]
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Restore what ``state`` returned; loaders are matched by their description, in order."""
@@ -68,7 +67,8 @@ class OtherLoaders:
         for state in states:
             for index, (loader, each) in enumerate(left):
                 if _described(loader) == state["loader"]:
-                    each.load_idle_state(state)
+                    if state["idle"] is not None:
+                        each.load_idle_state(state["idle"])
                     del left[index]
                     break
 
@@ -90,9 +90,11 @@ class OtherLoaders:
         self._idle.clear()
 
 
-def _is_new(state: dict[str, Any]) -> bool:
+def _unless_new(state: dict[str, Any]) -> dict[str, Any] | None:
+    """The state of a loader, None if it is that of a new one."""
     own = state["own"]
-    return state["seed"] is None and not own["generators"] and not any(own["attributes"])
+    is_new = state["seed"] is None and not own["generators"] and not any(own["attributes"])
+    return None if is_new else state
 
 
 def _described(loader: DataLoader[Any]) -> list[Any]:

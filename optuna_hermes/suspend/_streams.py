@@ -8,6 +8,7 @@ numbers between two fetches, the state under which each batch was fetched is sto
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import time
@@ -17,11 +18,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
-from optuna_hermes.suspend._generators import generator_state, set_generator_state
+from optuna_hermes.suspend._generators import Holder, own_generators, set_states, states_of
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, reachable
@@ -42,17 +43,27 @@ Known = Callable[[], Collection[int]]
 
 
 class Streams:
-    """The attributes of the iterable data sets that a training goes through."""
+    """The attributes of the iterable data sets that a training goes through.
+
+    One may be made for each epoch: all are held weakly, and none gets the state of one before it.
+    """
 
     def __init__(self, known: Known) -> None:
         self.known = known
-        self._found: list[tuple[Any, Attributes]] = []
-        self._saved: list[dict[str, Any]] = []
+        self._found: list[_Attributes] = []
+        self._now: Callable[[], Any] = lambda: None
+        self._saved_now: dict[str, Any] | None = None
+        self._saved_others: list[dict[str, Any]] = []
+        self._resumed: list[weakref.ref[Any]] = []
 
     @property
     def lost(self) -> list[str]:
         """Names of attributes that have changed and cannot be stored."""
-        return sorted(name for _, attributes in self._found for name in attributes.lost)
+        return sorted({name for each, _ in self._living() for name in each.lost})
+
+    def begin(self, data: Any) -> None:
+        """Begin an epoch over a data set."""
+        self._now = weakref.ref(data)
 
     def of(self, data: Any, opened: dict[str, Any] | None = None) -> Attributes:
         """The attributes of one data set, which are restored if it is seen for the first time.
@@ -60,27 +71,73 @@ class Streams:
         Args:
             opened: its attributes when its epoch began, if that epoch is to begin once more.
         """
-        for each, attributes in self._found:
-            if each is data:
+        self.begin(data)
+        for attributes, living in self._living():
+            if living is data:
                 return attributes
-        attributes = Attributes(type(data).__name__, data, known=self.known())
+        attributes = _Attributes(type(data).__name__, data, known=self.known())
         attributes.begin()
-        if opened is not None:
-            attributes.load_state_dict(opened)
-        # Data sets have no names: they are told apart by the order in which they are found.
-        elif len(self._found) < len(self._saved):
-            attributes.load_state_dict(self._saved[len(self._found)])
-        self._found.append((data, attributes))
+        saved = self._saved_of(data)
+        attributes.load_state_dict(saved if opened is None else opened)
+        self._found.append(attributes)
         return attributes
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """The attributes that have changed since the objective made the data sets."""
-        found = [attributes.state_dict() for _, attributes in self._found]
-        return [*found, *self._saved[len(found) :]]
+        """The changed attributes of the data sets that are left, this epoch's first."""
+        states = {id(data): attributes.state_dict() for attributes, data in self._living()}
+        now = states.pop(id(self._now()), self._saved_now or {})
+        return [now, *states.values(), *self._saved_others]
 
     def load_state_dict(self, state: list[dict[str, Any]]) -> None:
         """Set the attributes to restore when a data set is first seen; to be called before that."""
-        self._saved = state
+        self._saved_now, self._saved_others = (state or [{}])[0], state[1:]
+        self._resumed = _iterable_data_sets() if self._saved_others else []
+
+    def _saved_of(self, data: Any) -> dict[str, Any]:
+        """The stored attributes of a data set that is seen for the first time."""
+        if self._saved_now is not None:
+            saved, self._saved_now = self._saved_now, None
+            return saved
+        # Data sets have no names: they are told apart by the order in which they are found. Those
+        # made since the trial was resumed are new.
+        if self._saved_others and any(each() is data for each in self._resumed):
+            return self._saved_others.pop(0)
+        return {}
+
+    def _living(self) -> list[tuple[_Attributes, Any]]:
+        """The data sets that are left, with their attributes."""
+        found = [(each, each.data()) for each in self._found]
+        living = [(each, data) for each, data in found if data is not None]
+        self._found = [each for each, _ in living]
+        return living
+
+
+class _Attributes(Attributes):
+    """The attributes of a data set, which is held weakly."""
+
+    data: Callable[[], Any]
+
+    @property
+    def _owner(self) -> Any:
+        return self.data()
+
+    @_owner.setter
+    def _owner(self, owner: object) -> None:
+        self.data = weakref.ref(owner)
+
+
+def _iterable_data_sets() -> list[weakref.ref[Any]]:
+    """The iterable data sets of this process."""
+    sought: dict[type, bool] = {}  # objects are many, their classes few
+    found = []
+    for each in gc.get_objects():
+        # Not isinstance: it reads __class__, which runs the code of proxies.
+        kind = type(each)
+        if kind not in sought:
+            sought[kind] = issubclass(kind, IterableDataset)
+        if sought[kind]:
+            found.append(weakref.ref(each))
+    return found
 
 
 class Stream:
@@ -101,6 +158,7 @@ class Stream:
         self._seconds = 0.0
         self._under: dict[int, _Numbers] = {}
         self._after: _Numbers | None = None
+        self._drawn = False
         self._whole = False
         self._late = False
         vars(loader)["_get_iterator"] = self._start
@@ -118,6 +176,7 @@ class Stream:
     def begin(self, state: dict[str, Any] | None) -> None:
         """Prepare the next iterator: for a new epoch, or to resume one."""
         self._opened, self._whole = None, False
+        self._streams.begin(self._loader().dataset)  # type: ignore[union-attr]  # it is iterated
         if state is not None:
             self.load_own_state(state["own"])
             self._resume = state
@@ -147,13 +206,16 @@ class Stream:
         self._before += batches
 
     def own_state(self) -> dict[str, Any]:
-        generator = getattr(self._loader(), "generator", None)
-        return {"generator": None if generator is None else generator_state(generator)}
+        return {"generators": states_of(self._holders())}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        generator = getattr(self._loader(), "generator", None)
-        if generator is not None and state["generator"] is not None:
-            set_generator_state(generator, state["generator"])
+        set_states(self._holders(), state["generators"])
+
+    def _holders(self) -> list[Holder]:
+        # Those of the data set are among its attributes.
+        loader = self._loader()
+        collate = getattr(loader, "collate_fn", None)
+        return [Holder("loader", loader), *own_generators(collate, "collate_fn")]
 
     def warning(self) -> str | None:
         """Return None: worker processes draw the same numbers once more."""
@@ -229,7 +291,7 @@ class Stream:
         return iterator, ahead
 
     def fetch(self, iterator: Any) -> Any:
-        """Fetch the next batch; remember the random state if it changed since the fetch before."""
+        """Fetch the next batch; remember the random state if the training has drawn before."""
         # Worker processes have random states of their own, which their seed gives again.
         in_process = not self._loader().num_workers  # type: ignore[union-attr]
         before = _Numbers() if in_process else None
@@ -238,8 +300,11 @@ class Stream:
         self._seconds += time.perf_counter() - began
         if before is not None:
             after = _Numbers()
-            if before != self._after and before != after and len(self._under) <= MOST_STATES:
+            # Until a fetch draws: the fetches between, which do not, need no state.
+            self._drawn = self._drawn or before != self._after
+            if self._drawn and before != after and len(self._under) <= MOST_STATES:
                 self._under[self._fetched] = before
+                self._drawn = False
             self._after = after
         self._fetched += 1
         return batch
@@ -256,7 +321,7 @@ class Stream:
         loader = self._loader()
         assert loader is not None
         iterator = DataLoader._get_iterator(loader)
-        self._after = _Numbers()
+        self._after, self._drawn = _Numbers(), False
         return iterator
 
     def _marks(self) -> list[int]:

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from optuna_hermes.suspend._generators import own_generators, set_states, states_of
+from optuna_hermes.suspend._generators import Holder, own_generators, set_states, states_of
 
-_SLOT_BYTES = 1 << 15
-"""Room for three times the states of the generators of torch, NumPy and Python."""
+_SLOT_BYTES = 1 << 16
+"""Room for the states of the generators of torch, NumPy and Python, and of five of a data set."""
 _TOO_LONG = -1
 _WAIT_SECONDS = 10.0
 """Most time to wait until a worker has fetched a batch that it was asked for."""
@@ -121,7 +121,9 @@ class _Collate:
     """
 
     def __init__(self, loader: DataLoader[Any], shared: Any, begun: Sequence[str | None]) -> None:
-        self._collate, self._init = loader.collate_fn, loader.worker_init_fn
+        self.inner: Any = loader.collate_fn
+        """The user's function."""
+        self._init = loader.worker_init_fn
         self._shared = shared
         self._begun = begun
         self._worker = self._fetched = 0
@@ -133,14 +135,20 @@ class _Collate:
         begun = self._begun[worker] if self._begun else None
         # After the user's function, which may seed the generators.
         if begun is not None:
-            _restore(json.loads(begun, object_hook=_decoded))
-        self._worker, self._first = worker, _text()
+            _restore(json.loads(begun, object_hook=_decoded), self._own())
+        self._worker, self._first = worker, _text(self._own())
 
     def __call__(self, samples: Any) -> Any:
-        batch = self._collate(samples)
+        batch = self.inner(samples)
         self._fetched += 1
         self._note()
         return batch
+
+    def _own(self) -> list[Holder]:
+        # Each time: parts of a data set may be made with its first sample.
+        worker: Any = get_worker_info()
+        data = [] if worker is None else own_generators(worker.dataset)
+        return [*data, *own_generators(self.inner, "collate_fn")]
 
     def _note(self) -> None:
         raise NotImplementedError
@@ -152,7 +160,9 @@ class _DrawingCollate(_Collate):
     def _note(self) -> None:
         # At powers of two only, as it costs 0.2 ms: a generator that was drawn from stays changed.
         look = self._fetched & (self._fetched - 1) == 0
-        if look and self._first and _text() != self._first:  # no first one outside of a worker
+        if (
+            look and self._first and _text(self._own()) != self._first
+        ):  # no first one outside of a worker
             self._shared.fill_(True)
 
 
@@ -161,7 +171,7 @@ class _RecordingCollate(_Collate):
 
     def _note(self) -> None:
         batches, lengths, texts = (each[self._worker] for each in self._shared)
-        slot, text = self._fetched % len(batches), _text()
+        slot, text = self._fetched % len(batches), _text(self._own())
         octets = text.encode()
         if text == self._first:
             lengths[slot] = 0  # nothing was drawn since the start
@@ -174,12 +184,7 @@ class _RecordingCollate(_Collate):
         batches[slot] = self._fetched
 
 
-def _generators() -> list[Any]:
-    worker: Any = get_worker_info()
-    return own_generators(worker.dataset)
-
-
-def _text() -> str:
+def _text(own: list[Holder]) -> str:
     """In a worker, the states of all its generators, as JSON."""
     numpy_state: Any = np.random.get_state()
     version, words, gauss = random.getstate()
@@ -187,17 +192,17 @@ def _text() -> str:
         "torch": torch.get_rng_state(),
         "numpy": list(numpy_state),
         "python": [version, np.asarray(words, np.uint32), gauss],
-        "own": states_of(_generators()),
+        "own": states_of(own),
     }
     return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 
 
-def _restore(numbers: dict[str, Any]) -> None:
+def _restore(numbers: dict[str, Any], own: list[Holder]) -> None:
     torch.set_rng_state(numbers["torch"])
     np.random.set_state(tuple(numbers["numpy"]))
     version, words, gauss = numbers["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-    set_states(_generators(), numbers["own"])
+    set_states(own, numbers["own"])
 
 
 def _encoded(value: Any) -> dict[str, Any]:

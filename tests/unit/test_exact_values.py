@@ -47,6 +47,14 @@ def through_disk(value: Any) -> Any:
     return read_value(stored(write_value("it", value)), None, HERE)
 
 
+def test_an_empty_tuple_is_stored_though_others_have_it_too() -> None:
+    """As the key of a generator's seeds."""
+    value, known = {"a": (), "rng": np.random.default_rng(3)}, {id(())}
+    assert read_value(write_value("it", {"a": ()}, known), {"a": [1]}, HERE) == {"a": ()}
+    again = read_value(stored(write_value("it", value, known)), None, HERE)
+    assert again["rng"].random() == value["rng"].random()
+
+
 def kept_again(kept: dict[str, Any], loads: int = 1) -> dict[str, Any]:
     """``run.kept`` in the next process."""
     before, after = NamedObjects({}, HERE), NamedObjects({}, HERE)

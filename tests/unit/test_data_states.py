@@ -1,0 +1,402 @@
+"""What data sets, collate functions and samplers hold comes back with a trial from disk."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import random
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+
+from optuna_hermes.errors import Suspended
+from optuna_hermes.pytorch import Run
+from optuna_hermes.suspend import _generators
+from optuna_hermes.suspend._generators import own_generators, set_states, states_of
+from optuna_hermes.testing import FakeSession
+
+EPOCHS, SAMPLES, SIZE = 5, 32, 8
+Objective = Callable[["Trial"], None]
+
+
+@pytest.fixture(autouse=True)
+def _warn_anew() -> None:
+    torch.set_num_threads(1)
+    missing = getattr(_generators, "_warn_of_missing", None)
+    if missing is not None:
+        missing.cache_clear()
+
+
+class Trial:
+    """A trial's objective in one of its processes, and the batches of all of them."""
+
+    def __init__(self, trial: Any, session: FakeSession, seen: dict[Any, Any]) -> None:
+        self._session = session
+        self.run = Run(trial, {"model": torch.nn.Linear(1, 1)}, session)
+        self.seen = seen
+
+    def epochs(self) -> Iterable[int]:
+        return self.run.epochs(EPOCHS)
+
+    def train(self, epoch: int, loader: Any) -> Iterator[int]:
+        """Note an epoch's batches; yield each batch's number before the next clean point."""
+        for batch in self.run.batches(loader):
+            self.seen[epoch, self.run.batch] = batch.flatten().tolist()
+            self._session.tick()
+            yield self.run.batch
+        self.run.report(0.0)
+
+    def go_through(self, epoch: int, loader: Any) -> None:
+        for _ in self.train(epoch, loader):
+            pass
+
+
+def seen(objective: Objective, folder: Path, stops: Iterable[int] = ()) -> dict[Any, Any]:
+    """All batches of a trial that goes to disk after these numbers of batches of each process."""
+    trial = optuna.create_study().ask()
+    found: dict[Any, Any] = {}
+    left: list[int | None] = [*stops, None]
+    checkpoints: tuple[Any, ...] = ()
+    while left:
+        stop = left.pop(0)
+        yields: Any = None if stop is None else {stop: "disk"}
+        session = FakeSession(yields, checkpoint_dir=folder / "trial", checkpoints=checkpoints)
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(0)
+        try:
+            objective(Trial(trial, session, found))
+            assert stop is None
+        except Suspended:
+            checkpoints = session.checkpoints
+            gc.collect()
+    return found
+
+
+def check(objective: Objective, folder: Path, *stops: int) -> None:
+    """A trial that goes to disk sees the batches of one that does not."""
+    uninterrupted = seen(objective, folder / "plain")
+    assert seen(objective, folder / "stopped", stops) == uninterrupted
+
+
+def numbers() -> Any:
+    return torch.arange(float(SAMPLES)).reshape(-1, 1)
+
+
+# -- random generators ----------------------------------------------------------------------------
+
+
+class Noise:
+    """Adds random numbers of a generator of its own."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        own = self.generator
+        if isinstance(own, torch.Generator):
+            return value + torch.rand(value.shape, generator=own)
+        return value + (own.random() if isinstance(own, random.Random) else float(own.normal()))
+
+
+class Late(Dataset[torch.Tensor]):
+    """Makes its generator with its first sample."""
+
+    def __init__(self, make: Callable[[int], Any], *, declared: bool) -> None:
+        self._make = make
+        if declared:
+            self.rng: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if getattr(self, "rng", None) is None:
+            worker: Any = get_worker_info()
+            self.rng = self._make(worker.seed if worker else 0)
+        return Noise(self.rng)(torch.tensor([float(index)]))
+
+
+class Nested(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.augment = {"noise": [Noise(np.random.default_rng(1))]}
+        self.itself = self
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.augment["noise"][0](torch.tensor([float(index)]))
+
+
+class Collate:
+    def __init__(self, generator: Any) -> None:
+        self.noise = Noise(generator)
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return self.noise(torch.stack(samples))
+
+    def method(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return self(samples)
+
+
+def collate_with(samples: list[torch.Tensor], *, noise: Noise) -> torch.Tensor:
+    return noise(torch.stack(samples))
+
+
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "torch": lambda seed: torch.Generator().manual_seed(seed),
+    "generator": np.random.default_rng,
+    "mt19937": lambda seed: np.random.Generator(np.random.MT19937(seed)),
+    "state": lambda seed: np.random.RandomState(seed % 2**32),
+    "python": random.Random,
+}
+
+
+def one_loader(make: Callable[[], Any]) -> Objective:
+    """An objective that goes through one loader in all its epochs."""
+
+    def objective(trial: Trial) -> None:
+        loader = make()
+        for epoch in trial.epochs():
+            trial.go_through(epoch, loader)
+
+    return objective
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [*((kind, 0) for kind in MAKERS), ("torch", 2), ("generator", 2)]
+)
+def test_a_generator_made_with_the_first_sample(kind: str, workers: int, tmp_path: Path) -> None:
+    """A generator that a data set makes when it is first used goes on where it was."""
+    data = functools.partial(Late, MAKERS[kind], declared=kind != "torch")
+    check(one_loader(lambda: DataLoader(data(), batch_size=SIZE, num_workers=workers)), tmp_path, 6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "workers"), [("torch", 0), ("generator", 0), ("python", 0), ("python", 2)]
+)
+def test_a_generator_of_a_collate_function(kind: str, workers: int, tmp_path: Path) -> None:
+    """The generator of an object that collates goes on where it was."""
+
+    def make() -> Any:
+        collate = Collate(MAKERS[kind](3))
+        return DataLoader(numbers(), batch_size=SIZE, collate_fn=collate, num_workers=workers)
+
+    check(one_loader(make), tmp_path, 6, 3)
+
+
+@pytest.mark.parametrize("kind", ["method", "partial"])
+def test_a_generator_behind_a_collate_function(kind: str, tmp_path: Path) -> None:
+    """The generator in a bound method's object, or in a partial's arguments, is found, too."""
+
+    def make() -> Any:
+        own = np.random.default_rng(2)
+        method, partial = Collate(own).method, functools.partial(collate_with, noise=Noise(own))
+        collate: Any = method if kind == "method" else partial
+        return DataLoader(numbers(), batch_size=SIZE, collate_fn=collate)
+
+    check(one_loader(make), tmp_path, 6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_within_parts_of_a_data_set(workers: int, tmp_path: Path) -> None:
+    """Generators are found in parts of any name, also where a data set refers to itself."""
+    check(
+        one_loader(lambda: DataLoader(Nested(), batch_size=SIZE, num_workers=workers)), tmp_path, 6
+    )
+
+
+def test_a_generator_of_a_streams_collate_function(tmp_path: Path) -> None:
+    """A stream's batches are passed over with the state that its collate function had."""
+
+    def make() -> Any:
+        collate = Collate(np.random.default_rng(3))
+        return DataLoader(Shuffled(0), batch_size=SIZE, collate_fn=collate)
+
+    check(one_loader(make), tmp_path, 6)
+
+
+def test_a_state_without_a_generator_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A stored state for which there is no generator is no secret."""
+    states = states_of(own_generators(Noise(random.Random(1))))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            set_states(own_generators(Noise("none")), states)
+    assert [each.getMessage() for each in caplog.records] == [
+        "A random generator was stored of dataset.generator, but none is there now: it begins "
+        "anew. Make the same data sets and functions whenever the objective runs."
+    ]
+
+
+def test_looking_for_generators_runs_no_code_of_the_user() -> None:
+    """Properties are not read, and the process's own generators are left to others."""
+
+    class Careful:
+        def __init__(self) -> None:
+            self.shared = [np.random.mtrand._rand, torch.default_generator, random.shuffle]
+
+        @property
+        def costly(self) -> Any:
+            raise AssertionError("it was read")
+
+    assert states_of(own_generators(Careful())) == []
+
+
+# -- iterable data sets ---------------------------------------------------------------------------
+
+
+class Shuffled(IterableDataset[torch.Tensor]):
+    """Gives its samples in the order of a generator of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        order = list(range(SAMPLES))
+        self.rng.shuffle(order)
+        return iter(numbers()[order])
+
+
+class Shards(IterableDataset[torch.Tensor]):
+    """Draws random numbers once for two batches."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for shard in numbers().chunk(2):
+            yield from shard[torch.randperm(len(shard))]
+
+
+@pytest.mark.parametrize("stop", [2, 3, 4])
+def test_draws_before_a_fetch_that_draws_nothing(stop: int, tmp_path: Path) -> None:
+    """Numbers that the training draws count for a later fetch, if the next one draws none."""
+
+    def objective(trial: Trial) -> None:
+        loader = DataLoader(Shards(), batch_size=SIZE)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                if batch == 0:
+                    torch.rand(3)
+
+    check(objective, tmp_path, stop)
+
+
+@pytest.mark.parametrize("stop", [8, 10])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_data_set_for_each_epoch(stop: int, kept: bool, tmp_path: Path) -> None:
+    """A data set that is made in an epoch gets no state of another epoch's."""
+
+    def objective(trial: Trial) -> None:
+        loaders = []
+        for epoch in trial.epochs():
+            loader = DataLoader(Shuffled(epoch), batch_size=SIZE)
+            if kept:
+                loaders.append(loader)
+            trial.go_through(epoch, loader)
+
+    check(objective, tmp_path, stop, 5)
+
+
+@pytest.mark.parametrize("stop", [8, 10, 14])
+def test_data_sets_in_turns(stop: int, tmp_path: Path) -> None:
+    """Data sets made before the epochs get their own states, in whatever order they come."""
+
+    def objective(trial: Trial) -> None:
+        loaders = [DataLoader(Shuffled(seed), batch_size=SIZE) for seed in range(2)]
+        for epoch in trial.epochs():
+            trial.go_through(epoch, loaders[epoch % 2])
+
+    check(objective, tmp_path, stop, 3)
+
+
+def test_a_data_set_of_an_epoch_that_is_over_goes(tmp_path: Path) -> None:
+    """A data set that the objective has dropped is neither held nor stored."""
+    references: list[weakref.ref[Any]] = []
+    stored: list[int] = []
+
+    def objective(trial: Trial) -> None:
+        for epoch in trial.epochs():
+            loader = DataLoader(Shuffled(epoch), batch_size=SIZE)
+            references.append(weakref.ref(loader.dataset))
+            trial.go_through(epoch, loader)
+            del loader
+            gc.collect()
+            stored.append(len(trial.run._position.streams.state_dict()))
+
+    seen(objective, tmp_path)
+    assert [each() for each in references] == [None] * EPOCHS
+    assert max(stored) == 1
+
+
+# -- attributes of samplers -----------------------------------------------------------------------
+
+
+class Steered(Sampler[int]):
+    """Gives another order once the training has set an attribute."""
+
+    def __init__(self) -> None:
+        self.hard = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([(index * (1 + 2 * self.hard)) % SAMPLES for index in range(SAMPLES)])
+
+
+@pytest.mark.parametrize(("at", "stops"), [(0, (10,)), (2, (10, 6)), (2, (10, 1, 6))])
+@pytest.mark.parametrize("anew", [False, True])
+def test_an_attribute_set_in_one_epoch(
+    at: int, stops: tuple[int, ...], anew: bool, tmp_path: Path
+) -> None:
+    """What an epoch's code sets in a sampler stays, however often the trial is resumed."""
+
+    def objective(trial: Trial) -> None:
+        sampler = Steered()
+        loader = DataLoader(numbers(), batch_size=SIZE, sampler=sampler)
+        for epoch in trial.epochs():
+            if epoch == at:
+                sampler.hard = 1
+            if anew:
+                loader = DataLoader(numbers(), batch_size=SIZE, sampler=sampler)
+            trial.go_through(epoch, loader)
+
+    check(objective, tmp_path, *stops)
+
+
+# -- loaders beside the one that is trained on ----------------------------------------------------
+
+
+class Turning(Sampler[int]):
+    """Begins one sample later with each pass."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        return iter([(index + self.passes) % SAMPLES for index in range(SAMPLES)])
+
+
+def test_two_alike_loaders_of_which_one_was_used(tmp_path: Path) -> None:
+    """The state of the second of two alike loaders does not go to the first."""
+
+    def objective(trial: Trial) -> None:
+        training = DataLoader(numbers(), batch_size=SIZE)
+        one, two = (DataLoader(numbers(), batch_size=SIZE, sampler=Turning()) for _ in range(2))
+        for epoch in trial.epochs():
+            trial.go_through(epoch, training)
+            trial.seen[epoch, "two"] = [batch.flatten().tolist() for batch in two]
+            if epoch == EPOCHS - 1:
+                trial.seen[epoch, "one"] = [batch.flatten().tolist() for batch in one]
+
+    check(objective, tmp_path, 6)
