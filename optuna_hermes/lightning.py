@@ -261,7 +261,7 @@ def _loop_of(trainer: Trainer | None) -> _FitLoop | None:
 
 def _set_up_early(before: Callback, trainer: Trainer, pl_module: LightningModule) -> bool:
     """Set a trainer's callback up for a fit before its turn; True if its trial goes on."""
-    callbacks = trainer.callbacks
+    callbacks: list[Any] = getattr(trainer, "callbacks", [])
     hermes = next((each for each in callbacks if isinstance(each, HermesCallback)), None)
     if hermes is None:
         return False
