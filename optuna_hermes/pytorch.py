@@ -15,6 +15,7 @@ from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._other_loaders import OtherLoaders
+from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import reachable
 from optuna_hermes.suspend._values import Classes
 
@@ -74,6 +75,7 @@ class Run(CooperativeLoop):
         self._looped = self._batches_due = False
         self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
+        self._epoch_state: dict[str, Any] = {}
         self._locals = Locals()
         self._caller: FrameType | None = None
         self._reports = False
@@ -100,7 +102,8 @@ class Run(CooperativeLoop):
         An epoch without ``batches`` counts as one batch: the trial may yield before the next.
 
         Code between here and ``batches`` runs again when a trial is resumed within an epoch: with
-        the same random numbers, and its effects on the named objects are undone.
+        the same random numbers, schedules, settings of optimizers and small kept values as then,
+        and its effects on the named objects are undone. Weights are those of the present batch.
 
         Raises:
             InvalidInputError: it is called for the second time.
@@ -264,7 +267,9 @@ class Run(CooperativeLoop):
         if self._restored is not None:
             # Code before the epoch's batches runs again, and must draw what it drew.
             set_rng_state(self._restored["epoch_rng"])
+            self._named.load_small_state(frozen(self._restored["epoch_state"]))
         self._epoch_rng = rng_state()
+        self._epoch_state = self._named.small_state()
 
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         session, restored = self._session, self._restored
@@ -300,6 +305,7 @@ class Run(CooperativeLoop):
             "epoch": self._epoch,
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
+            "epoch_state": self._epoch_state,
             "other_loaders": self._other_loaders.state(),
             "steps": self._other_loaders.accelerator_steps(),
         }

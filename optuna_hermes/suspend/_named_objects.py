@@ -31,6 +31,8 @@ _CONTAINERS = (list, tuple, dict)
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes)
 _OF_TORCH = frozenset(vars(nn.Module()))
 _LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
+SMALL_BYTES = 1 << 20
+"""Most bytes that are copied of a value at each epoch's begin."""
 _SETTINGS = (type(None), bool, int, float, str)
 _SCHEDULES = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
@@ -116,6 +118,37 @@ class NamedObjects:
                 optimizer.param_groups = first.param_groups
         self._unsaved.load_state_dict(state.get("unsaved", {}))
         self._read(state["kept"], state.get("kept_order", list(state["kept"])))
+
+    def small_state(self) -> dict[str, Any]:
+        """A copy of what is small: all but modules, the states of optimizers, and large values.
+
+        It is made at each epoch's begin, so that the code before its batches can run again from
+        there: what that computes may depend on schedules, settings of optimizers and kept values.
+        """
+        try:
+            kept = _if_small(self._written())
+        except UnstorableError:  # it is raised where the checkpoint is written
+            kept = None
+        groups, others = {}, {}
+        for name, owner in self._owners.items():
+            if isinstance(owner, torch.optim.Optimizer):
+                groups[name] = [_settings(group) for group in owner.param_groups]
+            elif not isinstance(owner, nn.Module):
+                others[name] = _if_small(owner.state_dict())
+        state = {"groups": groups, "others": others, "kept": kept, "kept_order": list(self.kept)}
+        return cast("dict[str, Any]", frozen(state))
+
+    def load_small_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``small_state`` has returned."""
+        for name, saved in state["groups"].items():
+            for group, settings in zip(self._owners[name].param_groups, saved, strict=False):
+                for each, value in settings.items():
+                    group[each] = copied(group.get(each), value)
+        for name, own in state["others"].items():
+            if own is not None:
+                self._owners[name].load_state_dict(own)
+        if state["kept"] is not None:
+            self._read(state["kept"], state["kept_order"])
 
     def _written(self) -> dict[str, list[Any]]:
         """The kept values by name, trees in the order in which they must be read."""
@@ -233,6 +266,27 @@ def _memory(value: object) -> Hashable:
     if isinstance(value, torch.Tensor) and storable(value):
         return ("memory", value.untyped_storage().data_ptr())
     return id(value)
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _if_small(tree: Any) -> Any:
+    """A tree, or None if its arrays and tensors are too large to be copied in each epoch."""
+    left, waiting = SMALL_BYTES, [tree]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, torch.Tensor | np.ndarray):
+            left -= each.nbytes
+        elif isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
+        left -= 8
+        if left < 0:
+            return None
+    return tree
 
 
 def _shape(owner: Any) -> Hashable:
@@ -393,6 +447,7 @@ def _put_back(owner: Any, state: dict[str, Any]) -> None:
     owner.load_state_dict(state["state"])
     if isinstance(owner, torch.optim.Optimizer):
         _undo_casts(owner, state["state"])
+        vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
     if not isinstance(owner, nn.Module):
         return
     set_buffers(owner, state["buffers"])

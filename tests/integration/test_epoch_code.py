@@ -1,0 +1,81 @@
+"""Code before an epoch's batches: it runs again where a trial is resumed, and gives the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from optuna_hermes.errors import Suspended
+from optuna_hermes.pytorch import Run
+from optuna_hermes.testing import FakeSession
+
+DATA = TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4))
+Begin = Callable[[Run, torch.optim.lr_scheduler.StepLR, int], tuple[float, list[int]]]
+
+
+def by_schedule(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+    """A step of the schedule at the begin of each epoch but the first."""
+    if epoch:
+        schedule.step()
+    return schedule.get_last_lr()[0], list(range(16))
+
+
+def by_setting(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+    """A learning rate that is halved by hand."""
+    schedule.optimizer.param_groups[0]["lr"] *= 0.5
+    return schedule.optimizer.param_groups[0]["lr"], list(range(16))
+
+
+def by_kept_value(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+    """A kept number, and a kept array that is changed in place."""
+    run.kept["noise"] = run.kept.get("noise", 1.0) * 0.5
+    weights = run.kept.setdefault("weights", np.ones(4))
+    weights *= 0.9
+    return run.kept["noise"] + float(weights.sum()), list(range(16))
+
+
+def by_generator(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+    """A part of the data that a kept generator draws."""
+    generator = run.kept.setdefault("generator", torch.Generator().manual_seed(1))
+    return 1.0, torch.randperm(16, generator=generator)[:12].tolist()
+
+
+def train(session: FakeSession, begin: Begin) -> list[float]:
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    named = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    run = Run(optuna.create_study().ask(), named, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(4):
+        factor, places = begin(run, schedule, epoch)
+        for (x,) in run.batches(DataLoader(Subset(DATA, places), batch_size=4, shuffle=True)):
+            loss = (model(x) - factor).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            session.tick()
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("stops", [(4, 4), (6, 1, 4), (3, 6)], ids=str)
+@pytest.mark.parametrize("begin", [by_schedule, by_setting, by_kept_value, by_generator])
+def test_what_it_computes_is_the_same(begin: Begin, stops: tuple[int, ...], tmp_path: Path) -> None:
+    """Between two epochs and within one, also where the trial is resumed there several times."""
+    losses = train(FakeSession(), begin)
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for after in stops:
+        session = session.again({after: "disk"})
+        with pytest.raises(Suspended):
+            train(session, begin)
+    assert train(session.again(), begin) == losses
