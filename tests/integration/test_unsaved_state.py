@@ -231,6 +231,25 @@ def test_what_a_module_and_its_callbacks_remember(
     assert said(caplog) == []
 
 
+class Softening(Net):
+    """Drops less from one epoch to the next, by a setting of torch's own module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+
+    def on_train_epoch_end(self) -> None:
+        self.net[0].p *= 0.5
+
+
+def test_settings_of_modules_of_torch_come_back(tmp_path: Path) -> None:
+    """As attributes of the user's own modules do."""
+    expected = fit(FakeSession(), Softening, [])
+    model = by_way_of_disk(tmp_path, Softening, list, 7, 5)
+    assert model.losses == expected.losses
+    assert model.net[0].p == expected.net[0].p < 0.5
+
+
 class Beginning(pl.Callback):
     """Counts, and keeps weights, in hooks that come before the first batch."""
 
