@@ -149,6 +149,8 @@ class ValueWriter(_Writer):
             if self._whole:
                 raise CheckpointError(f"{'.'.join(place)} is of {type(value).__name__}")
             return ["present"]
+        if type(value) in (torch.Size, torch.dtype, torch.device):
+            return ["plain", value]  # which is not numbered
         return super().node(value, place)
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
@@ -193,8 +195,6 @@ class ValueWriter(_Writer):
             return ["drawing", kind.__name__, generator_state(value)]
         if isinstance(value, PurePath):
             return ["path", str(value)]
-        if kind in (torch.Size, torch.dtype, torch.device):
-            return ["plain", value]
         return None
 
 

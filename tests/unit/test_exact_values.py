@@ -55,6 +55,15 @@ def test_an_empty_tuple_is_stored_though_others_have_it_too() -> None:
     assert again["rng"].random() == value["rng"].random()
 
 
+def test_a_type_of_numbers_between_shared_parts_shifts_nothing() -> None:
+    """What is numbered when it is written is numbered when it is read."""
+    shared = [1]
+    value = {"a": (torch.float32, torch.Size([2])), "b": shared, "c": (torch.float32, shared)}
+    again = through_disk(value)
+    assert again == value
+    assert again["c"][1] is again["b"]
+
+
 def kept_again(kept: dict[str, Any], loads: int = 1) -> dict[str, Any]:
     """``run.kept`` in the next process."""
     before, after = NamedObjects({}, HERE), NamedObjects({}, HERE)
