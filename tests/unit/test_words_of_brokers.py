@@ -271,7 +271,7 @@ def test_a_batch_size_is_an_int() -> None:
     snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=(trial,))
     for odd in (np.int64(16), 16.5, True):
         assignment = Assignment(trial=0, devices=("cpu:0",), batch_size=odd)
-        with pytest.raises(ValueError, match="each an int"):
+        with pytest.raises(ValueError, match="ints within"):
             _check(Decision(assignments=(assignment,)), snapshot)
 
 

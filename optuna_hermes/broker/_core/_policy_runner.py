@@ -359,8 +359,8 @@ def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
         size = each.batch_size
         if size is not None and not (type(size) is int and limits[0] <= size <= limits[1]):
             raise ValueError(
-                "a policy assigns batch sizes, each an int, to elastic trials, within their "
-                f"limits, but got {size!r} for trial {each.trial}"
+                "a policy assigns batch sizes to elastic trials, ints within their limits, but got "
+                f"{size!r} for trial {each.trial}"
             )
 
 
