@@ -191,11 +191,11 @@ class NamedObjects:
             return
         from optuna_hermes.suspend._values import ValueReader
 
-        self._readable.update(trees)
         reader = ValueReader(self._classes)
         for name, tree in trees.items():
             with _named_in_errors(name):
                 reader.node(frozen(tree))
+        self._readable.update(trees)  # only now: an error is caught at an epoch's begin
 
     def _read(self, nodes: Mapping[str, list[Any]], order: list[str]) -> None:
         kept, reader = {}, None
