@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from optuna_hermes._lightning._namespace import LightningModule, Trainer
+from optuna_hermes._lightning._namespace import ROOTS, LightningModule, Trainer, wrap
 
 Begin = Callable[[Any, Trainer, LightningModule], bool]
 """Sets a trainer's ``HermesCallback`` up before a callback; True if its trial goes on."""
@@ -19,11 +18,10 @@ def watch_configurations(begin: Begin) -> None:
     It refuses a file that is there, and it may come before the callback that finds the trial's
     checkpoint and log folder.
     """
-    for name in ("lightning.pytorch.cli", "pytorch_lightning.cli"):
-        kind = getattr(sys.modules.get(name), "SaveConfigCallback", None)
-        # A partialmethod: an earlier call has wrapped it.
-        if kind is not None and not isinstance(vars(kind)["setup"], functools.partialmethod):
-            kind.setup = functools.partialmethod(_set_up, kind.setup, begin)
+    for root in ROOTS:
+        module = sys.modules.get(f"{root}.cli")  # it takes long to import, and few have it
+        if module is not None:
+            wrap(module.SaveConfigCallback, "setup", _set_up, begin)
 
 
 def _set_up(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from optuna_hermes._lightning._namespace import Trainer, parts
+from optuna_hermes._lightning._namespace import Trainer, parts, wrap
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ def watch_launches(find: Find) -> None:
         ("_SubprocessScriptLauncher", "subprocess_script", _launch_scripts),
     ):
         for each in parts(f"strategies.launchers.{module}"):
-            launcher = getattr(each, name)
-            # A partialmethod: an earlier call has wrapped it.
-            if not isinstance(vars(launcher)["launch"], functools.partialmethod):
-                launcher.launch = functools.partialmethod(call, launcher.launch, find)
+            wrap(getattr(each, name), "launch", call, find)
 
 
 def refused_strategy(strategy: object) -> InvalidInputError:

@@ -12,6 +12,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,14 @@ def part(owner: object, name: str) -> ModuleType:
 def parts(name: str) -> list[ModuleType]:
     """Import a module, by its name as in ``part``, of each Lightning in ``roots``."""
     return [importlib.import_module(f"{root}.{name}") for root in roots()]
+
+
+def wrap(owner: Any, method: str, call: Callable[..., Any], argument: object) -> None:
+    """Replace a class's method by ``call(self, method, argument, ...)``, once."""
+    present = vars(owner)[method]
+    # A partialmethod: an earlier call has wrapped it.
+    if not isinstance(present, functools.partialmethod):
+        setattr(owner, method, functools.partialmethod(call, present, argument))
 
 
 def callbacks_of(trainer: Any, kind: type[Any] = object) -> list[Any]:

@@ -56,6 +56,7 @@ from optuna_hermes._optuna._studies import study_key as study_key
 from optuna_hermes._optuna._studies import study_keys as study_keys
 from optuna_hermes._optuna._studies import study_seed as study_seed
 from optuna_hermes._optuna._studies import study_spec as study_spec
+from optuna_hermes._optuna._studies import trial_folder as trial_folder
 from optuna_hermes._optuna._trials import SECONDS_ATTRIBUTE as SECONDS_ATTRIBUTE
 from optuna_hermes._optuna._trials import STATE_ATTRIBUTE as STATE_ATTRIBUTE
 from optuna_hermes._optuna._trials import Note as Note

@@ -279,8 +279,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         # For that check Optuna imports alembic, which is more than half of a worker's start time.
         if type(obj) is RDBStorage:
             url = _url_of(obj)
-            as_is = url is None or "uri" in url.query  # SQLite's own kind of URL is no path
-            text = obj.url if as_is else url.render_as_string(hide_password=False)
+            text = obj.url if url is None else url.render_as_string(hide_password=False)
             return _with_tables, ({**obj.__getstate__(), "url": text},)
         return super().reducer_override(obj)
 

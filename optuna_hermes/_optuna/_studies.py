@@ -181,6 +181,11 @@ def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
     return folder.absolute() / study_key(study)
 
 
+def trial_folder(number: int) -> str:
+    """The name of a trial's folder in that of its study's checkpoints."""
+    return f"trial-{number:05d}"
+
+
 def checkpoint_url(study: optuna.Study, chosen: str) -> str:
     """The place of a study's checkpoints in a store: one per study, as ``checkpoint_root``."""
     return f"{chosen.rstrip('/')}/{study_key(study)}"

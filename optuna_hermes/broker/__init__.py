@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._connection import Connection as Connection
     from optuna_hermes.broker._client._connection import broker_status as broker_status
     from optuna_hermes.broker._client._connection import connect as connect
+    from optuna_hermes.broker._client._connection import connect_if_any as connect_if_any
     from optuna_hermes.broker._client._connection import connect_patiently as connect_patiently
     from optuna_hermes.broker._client._reconnecting import pending_endings as pending_endings
     from optuna_hermes.broker._client._session import TrialSession as TrialSession
@@ -28,6 +29,7 @@ _MODULES = {
     "WatchedStudy": "_client._watched_study",
     "broker_status": "_client._connection",
     "connect": "_client._connection",
+    "connect_if_any": "_client._connection",
     "connect_or_start": "_client._starting",
     "connect_patiently": "_client._connection",
     "pending_endings": "_client._reconnecting",

@@ -76,7 +76,7 @@ def run(argv: Sequence[str]) -> int:
         return complain(str(error), BAD_INPUT)
     except HermesError as error:
         return complain(str(error), FAILED)
-    except (KeyboardInterrupt, typer.Abort):
+    except typer.Abort:
         return INTERRUPTED
 
 

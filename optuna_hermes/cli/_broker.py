@@ -9,7 +9,7 @@ import typer
 from optuna_hermes.cli._optimize import Devices, PowerDown, PowerUp
 from optuna_hermes.cli._output import note
 from optuna_hermes.cli._studies import seconds
-from optuna_hermes.errors import BrokerConflictError, BrokerError
+from optuna_hermes.errors import BrokerError, BrokerSilentError
 
 
 def broker(
@@ -53,13 +53,10 @@ def broker(
 
 def _stop() -> None:
     from optuna_hermes.broker import _protocol as wire
-    from optuna_hermes.broker import connect
+    from optuna_hermes.broker import connect_if_any
 
-    try:
-        connection = connect("viewer")
-    except BrokerConflictError:
-        raise
-    except BrokerError:
+    connection = connect_if_any("viewer")
+    if connection is None:
         note("No broker runs on this host.")
         return
     pid = connection.welcome.pid
@@ -67,6 +64,8 @@ def _stop() -> None:
     connection.send(wire.Quit())
     try:
         answer = connection.receive()
+    except BrokerSilentError:
+        raise
     except BrokerError:
         note(f"The broker (process {pid}) has ended.")
         return

@@ -30,7 +30,7 @@ DEFAULT_BUDGET = 40.0
 MOST_DEVICES = 100_000
 MOST_SEEDS = 10_000
 MOST_SEED = 2**32 - 1
-"""What NumPy's older generators take, which Optuna's samplers draw from."""
+"""The largest seed of NumPy's older generators, which Optuna's samplers draw from."""
 
 
 def simulate(

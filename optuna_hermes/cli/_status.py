@@ -121,9 +121,9 @@ def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Doc
         for record in records
     ]
     # A trial that has failed or diverged is never the best one.
-    good = [t for t in trials if t["state"] != "failed" and math.isfinite(t["value"] or 0.0)]
-    valued = [t for t in good if t["value"] is not None]
-    best = min(valued, key=lambda each: facts.sign * each["value"], default=None)
+    valued = [t for t in trials if t["state"] != "failed" and t["value"] is not None]
+    finite = [t for t in valued if math.isfinite(t["value"])]
+    best = min(finite, key=lambda each: facts.sign * each["value"], default=None)
     return {
         "name": name,
         "counts": dict(Counter(states.values())),

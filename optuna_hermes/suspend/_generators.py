@@ -130,7 +130,7 @@ def _is_own(value: object) -> bool:
 
 
 def _items(owner: Any) -> dict[Any, Any]:
-    """What an object holds, without running its code."""
+    """The attributes or items of an object, read without running its code."""
     kind = type(owner)
     if kind is types.MethodType:
         return {"__self__": owner.__self__}

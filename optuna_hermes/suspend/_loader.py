@@ -341,7 +341,9 @@ def _attributes_of(sampler: Any) -> _SamplerAttributes:
     """The attributes of a sampler as they were when any loader with it was first seen."""
     # Later loaders with it would take values that the training has changed for its first ones.
     try:
-        return _seen.setdefault(sampler, _SamplerAttributes(sampler))
+        if sampler not in _seen:
+            _seen[sampler] = _SamplerAttributes(sampler)
+        return _seen[sampler]
     except TypeError:  # it has no weak references or no hash
         return _SamplerAttributes(sampler)
 

@@ -117,7 +117,7 @@ class NamedObjects:
             if optimizer.param_groups is not first.param_groups:
                 optimizer.param_groups = first.param_groups
         self._unsaved.load_state_dict(state.get("unsaved", {}))
-        self._read(state["kept"], state.get("kept_order", list(state["kept"])))
+        self._read(state["kept"], state["kept_order"])
 
     def small_state(self) -> dict[str, Any]:
         """A copy of what is small: all but modules, the states of optimizers, and large values.
@@ -231,7 +231,7 @@ def _named_in_errors(name: str) -> Iterator[None]:
 
 
 def _memories_of_plain(value: object) -> list[Hashable] | None:
-    """What a plain value's containers, arrays and tensors are told apart by, at each reference.
+    """Keys of a plain value's containers, arrays and tensors, one at each reference to them.
 
     None if it is not plain. Plain are scalars, arrays and tensors, also in containers: a tree holds
     them as they are.
@@ -293,8 +293,9 @@ def _shape(owner: Any) -> Hashable:
     """The names of a module's parameters and buffers, or the sizes of an optimizer's groups."""
     if isinstance(owner, nn.Module):
         return frozenset(owner.state_dict())
-    groups = getattr(owner, "param_groups", ()) if isinstance(owner, torch.optim.Optimizer) else ()
-    return tuple(len(group["params"]) for group in groups)
+    if isinstance(owner, torch.optim.Optimizer):
+        return tuple(len(group["params"]) for group in owner.param_groups)
+    return None
 
 
 def _held(owners: Mapping[str, Any]) -> dict[str, Any]:

@@ -327,7 +327,7 @@ def _package(kind: type) -> str:
 
 
 def _seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
-    """What ``spawn`` makes children from, which a generator's state is without."""
+    """The seeds that ``spawn`` makes children from, which a generator's state is without."""
     seeds = bits.seed_seq
     if type(seeds) is not np.random.SeedSequence:
         return None

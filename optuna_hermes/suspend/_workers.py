@@ -136,7 +136,7 @@ class _Collate:
         # After the user's function, which may seed the generators.
         if begun is not None:
             _restore(json.loads(begun, object_hook=_decoded), self._own())
-        self._worker, self._first = worker, _text(self._own())
+        self._worker, self._first = worker, self._text()
 
     def __call__(self, samples: Any) -> Any:
         batch = self.inner(samples)
@@ -150,6 +150,18 @@ class _Collate:
         data = [] if worker is None else own_generators(worker.dataset)
         return [*data, *own_generators(self.inner, "collate_fn")]
 
+    def _text(self) -> str:
+        """In a worker, the states of all its generators, as JSON."""
+        numpy_state: Any = np.random.get_state()
+        version, words, gauss = random.getstate()
+        numbers = {
+            "torch": torch.get_rng_state(),
+            "numpy": list(numpy_state),
+            "python": [version, np.asarray(words, np.uint32), gauss],
+            "own": states_of(self._own()),
+        }
+        return json.dumps(numbers, default=_encoded, separators=(",", ":"))
+
     def _note(self) -> None:
         raise NotImplementedError
 
@@ -160,9 +172,8 @@ class _DrawingCollate(_Collate):
     def _note(self) -> None:
         # At powers of two only, as it costs 0.2 ms: a generator that was drawn from stays changed.
         look = self._fetched & (self._fetched - 1) == 0
-        if (
-            look and self._first and _text(self._own()) != self._first
-        ):  # no first one outside of a worker
+        # Outside of a worker there is no first one.
+        if look and self._first and self._text() != self._first:
             self._shared.fill_(True)
 
 
@@ -171,7 +182,7 @@ class _RecordingCollate(_Collate):
 
     def _note(self) -> None:
         batches, lengths, texts = (each[self._worker] for each in self._shared)
-        slot, text = self._fetched % len(batches), _text(self._own())
+        slot, text = self._fetched % len(batches), self._text()
         octets = text.encode()
         if text == self._first:
             lengths[slot] = 0  # nothing was drawn since the start
@@ -182,19 +193,6 @@ class _RecordingCollate(_Collate):
             lengths[slot] = len(octets)
         # Last: the number of the batch marks the slot as complete for the reader.
         batches[slot] = self._fetched
-
-
-def _text(own: list[Holder]) -> str:
-    """In a worker, the states of all its generators, as JSON."""
-    numpy_state: Any = np.random.get_state()
-    version, words, gauss = random.getstate()
-    numbers = {
-        "torch": torch.get_rng_state(),
-        "numpy": list(numpy_state),
-        "python": [version, np.asarray(words, np.uint32), gauss],
-        "own": states_of(own),
-    }
-    return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 
 
 def _restore(numbers: dict[str, Any], own: list[Holder]) -> None:

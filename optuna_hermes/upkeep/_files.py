@@ -69,12 +69,8 @@ def find_litter(
     over = {trial.number for trial in trials if trial.state.is_finished()}
     rows = ledger.load_checkpoints(_optuna.study_key(study))
     # The ledger may name any path: files outside of the folders are neither removed nor forgotten.
-    in_stores = [row for row in rows if _remote.is_url(row.checkpoint.path)]
-    in_folders = [row for row in rows if row not in in_stores]
-    here = [row for row in in_folders if _is_below(folders, _path(row))]
-    here += [row for row in in_stores if _url(row) in stores]
+    here, elsewhere = _sorted_out(rows, folders, stores)
     stale = [row for row in here if row.number in over]
-    elsewhere = _elsewhere(rows, folders, stores)
     # By the names of trial and file: the folder may be spelled in another way than in the ledger,
     # and may have been moved; and a copy of what is in a store has that file's name.
     needed = {_names(row) for row in rows if row.number not in over}
@@ -103,10 +99,6 @@ def find_litter(
         remote=remote,
         elsewhere=tuple(sorted(elsewhere)),
     )
-
-
-def _path(row: CheckpointRecord) -> Path:
-    return Path(row.checkpoint.path)
 
 
 def _names(row: CheckpointRecord) -> tuple[str, ...]:
@@ -159,7 +151,7 @@ def with_deleted(
     files = {file.path: file.size_bytes for folder in inside for file in _files(folder)}
     urls = {f"{store}/{key}" for store in stores for key in keys if _is_name(key)}
     remote = {file.url: file.size_bytes for url in urls for _, file in _objects(url)}
-    elsewhere = {key: _elsewhere(ledger.load_checkpoints(key), inside, urls) for key in keys}
+    elsewhere = {key: _sorted_out(ledger.load_checkpoints(key), inside, urls)[1] for key in keys}
     litter = replace(
         litter,
         files={**litter.files, **files},
@@ -173,20 +165,27 @@ def _is_name(key: str) -> bool:
     return "/" not in key and key not in ("", ".", "..")
 
 
-def _elsewhere(
+def _sorted_out(
     rows: Iterable[CheckpointRecord], folders: Collection[Path], urls: Collection[str]
-) -> set[str]:
-    """The folders and stores, as they were given to ``optimize``, of checkpoints elsewhere.
+) -> tuple[list[CheckpointRecord], set[str]]:
+    """The rows of checkpoints that lie here or are gone, and where the others lie.
 
     Args:
-        rows: a checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE.
-        folders, urls: of studies, where they are not elsewhere.
+        rows: a checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE: users know the first of these.
+        folders, urls: of studies.
     """
-    rows = list(rows)
-    in_stores = [row for row in rows if _remote.is_url(row.checkpoint.path)]
-    in_folders = [row for row in rows if row not in in_stores]
-    found = {str(_path(row).parents[2]) for row in in_folders if not _is_below(folders, _path(row))}
-    return found | {_url(row).rpartition("/")[0] for row in in_stores if _url(row) not in urls}
+    here, elsewhere = [], set()
+    for row in rows:
+        path = Path(row.checkpoint.path)
+        if _remote.is_url(row.checkpoint.path):
+            is_here, place = _url(row) in urls, _url(row).rpartition("/")[0]
+        else:
+            is_here, place = _is_below(folders, path), str(path.parents[2])
+        if is_here:
+            here.append(row)
+        else:
+            elsewhere.add(place)
+    return here, elsewhere
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:

@@ -65,7 +65,7 @@ def _write_late_values(study: _optuna.Study, ledger: Ledger, held: Collection[in
         if not _optuna.ours(trial) or trial.number in held:
             continue
         own = {folder for number, folder in folders if number == trial.number}
-        for folder in {root / f"trial-{trial.number:05d}", *own}:
+        for folder in {root / _optuna.trial_folder(trial.number), *own}:
             if found := _journal.find(folder).unwritten:
                 for step, value in found:
                     _optuna.write_value(study, trial, step, value)

@@ -7,15 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import Connection, connect
+from optuna_hermes.broker import Connection, connect_if_any
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
-from optuna_hermes.errors import (
-    BrokerConflictError,
-    BrokerError,
-    BrokerSilentError,
-    InvalidInputError,
-)
+from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.ledger import EventRecord, Ledger
 from optuna_hermes.model import LIVE_STATES, Override
 from optuna_hermes.upkeep._finish import plan_finish
@@ -115,12 +110,9 @@ def _said(message: SetOverrides | ChangePolicy) -> bool:
 @contextlib.contextmanager
 def _broker_of(key: str) -> Iterator[Connection | None]:
     """A connection to this user's broker, if it serves the study."""
-    try:
-        connection = connect("viewer")
-    except (BrokerConflictError, BrokerSilentError):
-        # Without its answer it is unknown if the study is served: no case of "no broker".
-        raise
-    except BrokerError:
+    # One that does not answer may serve the study: that is an error, and no case of "no broker".
+    connection = connect_if_any("viewer")
+    if connection is None:
         yield None
         return
     with contextlib.closing(connection):

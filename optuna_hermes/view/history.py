@@ -44,11 +44,12 @@ class Bar(NamedTuple):
     epoch: int
 
 
-def end_of(bar: Bar, trial: TrialHistory | None) -> float | None:
-    """The end of a bar, None while its trial trains.
+def end_of(bar: Bar, trials: Mapping[int, TrialHistory]) -> float | None:
+    """The end of a bar, None while its trial, one of those by number, trains.
 
     After a broker that was killed during the lease, the trial's last report is all that is known.
     """
+    trial = None if bar.trial is None else trials.get(bar.trial)
     if bar.end is not None or (trial is not None and trial.state == "running"):
         return bar.end
     points = () if trial is None else trial.points

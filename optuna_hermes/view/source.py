@@ -40,7 +40,7 @@ class StudyReader:
 
     @property
     def maximize(self) -> bool | None:
-        """Whether the study's values are maximised, None if that was not read."""
+        """True if the study's values are maximised, None if that was not read."""
         return None if self._facts is None else self._facts.sign < 0
 
     def status(self) -> BrokerStatus | None:

@@ -86,7 +86,7 @@ def schedule_info(history: StudyHistory, now: float) -> tuple[Box, ...]:
     names = device_names(bar.device for bar in history.bars)
     order = sorted(names, key=_natural)
     bars = sorted(history.bars, key=lambda bar: (order.index(bar.device), bar.begin))
-    found = ((bar, end_of(bar, trials.get(-1 if bar.trial is None else bar.trial))) for bar in bars)
+    found = ((bar, end_of(bar, trials)) for bar in bars)
     ends = ((bar, now if end is None else end) for bar, end in found)
     return tuple(_box(bar, names[bar.device], end) for bar, end in ends if end > bar.begin)
 

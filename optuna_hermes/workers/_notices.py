@@ -96,7 +96,7 @@ class Losses:
             _optuna.set_attributes(self._study, id_, {_optuna.STATE_ATTRIBUTE: "failed"})
             end = _optuna.fail_trial(self._study, number)
             self.failed.add(number)
-            self._note(_last_words(number, reason, self._folder / f"trial-{number:05d}"))
+            self._note(_last_words(number, reason, self._folder / _optuna.trial_folder(number)))
         state: Ending = "failed" if end == TrialState.FAIL else "done"
         return GiveUp(study=key, number=number, reason=reason, state=state)
 

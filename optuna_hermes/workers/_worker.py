@@ -70,7 +70,7 @@ class WorkerInput:
 
     def place_of(self, number: int) -> tuple[Path, str | None]:
         """The folder of a trial's checkpoints, and its URL."""
-        name, url = f"trial-{number:05d}", self.checkpoint_url
+        name, url = _optuna.trial_folder(number), self.checkpoint_url
         return self.checkpoint_root / name, None if url is None else f"{url}/{name}"
 
 

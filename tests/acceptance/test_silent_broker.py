@@ -42,6 +42,14 @@ def test_status_says_so(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("silent")
+def test_it_is_not_said_to_have_ended(cli: Cli) -> None:
+    """Nor not to be there."""
+    done = cli("broker", "--stop", deadline_seconds=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: The broker of this host has not answered for 10 s: ")
+
+
+@pytest.mark.usefixtures("silent")
 def test_a_study_is_shown_from_its_ledger(cli: Cli, storage_url: str) -> None:
     """With a word that the broker does not answer."""
     study = optuna.create_study(storage=storage_url, study_name="s")

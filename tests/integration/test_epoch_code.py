@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
 from optuna_hermes.testing import FakeSession
+from support.loops import by_way_of_disk, descend
 
 DATA = TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4))
 Begin = Callable[[Run, torch.optim.lr_scheduler.StepLR, int], tuple[float, list[int]]]
@@ -59,11 +60,7 @@ def train(session: FakeSession, begin: Begin) -> list[float]:
         factor, places = begin(run, schedule, epoch)
         for (x,) in run.batches(DataLoader(Subset(DATA, places), batch_size=4, shuffle=True)):
             loss = (model(x) - factor).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            session.tick()
+            descend(loss, optimizer, losses, session)
         run.report(losses[-1])
     return losses
 
@@ -73,9 +70,5 @@ def train(session: FakeSession, begin: Begin) -> list[float]:
 def test_what_it_computes_is_the_same(begin: Begin, stops: tuple[int, ...], tmp_path: Path) -> None:
     """Between two epochs and within one, also where the trial is resumed there several times."""
     losses = train(FakeSession(), begin)
-    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
-    for after in stops:
-        session = session.again({after: "disk"})
-        with pytest.raises(Suspended):
-            train(session, begin)
-    assert train(session.again(), begin) == losses
+    train_again = functools.partial(train, begin=begin)
+    assert by_way_of_disk(train_again, tmp_path, *stops) == losses

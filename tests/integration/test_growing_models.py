@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
 from optuna_hermes.testing import FakeSession
+from support.loops import by_way_of_disk, descend
 
 
 def unfreezing(session: FakeSession) -> list[float]:
@@ -26,11 +26,7 @@ def unfreezing(session: FakeSession) -> list[float]:
             optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
         for x in run.batches([0.5, 1.0, 1.5]):
             loss = model(torch.full((2, 4), x)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            session.tick()
+            descend(loss, optimizer, losses, session)
         run.report(losses[-1])
     return losses
 
@@ -44,10 +40,7 @@ def test_a_trial_that_gets_other_parameters_waits_in_memory(
     assert unfreezing(FakeSession({8: "disk", 10: "disk"}, checkpoint_dir=folder)) == losses
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
     assert "optimizer has other parameters than when it was named" in warning
-    session = FakeSession(checkpoint_dir=tmp_path / "study" / "other").again({4: "disk"})
-    with pytest.raises(Suspended):
-        unfreezing(session)
-    assert unfreezing(session.again()) == losses
+    assert by_way_of_disk(unfreezing, tmp_path / "other", 4) == losses
 
 
 def embedding(session: FakeSession) -> list[float]:
@@ -59,14 +52,9 @@ def embedding(session: FakeSession) -> list[float]:
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(3):
         for first in run.batches([0, 4, 8]):
-            # Gradients of two batches add up, before the first of them is set to none.
-            if run.batch != 1:
-                optimizer.zero_grad()
             loss = (table(torch.tensor([first, first, 3])) - 1).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            session.tick()
+            # Gradients of two batches add up.
+            descend(loss, optimizer, losses, session, anew=run.batch != 1)
         run.report(losses[-1])
     return losses
 
@@ -75,13 +63,8 @@ def embedding(session: FakeSession) -> list[float]:
 def test_sparse_gradients_come_back(tier: str, tmp_path: Path) -> None:
     """Coalesced or not."""
     losses = embedding(FakeSession())
-    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
     if tier == "host":
-        session = session.again({1: "host", 5: "host"})
+        session = FakeSession({1: "host", 5: "host"}, checkpoint_dir=tmp_path / "study" / "trial")
         assert embedding(session) == losses
-        return
-    for after in (1, 4):
-        session = session.again({after: "disk"})
-        with pytest.raises(Suspended):
-            embedding(session)
-    assert embedding(session.again()) == losses
+    else:
+        assert by_way_of_disk(embedding, tmp_path, 1, 4) == losses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes import HermesCallback
-from optuna_hermes.errors import Suspended
 from optuna_hermes.testing import FakeSession
+from support.loops import by_way_of_disk
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +63,7 @@ class Ticks(pl.Callback):
         self.session.tick()
 
 
-def train(root: Path, session: FakeSession, place: int | None, logger: bool) -> float:
+def train(session: FakeSession, root: Path, place: int | None, logger: bool) -> float:
     """One process of the trial; its callback is appended, or inserted at a place."""
     options = {
         "max_epochs": 4,
@@ -90,14 +91,10 @@ def train(root: Path, session: FakeSession, place: int | None, logger: bool) -> 
 @pytest.mark.parametrize("logger", [True, False])
 def test_a_trial_goes_on_in_its_log_folder(logger: bool, place: int | None, tmp_path: Path) -> None:
     """Its configuration is saved once, and is not in the way of the next processes."""
-    value = train(tmp_path / "whole", FakeSession(), place, logger)
+    value = train(FakeSession(), tmp_path / "whole", place, logger)
     root = tmp_path / "parts"
-    session = FakeSession(checkpoint_dir=tmp_path / "s" / "t")
-    for after in (6, 5):
-        session = session.again({after: "disk"})
-        with pytest.raises(Suspended):
-            train(root, session, place, logger)
-    assert train(root, session.again(), place, logger) == value
+    parts = functools.partial(train, root=root, place=place, logger=logger)
+    assert by_way_of_disk(parts, tmp_path, 6, 5) == value
     (config,) = root.rglob("config.yaml")
     assert config.parent == (root / "lightning_logs" / "version_0" if logger else root)
     assert not list(root.rglob("version_1"))

@@ -171,6 +171,21 @@ def connect(role: str) -> Connection:
     return Connection(sock, role)
 
 
+def connect_if_any(role: str) -> Connection | None:
+    """Connect as ``connect`` does; None if there is no broker.
+
+    Raises:
+        BrokerConflictError: its socket is not ours.
+        BrokerSilentError: it does not answer a viewer.
+    """
+    try:
+        return connect(role)
+    except (BrokerConflictError, BrokerSilentError):
+        raise
+    except BrokerError:
+        return None
+
+
 def broker_status(*, trials: bool = True, curves: bool = False) -> wire.BrokerStatus | None:
     """Return the status of this host's broker, None if there is none.
 
@@ -182,11 +197,8 @@ def broker_status(*, trials: bool = True, curves: bool = False) -> wire.BrokerSt
         BrokerConflictError: its socket is not ours.
         BrokerSilentError: it does not answer.
     """
-    try:
-        connection = connect("viewer")
-    except (BrokerConflictError, BrokerSilentError):
-        raise
-    except BrokerError:
+    connection = connect_if_any("viewer")
+    if connection is None:
         return None
     try:
         return connection.ask_status(trials=trials, curves=curves)

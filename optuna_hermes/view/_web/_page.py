@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -358,15 +358,11 @@ def _bars(source: PageInput, begin: float) -> Json:
 
     def entry(bar: Bar) -> list[Any]:
         # A new trial has no number before it has begun.
-        end = bar.end if bar.trial is None and bar.epoch in held else _end(bar, trials)
+        end = bar.end if bar.trial is None and bar.epoch in held else end_of(bar, trials)
         shown = None if end is None else round(end - begin, 2)
         return [bar.device, bar.trial, round(bar.begin - begin, 2), shown]
 
     return {f"{bar.epoch} {bar.device}": entry(bar) for bar in history.bars}
-
-
-def _end(bar: Bar, trials: Mapping[int, TrialHistory]) -> float | None:
-    return end_of(bar, None if bar.trial is None else trials.get(bar.trial))
 
 
 def _drawn_trials(
