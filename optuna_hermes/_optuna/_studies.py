@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import filelock
 import numpy as np
 import optuna
 import platformdirs
-from optuna.storages import RDBStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages._rdb.models import StudySystemAttributeModel
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
@@ -45,12 +45,12 @@ def study_key(study: optuna.Study) -> str:
     if known is not None:
         return known
     fresh = f"{'' if shares_its_ledger(study) else _APART}{uuid.uuid4().hex[:16]}"
-    return str(_given(study, key_attribute(study._study_id), fresh))
+    return str(_given(study, _key_name(study), fresh))
 
 
 def known_key(study: optuna.Study) -> str | None:
     """The study's key, None if it has none yet; draws none."""
-    key = study._storage.get_study_system_attrs(study._study_id).get(key_attribute(study._study_id))
+    key = _first(study._storage.get_study_system_attrs(study._study_id), _key_name(study))
     return None if key is None else str(key)
 
 
@@ -69,7 +69,7 @@ def facts(study: optuna.Study) -> StudyFacts:
 def study_keys(study: optuna.Study) -> set[str]:
     """The keys of all studies of a study's storage that have one."""
     studies = study._storage.get_all_studies()
-    keys = (each.system_attrs.get(key_attribute(each._study_id)) for each in studies)
+    keys = (_first(each.system_attrs, key_attribute(each._study_id)) for each in studies)
     return {str(key) for key in keys if key is not None}
 
 
@@ -86,7 +86,7 @@ def is_apart(key: str) -> bool:
 def study_seed(study: optuna.Study, seed: int | None) -> int:
     """The seed from which every trial's is derived: ``seed``, the stored one, or a fresh one."""
     storage, study_id = study._storage, study._study_id
-    known = storage.get_study_system_attrs(study_id).get(_SEED_ATTRIBUTE)
+    known = _first(storage.get_study_system_attrs(study_id), _SEED_ATTRIBUTE)
     if seed is None:
         fresh = int(np.random.SeedSequence().generate_state(1)[0])
         return int(_given(study, _SEED_ATTRIBUTE, fresh) if known is None else known)
@@ -103,10 +103,26 @@ def _given(study: optuna.Study, name: str, value: Any) -> Any:
     if isinstance(backend, RDBStorage):
         patiently(_add_attribute, backend, study_id, name, value)
     else:
+        # Other hosts may write at the same moment: none replaces another's in a journal.
+        own = f"{name}:{value}" if isinstance(backend, JournalStorage) else name
         with only_here():
-            if name not in storage.get_study_system_attrs(study_id):
-                storage.set_study_system_attr(study_id, name, value)
-    return storage.get_study_system_attrs(study_id)[name]
+            if _first(storage.get_study_system_attrs(study_id), name) is None:
+                storage.set_study_system_attr(study_id, own, value)
+    return _first(storage.get_study_system_attrs(study_id), name)
+
+
+def _first(attributes: Mapping[str, Any], name: str) -> Any:
+    """The value of an attribute, or the first one offered for it; None if there is none.
+
+    Attributes of a journal are in the order of its log, the same for all its readers.
+    """
+    if name in attributes:
+        return attributes[name]
+    return next((attributes[each] for each in attributes if each.startswith(f"{name}:")), None)
+
+
+def _key_name(study: optuna.Study) -> str:
+    return key_attribute(study._study_id)
 
 
 def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import types
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import optuna
 import pytest
 from optuna.storages import JournalStorage, RDBStorage
@@ -38,7 +41,27 @@ def meet(place: str, barrier: Any, answers: Any) -> None:
     answers.put((key, _optuna.study_seed(study, None), _optuna.study_key(study)))
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL", "journal"])
+def meet_from_a_host(place: str, barrier: Any, answers: Any) -> None:
+    """As ``meet``, of a host that sees no other one's lock: it writes once another has its key."""
+    os.environ["XDG_STATE_HOME"] = f"{place}-state-{os.getpid()}"
+    study = optuna.load_study(study_name="s", storage=storage_at(place))
+    write, turn = study._storage.set_study_system_attr, filelock.FileLock(f"{place}.turn")
+
+    def write_in_turn(*words: Any) -> None:
+        barrier.wait(DEADLINE_SECONDS)  # all have seen that there is none
+        turn.acquire(DEADLINE_SECONDS)
+        write(*words)
+
+    study._storage.set_study_system_attr = write_in_turn  # type: ignore[method-assign]
+    key = _optuna.study_key(study)
+    turn.release()
+    seed = _optuna.study_seed(study, None)
+    turn.release()
+    barrier.wait(DEADLINE_SECONDS)
+    answers.put((key, seed, _optuna.study_key(study)))
+
+
+@pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A storage with a study that this package has never met."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -53,12 +76,22 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return found
 
 
-def test_processes_that_meet_a_study_at_once_agree_on_its_key(place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [
+        *[(kind, meet) for kind in ("SQLite", "PostgreSQL", "journal")],
+        ("journal", meet_from_a_host),
+    ],
+    indirect=["place"],
+)
+def test_processes_that_meet_a_study_at_once_agree_on_its_key(
+    place: str, target: Callable[..., None]
+) -> None:
     """All have seen that there is no key; the first one that is written is everybody's."""
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(N_PROCESSES), context.SimpleQueue()
     processes = [
-        context.Process(target=meet, args=(place, barrier, answers)) for _ in range(N_PROCESSES)
+        context.Process(target=target, args=(place, barrier, answers)) for _ in range(N_PROCESSES)
     ]
     for process in processes:
         process.start()
