@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from numbers import Real
 
 from optuna_hermes.errors import InvalidInputError
 
@@ -173,9 +174,9 @@ def check_grace(seconds: float, name: str = "grace") -> float:
     Raises:
         InvalidInputError: it is not.
     """
-    if not 1.0 <= seconds <= MOST_GRACE_SECONDS:  # nor NaN
+    if not (isinstance(seconds, Real) and 1.0 <= seconds <= MOST_GRACE_SECONDS):  # nor NaN
         raise InvalidInputError(
-            f"{name} must be from 1 to {MOST_GRACE_SECONDS:.0f} seconds but got {seconds:g}: give "
+            f"{name} must be from 1 to {MOST_GRACE_SECONDS:.0f} seconds but got {seconds!r}: give "
             "the time between the manager's signal and its SIGKILL."
         )
     return seconds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,7 @@ def optimize(
     grace: float | None = None,
     power_down_command: str | None = None,
     power_up_command: str | None = None,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Iterable[Callback] | None = None,
     show_progress: bool = True,
 ) -> OptimizeResult:
     """Optimize an objective with more live trials than devices; trials are paused, not killed.
@@ -113,7 +113,7 @@ def optimize(
     try:
         _refuse_unshared(study)
         with start(objective, settings, study) as pool:
-            result = run_study(study, pool, settings, progress, callbacks)
+            result = run_study(study, pool, settings, progress, tuple(callbacks or ()))
         if result.outlook:
             progress.note(result.outlook)
     except InvalidInputError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 
 from optuna_hermes._surroundings import check_grace
@@ -64,22 +64,24 @@ class Settings:
             check_shared_url(self.ledger)
         for name in ("timeout", "device_seconds", "slice_seconds"):
             value = getattr(self, name)
-            if value is not None and not 0.0 <= value < math.inf:
+            if value is not None and not (isinstance(value, Real) and 0.0 <= value < math.inf):
                 raise InvalidInputError(
-                    f"{name} must be a finite number of seconds, 0 or more, but got {value}: "
+                    f"{name} must be a finite number of seconds, 0 or more, but got {value!r}: "
                     "leave it out for no bound."
                 )
-        if self.n_trials is not None and self.n_trials < 0:
-            raise InvalidInputError(f"n_trials must be 0 or more but got {self.n_trials}.")
-        if self.hang_seconds is not None and not 1 <= self.hang_seconds <= MOST_HANG_SECONDS:
+        n_trials, hang, seed = self.n_trials, self.hang_seconds, self.seed
+        if n_trials is not None and not (isinstance(n_trials, Integral) and n_trials >= 0):
             raise InvalidInputError(
-                f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got "
-                f"{self.hang_seconds}: give seconds, 300 if in doubt."
+                f"n_trials must be a whole number, 0 or more, but got {n_trials!r}."
             )
-        is_seed = isinstance(self.seed, Integral) and 0 <= self.seed <= MOST_SEED
-        if self.seed is not None and not is_seed:
+        if hang is not None and not (isinstance(hang, Real) and 1 <= hang <= MOST_HANG_SECONDS):
             raise InvalidInputError(
-                f"seed must be a whole number from 0 to {MOST_SEED} but got {self.seed}: leave it "
+                f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got {hang!r}: give "
+                "seconds, 300 if in doubt."
+            )
+        if seed is not None and not (isinstance(seed, Integral) and 0 <= seed <= MOST_SEED):
+            raise InvalidInputError(
+                f"seed must be a whole number from 0 to {MOST_SEED} but got {seed!r}: leave it "
                 "out for one that is drawn."
             )
         if self.grace is not None:

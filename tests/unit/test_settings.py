@@ -22,3 +22,18 @@ def test_seeds_that_are_none(seed: Any) -> None:
 def test_seeds(seed: Any) -> None:
     """Whole numbers of any kind."""
     assert Settings(seed=seed).seed == seed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("n_trials", value) for value in ("3", 3.0, -1)],
+        *[(name, "60") for name in ("timeout", "device_seconds", "slice_seconds", "hang_seconds")],
+        *[("timeout", value) for value in (-1.0, float("nan"), float("inf"))],
+        ("grace", "30"),
+    ],
+)
+def test_values_of_another_kind_are_named(name: str, value: Any) -> None:
+    """As a script passes them that reads them from its command line or a file."""
+    with pytest.raises(InvalidInputError, match=f"^{name} must be .* but got {value!r}"):
+        Settings(**{name: value})
