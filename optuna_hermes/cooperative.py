@@ -273,21 +273,23 @@ class CooperativeLoop:
         if self.waits_for_next_point():
             session.wait_for_decision()
             return
-        # Asked before the trial waits, and valid after: nothing is trained meanwhile.
-        here = self.storable and self.storable_here() and not self._has_changed_shape()
         if not (session.must_yield or (saver is not None and saver.busy)):
             # Before the decision is waited for, which takes as long as copying a small state. If
             # the trial yields, this is its checkpoint.
-            self._save(here)
+            self._save()
         session.wait_for_decision()
         if session.must_yield:
-            self._park(session, stores=here)
-        self._save(here)
+            self._park(session, stores=self._stores_here())
+        self._save()
         if saver is not None:
             saver.start()
         self._saved_here = False
         # If nothing is due, the next clean points skip this method.
         self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
+
+    def _stores_here(self) -> bool:
+        """True if a checkpoint can be made at this clean point; asked only where one is due."""
+        return self.storable and self.storable_here() and not self._has_changed_shape()
 
     def _has_changed_shape(self) -> bool:
         """True if a checkpoint would not fit the named objects of the next process, said once."""
@@ -302,10 +304,12 @@ class CooperativeLoop:
             )
         return bool(changed)
 
-    def _save(self, here: bool) -> None:
+    def _save(self) -> None:
         """Begin to save the unit, if it is due and can be saved here."""
         saver = self._saver
-        if self._unsaved and here and saver is not None and self.saves_now(saver):
+        if not self._unsaved or saver is None:
+            return
+        if self._stores_here() and self.saves_now(saver):
             settled(self.roots())  # what the device still computes is no part of the cost
             began = time.monotonic()
             saver.copy(self._settled_dump(rng_state()), units=self._unit, since=began)

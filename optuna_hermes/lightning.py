@@ -501,7 +501,21 @@ class _FitLoop(CooperativeLoop):
         return waits and not clean(self._fit.trainer)
 
     def storable_here(self) -> bool:
-        return self._fit.stores_here()
+        return self._fit.stores_here() and not self._has_other_parts()
+
+    def _has_other_parts(self) -> bool:
+        """True if a checkpoint would not fit what the next process makes, said once."""
+        changed = self._fit.shape.changed()
+        if changed is not None and not self._warned_of_shape:
+            self._warned_of_shape = True
+            log.warning(
+                "%s can only wait in memory from here on: %s has other parameters or buffers than "
+                "at the fit's beginning, so that its state does not fit the one that the next "
+                "process makes. An on_load_checkpoint of the module's own may make them again.",
+                self._name.capitalize(),
+                changed,
+            )
+        return changed is not None
 
     def begin_validation(self) -> None:
         """Note the time at which a validation begins."""

@@ -268,8 +268,9 @@ class Run(CooperativeLoop):
             # Code before the epoch's batches runs again, and must draw what it drew.
             set_rng_state(self._restored["epoch_rng"])
             self._named.load_small_state(frozen(self._restored["epoch_state"]))
-        self._epoch_rng = rng_state()
-        self._epoch_state = self._named.small_state()
+        if self._session.checkpoint_dir is not None:  # else no checkpoint will hold them
+            self._epoch_rng = rng_state()
+            self._epoch_state = self._named.small_state()
 
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         session, restored = self._session, self._restored

@@ -11,7 +11,9 @@ from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rew
 from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
 from optuna_hermes._lightning._module import restore_attributes, tensors_of
 from optuna_hermes._lightning._namespace import Trainer
+from optuna_hermes._lightning._optimizers import inner_states, restore_optimizers
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
+from optuna_hermes._lightning._shape import unset_buffers
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.model import Checkpoint
@@ -75,12 +77,14 @@ class Checkpoints:
             "loaders": hooks.loader_states(),
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
+            # DDP keeps optimizers equal on all ranks.
+            "inner": inner_states(trainer) if rank is None or rank.rank == 0 else {},
         }
         warn_of_lost(self._name, self._folder, self._unsaved.lost, ADVICE)
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
         module = trainer.lightning_module
-        own["buffers"] = dict(module.named_buffers())
+        own["buffers"] = dict.fromkeys(unset_buffers(module)) | dict(module.named_buffers())
         if rank is None:
             for name in checkpoint["state_dict"]:  # left are those that are not persistent
                 own["buffers"].pop(name, None)
@@ -101,6 +105,7 @@ class Checkpoints:
         (state, checkpoint), self._found = self._found, None
         elastic_devices, others = self.elastic_devices, checkpoint.pop(_RANKS, [])
         gone: list[Tree] = []
+        inner = checkpoint[_KEY].get("inner", {})
         if rank is not None or others:
             from optuna_hermes._lightning._ddp import part_of  # lazy: most have one process
 
@@ -108,6 +113,7 @@ class Checkpoints:
             checkpoint, gone = part_of(checkpoint, others, rank, self._name, any_count=any_count)
         self._loaded = loaded = checkpoint.pop(_KEY)
         loaded["gone"] = [part[_KEY]["loop"] for part in gone]
+        loaded["optimizers"] = checkpoint["optimizer_states"], inner
         if elastic_devices is not None:
             elastic_devices.seed = loaded.get("seed", elastic_devices.seed)
         loaded["changed"] = len(others) + 1 != (1 if rank is None else rank.count)
@@ -153,6 +159,7 @@ class Checkpoints:
     def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
         trainer = hooks.trainer
         hooks.end_resume()
+        restore_optimizers(trainer, hooks.shape.groups, *loaded["optimizers"])
         restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])

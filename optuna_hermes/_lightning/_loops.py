@@ -12,16 +12,22 @@ from optuna_hermes._lightning._callbacks import callback_state, restore_callback
 from optuna_hermes._lightning._clocks import clock_state, restore_clocks
 from optuna_hermes._lightning._module import is_metric, module_state, restore_module
 from optuna_hermes._lightning._namespace import (
-    ROOTS,
+    OF_LIGHTNING,
     LightningModule,
     Trainer,
     _ResultCollection,
     _ResultMetric,
     part,
 )
-from optuna_hermes.suspend._generators import own_generators, set_states, states_of
-from optuna_hermes.suspend._loader import is_stream
-from optuna_hermes.suspend._named_objects import metric_state, restore_metric, restore_metrics
+from optuna_hermes.suspend._generators import holders_in, set_states, states_of
+from optuna_hermes.suspend._loader import data_of, is_stream
+from optuna_hermes.suspend._named_objects import (
+    gradient,
+    metric_state,
+    restore_metric,
+    restore_metrics,
+    set_gradient,
+)
 from optuna_hermes.suspend._state import moved
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -41,7 +47,6 @@ _CONNECTOR = (
     "_current_fx",
 )
 _GRADIENT_HOOKS = ("optimizer_step", "optimizer_zero_grad")
-_OF_LIGHTNING = tuple(f"{root}." for root in ROOTS)
 _NOT_PLAIN = ("reduce_fx", "_sync")
 
 Override = Callable[..., None]
@@ -52,7 +57,7 @@ def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, 
     """The unsaved state between two batches; for ``made`` see ``module_state``."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     kept = module.named_parameters() if _keeps_gradients(module) else ()
-    gradients = {name: p.grad for name, p in kept if p.grad is not None}
+    gradients = {name: gradient(p.grad) for name, p in kept if p.grad is not None}
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
         "should_stop": trainer.should_stop,
@@ -99,7 +104,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     _restore_results(trainer, epoch_loop._results, state["results"])
     for name, parameter in module.named_parameters():
         if name in state["gradients"]:
-            parameter.grad = state["gradients"][name]
+            set_gradient(parameter, state["gradients"][name])
 
 
 def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:
@@ -133,21 +138,21 @@ def _add(metric: Metric, saved: dict[str, Any]) -> None:
 
 
 def _data_generators(trainer: Trainer) -> list[Any]:
-    """The data sets' own generators, as far as they are drawn from in this process."""
+    """The own generators of data sets and collate functions, as far as this process draws them."""
     training = trainer.fit_loop._combined_loader
     validation = trainer.fit_loop.epoch_loop.val_loop._combined_loader
     trained = [] if training is None else training.flattened
     # Those of iterable data sets are restored by passing over batches.
     loaders = [loader for loader in trained if not is_stream(loader)]
     loaders += [] if validation is None else validation.flattened
-    return [found for each in loaders for found in own_generators(getattr(each, "dataset", None))]
+    return [found for each in loaders for found in holders_in(*data_of(each))]
 
 
 def _keeps_gradients(module: LightningModule) -> bool:
     """True if gradients of a batch may have an effect on later ones."""
     # Where Lightning accumulates gradients itself no checkpoint is taken: see ``clean``.
     return not module.automatic_optimization or not all(
-        getattr(module, hook).__module__.startswith(_OF_LIGHTNING) for hook in _GRADIENT_HOOKS
+        getattr(module, hook).__module__.startswith(OF_LIGHTNING) for hook in _GRADIENT_HOOKS
     )
 
 

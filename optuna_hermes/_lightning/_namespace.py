@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningDataModule as LightningDataModule
     from lightning.pytorch import LightningModule as LightningModule
     from lightning.pytorch import Trainer as Trainer
+    from lightning.pytorch.callbacks import BaseFinetuning as BaseFinetuning
     from lightning.pytorch.callbacks import BatchSizeFinder as BatchSizeFinder
     from lightning.pytorch.callbacks import (
         GradientAccumulationScheduler as GradientAccumulationScheduler,
@@ -73,6 +74,8 @@ else:
 
 ROOTS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
 """Each namespace, with the distribution that holds it."""
+OF_LIGHTNING = tuple(f"{root}." for root in ROOTS)
+"""What the names of Lightning's own modules start with."""
 
 
 def roots() -> tuple[str, ...]:
@@ -170,8 +173,7 @@ class _Named(type):
 
     def __subclasscheck__(cls, kind: type) -> bool:
         return any(
-            base.__qualname__ == cls.__name__
-            and base.__module__.startswith(tuple(f"{root}." for root in ROOTS))
+            base.__qualname__ == cls.__name__ and base.__module__.startswith(OF_LIGHTNING)
             for base in kind.__mro__
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
@@ -30,13 +30,13 @@ def kept_pruned(trainer: Trainer) -> Iterator[None]:
 
 
 def without_masks(
-    weights: dict[str, Any], module: nn.Module
+    weights: dict[str, Any], own: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Split into weights that an unpruned module can load, and the masks by parameter.
 
-    The masks of a module that is made with masks stay among its weights.
+    Args:
+        own: the names of that module's weights. Masks that it is made with stay among them.
     """
-    own = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     masks = {
         name.removesuffix(_ORIG): weights[name.removesuffix(_ORIG) + _MASK]
         for name in weights

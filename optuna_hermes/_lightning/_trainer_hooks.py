@@ -23,6 +23,7 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
 )
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
+from optuna_hermes._lightning._shape import Shape
 from optuna_hermes._lightning._unsaved import loader_sources
 from optuna_hermes.suspend._loader import (
     OwnStates,
@@ -51,6 +52,7 @@ class TrainerHooks:
 
     def __init__(self, trainer: Trainer, trial: str, replay: Callable[..., Replay] | None) -> None:
         self.trainer = trainer
+        self.shape = Shape(trainer)
         self._name = trial
         self._replay = replay or Replay
         self._replays: list[tuple[Any, Replay | Stream]] = []
@@ -72,6 +74,12 @@ class TrainerHooks:
         epoch_loop = fit_loop.epoch_loop
         self.override(epoch_loop, "reset", self._reset, epoch_loop.reset)
         self.override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
+        connector, shape = trainer._checkpoint_connector, self.shape
+        for name, note in (
+            ("resume_start", shape.note_weights),
+            ("restore_training_state", shape.note_groups),
+        ):
+            self.override(connector, name, _noted, note, getattr(connector, name))
 
     def override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
         """Replace a method of an object by a function with these first arguments."""
@@ -389,9 +397,11 @@ class TrainerHooks:
     ) -> None:
         connector = self.trainer._checkpoint_connector
         vars(connector).pop("resume_start")  # once only: learning rate finders call it later
+        self.shape.note_weights()
         checkpoint["state_dict"], self._masks = without_masks(
-            checkpoint["state_dict"], self.trainer.lightning_module
+            checkpoint["state_dict"], self.shape.weights
         )
+        self.shape.make_room(checkpoint["state_dict"])
         self._users_path, connector._ckpt_path = checkpoint_path, str(path)
         connector._loaded_checkpoint = checkpoint
         for callback in self.trainer.checkpoint_callbacks:
@@ -482,6 +492,11 @@ def unsynchronised(trainer: Trainer, name: str) -> bool:
         for results in (loop._results, loop.val_loop._results)
         for item in results.result_metrics
     )
+
+
+def _noted(note: Callable[[], None], call: Callable[..., None], *args: Any, **kw: Any) -> None:
+    note()
+    call(*args, **kw)
 
 
 def _ready(progress: Any) -> int:

@@ -12,7 +12,8 @@ from torch import nn
 
 from optuna_hermes._lightning._module import is_saved, of_libraries
 from optuna_hermes._lightning._namespace import Callback, LightningDataModule, Trainer, callbacks_of
-from optuna_hermes.suspend._unsaved import Attributes, Unsaved
+from optuna_hermes._lightning._optimizers import inner
+from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private
 
 ADVICE = (
     "Give what holds it state_dict() and load_state_dict(), or keep it in numbers, arrays, "
@@ -22,7 +23,7 @@ _LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "op
 
 
 def unsaved(trainer: Trainer) -> Unsaved:
-    """Attributes of the user's callbacks, of the module with its parts, and of the data module."""
+    """Attributes of the user's callbacks, module, parts and tensors of it, and data module."""
     module, known = trainer.lightning_module, _known(trainer)
     parts: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks_of(trainer)):
@@ -35,7 +36,7 @@ def unsaved(trainer: Trainer) -> Unsaved:
             own = functools.partial(_saved_with_the_module, part, known)
             name = type(module).__qualname__ + (f".{place}" if place else "")
             parts[f"module {place}"] = Attributes(name, part, own, known)
-    return Unsaved({**parts, **_data_module(trainer, known)})
+    return Unsaved({**parts, **_of_tensors(module, known), **_data_module(trainer, known)})
 
 
 def loader_sources(trainer: Trainer) -> Unsaved:
@@ -47,6 +48,16 @@ def loader_sources(trainer: Trainer) -> Unsaved:
         if not type(part).__module__.startswith(_LIBRARIES)
     }
     return Unsaved({**parts, **_data_module(trainer, known)})
+
+
+def _of_tensors(module: nn.Module, known: set[int]) -> dict[str, Attributes]:
+    """Attributes of parameters and buffers, such as the real weights of a binarised network."""
+    kind = type(module).__qualname__
+    # Of the tensors themselves: a pruned parameter gets another name.
+    return {
+        f"tensor {place}": Attributes(f"{kind}.{place}", each, is_private, known)
+        for place, each in (*module.named_parameters(), *module.named_buffers())
+    }
 
 
 def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
@@ -63,7 +74,7 @@ def _known(trainer: Trainer) -> set[int]:
     known = {id(each) for each in (trainer, data, trainer.strategy, *trainer.loggers)}
     known |= {id(each) for each in callbacks_of(trainer)}
     known |= {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
-    known |= {id(each) for each in trainer.optimizers}
+    known |= {id(each) for each in (*trainer.optimizers, *inner(trainer).values())}
     return known | {id(each.scheduler) for each in trainer.lr_scheduler_configs}
 
 

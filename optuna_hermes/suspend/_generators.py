@@ -1,13 +1,21 @@
-"""Random generators in the attributes of data sets, collate functions and samplers."""
+"""Random generators of data sets, collate functions and samplers: in attributes and in code.
+
+Code holds generators where functions close over them, have them as defaults or find them in their
+module, and where classes have them as attributes.
+"""
 
 from __future__ import annotations
 
+import dis
 import functools
 import logging
+import os
 import random
+import sys
 import types
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,43 +47,70 @@ _GLOBAL: tuple[Any, ...] = (
     torch.default_generator,
     random.seed.__self__,  # type: ignore[attr-defined]
 )
-_LEAVES = (
-    *(type(None), bool, int, float, complex, str, bytes, type),
-    *(types.ModuleType, types.FunctionType, types.BuiltinFunctionType),
-    *(torch.Tensor, np.ndarray, *GENERATORS, DataLoader),
-)
+_PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, np.ndarray)
+_LEAVES = (type(None), *_PLAIN, types.ModuleType, DataLoader, *GENERATORS)
+_OUTSIDE = ("logging", "optuna", "optuna_hermes")
+"""Packages of which nothing is data: a study's sampler must draw on from where it is."""
 _MOST_DEPTH = 8
 _MOST_ITEMS = 1000
 """Longer lists and dictionaries hold samples, not parts of a data set."""
 _MOST_VALUES = 10_000
+_MOST_WATCHED = 16
 
 
 class Holder(NamedTuple):
-    """An object or container that may hold generators, and the place where it was found."""
+    """An object, container, function or class that may hold generators, and where it was found."""
 
     place: str
     owner: Any
+    in_code: bool = False
+    """True for a function or class, and for what only these lead to."""
 
 
-def own_generators(data: object, place: str = "dataset") -> list[Holder]:
-    """The holders of generators in a data set or function and in all its parts, nearest first."""
+def holders_in(*roots: Holder) -> list[Holder]:
+    """The holders of generators in data sets and functions and all their parts, nearest first."""
     found: list[Holder] = []
-    waiting, seen = deque([(0, Holder(place, data))]), set()
-    values = 0
+    values, places, kinds = 0, Counter[str](), _Kinds()
+    waiting = deque((0, root) for root in roots if not kinds.is_leaf(root.owner))
+    seen: set[int] = set()
     while waiting and values < _MOST_VALUES:
         depth, holder = waiting.popleft()
-        if id(holder.owner) in seen or issubclass(type(holder.owner), _LEAVES):
+        if id(holder.owner) in seen:
             continue
         seen.add(id(holder.owner))
-        items = _items(holder.owner)
-        values += 1 + len(items)
-        found.append(holder)
+        parts = [*_parts(holder), *kinds.classes(holder.owner)]
+        values += 1 + len(parts)
+        places[holder.place] += 1
+        found.append(holder._replace(place=_numbered(holder.place, places[holder.place])))
         if depth < _MOST_DEPTH:
-            waiting += [
-                (depth + 1, Holder(f"{holder.place}.{name}", value))
-                for name, value in items.items()
-                if not issubclass(type(value), _LEAVES)
-            ]
+            waiting += [(depth + 1, part) for part in parts if not kinds.is_leaf(part.owner)]
+    return found
+
+
+class Watched:
+    """The generators of some data, which are read more often than they are searched for."""
+
+    def __init__(self) -> None:
+        self._found: list[Holder] = []
+        self._times = 0
+
+    def states(self, search: Callable[[], list[Holder]]) -> list[Any]:
+        """See ``states_of``; ``search`` returns the holders, which may take milliseconds."""
+        self._times += 1
+        # At powers of two only: what is made in training is mostly made with its first samples.
+        if self._times & (self._times - 1) == 0:
+            self._found = _watched(search())
+        return states_of(self._found)
+
+
+def _watched(holders: Iterable[Holder]) -> list[Holder]:
+    """The holders that have generators, and the nearest objects, which may make one yet."""
+    found, left = [], _MOST_WATCHED
+    for each in holders:
+        near = left > 0 and not issubclass(type(each.owner), list | tuple | dict)
+        left -= near
+        if near or any(map(_is_own, _items(each.owner).values())):
+            found.append(each)
     return found
 
 
@@ -129,29 +164,179 @@ def _is_own(value: object) -> bool:
     return all(value is not each for each in _GLOBAL)
 
 
+class _Kinds:
+    """What a search knows of types: values are many, their types few."""
+
+    def __init__(self) -> None:
+        self._opened: set[type] = set()
+        self._leaves: dict[type, bool] = {}
+        self._plain: dict[type, bool] = {}
+
+    def classes(self, value: Any) -> list[Holder]:
+        """The classes of the user that a value is, or is an instance of; each once."""
+        kinds = (type(value), value) if issubclass(type(value), type) else (type(value),)
+        new = [each for each in kinds if each not in self._opened]
+        self._opened.update(new)
+        lineage = (each for kind in new for each in kind.__mro__)
+        return [Holder(each.__qualname__, each, True) for each in lineage if _is_users_type(each)]
+
+    def is_leaf(self, value: Any) -> bool:
+        """True for a value that leads to no generator."""
+        kind = type(value)
+        if kind not in self._leaves:
+            outside = any(_package(each) in _OUTSIDE for each in kind.__mro__)
+            self._leaves[kind] = outside or issubclass(kind, _LEAVES)
+        if self._leaves[kind]:
+            return True
+        if issubclass(kind, type):
+            return not _is_users_type(value)
+        return issubclass(kind, list | tuple) and self._is_sample(value)
+
+    def _is_sample(self, value: Any) -> bool:
+        """True for a sequence that neither holds a generator nor has room for one."""
+        if len(value) > _MOST_ITEMS:
+            return True
+        for kind in map(type, value):
+            if kind not in self._plain:
+                self._plain[kind] = issubclass(kind, _PLAIN)
+            if not self._plain[kind]:
+                return False
+        return True
+
+
+def _parts(holder: Holder) -> list[Holder]:
+    """The attributes or items of a holder."""
+    place, owner, in_code = holder
+    in_code = in_code or issubclass(type(owner), types.FunctionType | type)
+    items = _items(owner).items()
+    return [Holder(f"{place}.{name}", value, in_code) for name, value in items]
+
+
 def _items(owner: Any) -> dict[Any, Any]:
     """The attributes or items of an object, read without running its code."""
     kind = type(owner)
-    if kind is types.MethodType:
-        return {"__self__": owner.__self__}
-    if issubclass(kind, functools.partial):
-        return {"func": owner.func, "args": owner.args, "keywords": owner.keywords}
     if issubclass(kind, list | tuple):
         return {} if len(owner) > _MOST_ITEMS else dict(enumerate(owner))
     if issubclass(kind, dict):
         items = dict.items(owner) if len(owner) <= _MOST_ITEMS else ()
         return {name: value for name, value in items if type(name) in (str, int)}
+    if kind is types.FunctionType:
+        return _items_of_function(owner)
+    for each, names in _SLOTS.items():
+        if issubclass(kind, each):
+            return {name: getattr(owner, name) for name in names}
     return getattr(owner, "__dict__", {})
+
+
+_SLOTS: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__self__", "__func__"),
+    types.BuiltinMethodType: ("__self__",),
+    functools.partial: ("func", "args", "keywords"),
+    staticmethod: ("__func__",),
+    classmethod: ("__func__",),
+    property: ("fget",),
+}
+
+
+def _items_of_function(function: types.FunctionType) -> dict[str, Any]:
+    """The values that a function finds at each call, without its arguments."""
+    code = function.__code__
+    arguments = reversed(code.co_varnames[: code.co_argcount])
+    defaults = reversed(function.__defaults__ or ())
+    return {
+        **{name: _content(cell) for name, cell in _cells(function).items()},
+        **dict(zip(arguments, defaults, strict=False)),
+        **(function.__kwdefaults__ or {}),
+        **_items_of_module(function),
+        **vars(function),
+    }
+
+
+def _items_of_module(function: types.FunctionType) -> dict[str, Any]:
+    """The values that a function uses of its module; of a library's, its generators only."""
+    scope, found = function.__globals__, {}
+    users = _is_users(str(scope.get("__name__")))
+    for name, *attributes in _global_names(function.__code__):
+        value = scope.get(name)
+        while attributes and type(value) is types.ModuleType and _is_users(_name(value)):
+            name, value = f"{name}.{attributes[0]}", vars(value).get(attributes.pop(0))
+        if users or _is_own(value):
+            found[name] = value
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _global_names(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """The global names that a function and those within it read, each with attributes of it."""
+    chains: list[list[str]] = []
+    follows = False
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            chains.append([each.argval])
+            follows = True
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and follows:
+            chains[-1].append(each.argval)
+        else:
+            follows = follows and each.opname == "EXTENDED_ARG"
+    inner = (_global_names(each) for each in code.co_consts if isinstance(each, types.CodeType))
+    return tuple(dict.fromkeys((*map(tuple, chains), *(name for names in inner for name in names))))
+
+
+def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
+    """The variables that a function closes over."""
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable is not set yet
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(module: str) -> bool:
+    """True for a module that is neither of Python nor of an installed package."""
+    package = module.partition(".")[0]
+    if package in ("__main__", *_OUTSIDE):
+        return package == "__main__"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:  # built in, or of no file: a notebook's
+        return package not in sys.stdlib_module_names
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not installed and not path.is_relative_to(os.path.dirname(os.__file__))
+
+
+def _name(module: types.ModuleType) -> str:
+    return str(vars(module).get("__name__"))
+
+
+def _is_users_type(kind: type) -> bool:
+    return _is_users(_module(kind))
+
+
+def _package(kind: type) -> str:
+    return _module(kind).partition(".")[0]
+
+
+def _module(kind: type) -> str:
+    module = vars(kind).get("__module__")
+    return module if isinstance(module, str) else "builtins"
 
 
 def _by_place(holders: Iterable[Holder]) -> dict[str, Any]:
     """The owners by their places, which are numbered where several loaders have the same."""
     owners: dict[str, Any] = {}
     counts: dict[str, int] = {}
-    for place, owner in holders:
+    for place, owner, _ in holders:
         number = counts[place] = counts.get(place, 0) + 1
-        owners[place if number == 1 else f"{place}#{number}"] = owner
+        owners[_numbered(place, number)] = owner
     return owners
+
+
+def _numbered(place: str, number: int) -> str:
+    return place if number == 1 else f"{place}#{number}"
 
 
 def _kind(generator: Any) -> str:
@@ -174,12 +359,28 @@ def _restored(owner: Any, name: Any, kind: str, state: Any) -> bool:
 
 
 def _put(owner: Any, name: Any, generator: Any) -> bool:
+    kind = type(owner)
+    if kind is types.FunctionType:
+        return _put_in_function(owner, name, generator)
     if isinstance(owner, dict) or (isinstance(owner, list) and name < len(owner)):
         owner[name] = generator
-    elif (
-        isinstance(name, str) and type(owner) is not types.MethodType and hasattr(owner, "__dict__")
-    ):
+    elif issubclass(kind, type) and isinstance(name, str):
+        type.__setattr__(owner, name, generator)
+    elif isinstance(name, str) and kind is not types.MethodType and hasattr(owner, "__dict__"):
         vars(owner)[name] = generator
+    else:
+        return False
+    return True
+
+
+def _put_in_function(function: types.FunctionType, name: str, generator: Any) -> bool:
+    cells, scope = _cells(function), function.__globals__
+    if name in vars(function):
+        vars(function)[name] = generator
+    elif name in cells:
+        cells[name].cell_contents = generator
+    elif (name,) in _global_names(function.__code__) and scope.get(name) is None:
+        scope[name] = generator
     else:
         return False
     return True

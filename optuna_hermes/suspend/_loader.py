@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._generators import Holder, own_generators, set_states, states_of
+from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
 from optuna_hermes.suspend._state import copied, kept_rng, plain, rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -44,6 +44,16 @@ def is_stream(loader: Any) -> bool:
 
 def has_workers(loader: object) -> bool:
     return isinstance(loader, DataLoader) and loader.num_workers > 0
+
+
+def data_of(loader: Any) -> list[Holder]:
+    """A loader's data set and its user's collate function, in which generators may be."""
+    from optuna_hermes.suspend._workers import Collate  # lazy: few loaders have processes
+
+    collate: Any = getattr(loader, "collate_fn", None)
+    # While a loader's workers start it has ours, which holds the user's.
+    inner = collate.inner if issubclass(type(collate), Collate) else collate
+    return [Holder("dataset", getattr(loader, "dataset", None)), Holder("collate_fn", inner)]
 
 
 class Replay:
@@ -156,6 +166,9 @@ class Replay:
         if self._pool.is_extra_call():  # torch draws the workers' seed after this first call
             if not self._pool.revives:
                 self._items()
+            elif self._resume is not None:
+                # Workers are copies of this process: they begin with what it had at their start.
+                self._own.load_state((self._resume["opened"] or self._resume)["own"])
             self._pool.before_seed()
             return iter(())
         self._pool.begin_pass()
@@ -293,14 +306,8 @@ class OwnStates:
 
     def _holders(self) -> list[Holder]:
         loader = self._loader()
-        collate = getattr(loader, "collate_fn", None)
-        return [
-            Holder("loader", loader),
-            *(Holder(f"sampler {number}", each) for number, each in enumerate(self._samplers)),
-            *own_generators(getattr(loader, "dataset", None)),
-            # While a loader's workers start it has ours, which holds the user's.
-            *own_generators(getattr(collate, "inner", collate), "collate_fn"),
-        ]
+        samplers = [Holder(f"sampler {n}", each) for n, each in enumerate(self._samplers)]
+        return [Holder("loader", loader), *holders_in(*samplers, *data_of(loader))]
 
 
 class _SamplerAttributes:

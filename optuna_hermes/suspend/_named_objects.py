@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,18 +22,20 @@ from optuna_hermes.errors import (
     UnstorableError,
 )
 from optuna_hermes.suspend._state import copied, moved, on_device, plain
-from optuna_hermes.suspend._tree import frozen, storable
-from optuna_hermes.suspend._unsaved import Attributes, Unsaved
-
-if TYPE_CHECKING:
-    from optuna_hermes.suspend._values import Classes, ValueWriter
+from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private, tensor_attributes
+from optuna_hermes.suspend._values import Classes, Owned, ValueReader, ValueWriter, memory_of
 
 _CONTAINERS = (list, tuple, dict)
-_NUMBERS = (type(None), bool, int, float, complex, str, bytes)
+_NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_TORCH = frozenset(vars(nn.Module()))
 _LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
 SMALL_BYTES = 1 << 20
-"""Most bytes that are copied of a value at each epoch's begin."""
+"""Most bytes that are copied of all values at each epoch's begin."""
+_PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
+"""What a number in a plain value, another part of a value, and an array count at least."""
+_MOST_EPOCHS = 64
+"""Most epochs until an object whose state was too large is asked for it again."""
 _SETTINGS = (type(None), bool, int, float, str)
 _SCHEDULES = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
@@ -55,7 +58,8 @@ class NamedObjects:
         self._classes = classes
         self._readable: set[str] = set()
         self._given: dict[int, object] = {}
-        self._owners = {**owners, **_held(owners)}
+        self._too_large: dict[str, _Wait] = {}
+        self._owners = {**owners, **held(owners)}
         self._unsaved = _attributes(self._owners)
         self._shapes = {name: _shape(each) for name, each in self._owners.items()}
 
@@ -83,14 +87,15 @@ class NamedObjects:
         Raises:
             UnstorableError: a kept value could not be made again.
         """
+        owners = {name: _state_of(owner) for name, owner in self._owners.items()}
         return {
-            "owners": {name: _state_of(owner) for name, owner in self._owners.items()},
+            "owners": owners,
             "trained": {
-                name: [(each, _gradient(each.grad)) for each in parameters]
+                name: [(each, gradient(each.grad)) for each in parameters]
                 for name, parameters in _trained(self._owners).items()
             },
             "unsaved": self._unsaved.state_dict(),
-            "kept": self._written(),
+            "kept": self._written(list(self.kept), Owned(lambda: self._tensors(owners))),
             "kept_order": list(self.kept),
         }
 
@@ -105,10 +110,10 @@ class NamedObjects:
             named = ", ".join(self._owners) or "nothing"
             raise SuspendError(f"it holds {', '.join(saved) or 'nothing'}, not {named}")
         present, trained = _trained(self._owners), state.get("trained", {})
-        groups = _first_with_groups(self._owners)
+        groups = first_with_groups(self._owners)
         for name, owner in self._owners.items():
             try:
-                _put_back(owner, saved[name])
+                put_back(owner, saved[name])
                 if name in trained:
                     _put_parameters_back(present[name], trained[name])
             except Exception as error:
@@ -125,18 +130,43 @@ class NamedObjects:
         It is made at each epoch's begin, so that the code before its batches can run again from
         there: what that computes may depend on schedules, settings of optimizers and kept values.
         """
-        try:
-            kept = _if_small(self._written())
-        except UnstorableError:  # it is raised where the checkpoint is written
-            kept = None
         groups, others = {}, {}
         for name, owner in self._owners.items():
             if isinstance(owner, torch.optim.Optimizer):
                 groups[name] = [_settings(group) for group in owner.param_groups]
             elif not isinstance(owner, nn.Module):
-                others[name] = _if_small(owner.state_dict())
-        state = {"groups": groups, "others": others, "kept": kept, "kept_order": list(self.kept)}
+                others[name] = self._small_state_of(name, owner)
+        kept, order = self._small_kept(), list(self.kept)
+        state = {"groups": groups, "others": others, "kept": kept, "kept_order": order}
         return cast("dict[str, Any]", frozen(state))
+
+    def _small_state_of(self, name: str, owner: Any) -> Any:
+        """An object's state, None if it is too large, or was so lately: making it takes time."""
+        wait = self._too_large.get(name, _Wait())
+        if wait.left:
+            self._too_large[name] = _Wait(left=wait.left - 1, epochs=wait.epochs)
+            return None
+        state = _if_small(owner.state_dict())
+        if state is None:
+            epochs = min(2 * wait.epochs, _MOST_EPOCHS)
+            self._too_large[name] = _Wait(left=epochs, epochs=epochs)
+        else:
+            self._too_large.pop(name, None)
+        return state
+
+    def _small_kept(self) -> dict[str, list[Any]]:
+        """The kept values that are small together; those that are large are not even written."""
+        small, left = [], SMALL_BYTES
+        for name, value in self.kept.items():
+            size = _size(value, left)
+            if size <= left:
+                small.append(name)
+                left -= size
+        try:
+            # Weights in them are copied: those of the present epoch are not those of its begin.
+            return _if_small(self._written(small, Owned(dict))) or {}
+        except UnstorableError:  # it is raised where the checkpoint is written
+            return {}
 
     def load_small_state(self, state: dict[str, Any]) -> None:
         """Restore what ``small_state`` has returned."""
@@ -150,72 +180,92 @@ class NamedObjects:
         if state["kept"] is not None:
             self._read(state["kept"], state["kept_order"])
 
-    def _written(self) -> dict[str, list[Any]]:
-        """The kept values by name, trees in the order in which they must be read."""
-        memories = {name: _memories_of_plain(value) for name, value in self.kept.items()}
+    def _tensors(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The tensors of the named objects, at the same places in each process."""
+        found: dict[str, Any] = {}
+        for name, parameters in _trained(self._owners).items():
+            found[f"trained by {name}"] = _with_gradients(enumerate(parameters))
+        for name, owner in self._owners.items():
+            if isinstance(owner, nn.Module):
+                buffers = dict(owner.named_buffers(remove_duplicate=False))
+                weights = owner.named_parameters(remove_duplicate=False)
+                found[name] = buffers | _with_gradients(weights)
+            else:
+                found[name] = owner.state_dict() if states is None else states[name]["state"]
+        return found
+
+    def _written(self, names: list[str], owned: Owned) -> dict[str, list[Any]]:
+        """The kept values of these names, trees in the order in which they must be read."""
+        memories = {name: _memories_of_plain(self.kept[name]) for name in names}
         counts = Counter(each for found in memories.values() for each in found or ())
-        shared = {each for each, count in counts.items() if count > 1}
-        trees = self._trees(memories, shared) if shared or None in memories.values() else {}
+        shared = {
+            each
+            for each, count in counts.items()
+            if count > 1 or (isinstance(each, tuple) and owned.holds(each))
+        }
+        trees = self._trees(memories, shared, owned) if shared or None in memories.values() else {}
         return {name: [tree, False, True] for name, tree in trees.items()} | {
-            name: [value, on_device(value), False]
-            for name, value in self.kept.items()
+            name: [self.kept[name], _holds_arrays(found) and on_device(self.kept[name]), False]
+            for name, found in memories.items()
             if name not in trees
         }
 
     def _trees(
-        self, memories: Mapping[str, list[Hashable] | None], shared: set[Hashable]
+        self, memories: Mapping[str, list[Hashable] | None], shared: set[Hashable], owned: Owned
     ) -> dict[str, list[Any]]:
-        """Trees of the values that are not plain, or that share parts with themselves or others."""
-        from optuna_hermes.suspend._values import ValueWriter
-
-        writer = ValueWriter(whole=True)
+        """Trees of the values that are not plain, or share parts with themselves or others."""
+        writer = ValueWriter(whole=True, owned=owned)
         names = [name for name, found in memories.items() if found is None]
         trees = {name: self._tree(writer, name) for name in names}
-        shared = shared | {_memory(each) for each in writer.objects}
+        shared = shared | {memory_of(each) for each in writer.objects}
         names = [name for name, found in memories.items() if found and shared.intersection(found)]
         trees |= {name: self._tree(writer, name) for name in names}
         try:
             writer.refuse_overlaps()
         except CheckpointError as error:
             raise UnstorableError(str(error)) from error
-        self._check_readable(trees)
+        self._check_readable(trees, owned)
         return trees
 
     def _tree(self, writer: ValueWriter, name: str) -> list[Any]:
         with _named_in_errors(name):
             return writer.write(f"run.kept[{name!r}]", self.kept[name])
 
-    def _check_readable(self, trees: Mapping[str, list[Any]]) -> None:
+    def _check_readable(self, trees: Mapping[str, list[Any]], owned: Owned) -> None:
         """Read new values once, so that one that cannot be restored fails while it is there."""
         if self._readable.issuperset(trees):
             return
-        from optuna_hermes.suspend._values import ValueReader
-
-        reader = ValueReader(self._classes)
+        reader = ValueReader(self._classes, owned=owned)
         for name, tree in trees.items():
             with _named_in_errors(name):
                 reader.node(frozen(tree))
         self._readable.update(trees)  # only now: an error is caught at an epoch's begin
 
     def _read(self, nodes: Mapping[str, list[Any]], order: list[str]) -> None:
-        kept, reader = {}, None
+        """Restore kept values; those of ``order`` without a node stay as they are."""
+        kept = {name: self.kept[name] for name in order if name in self.kept}
+        reader = ValueReader(self._classes, self._given, Owned(self._tensors))
         for name, (value, was_on_device, is_tree) in nodes.items():
             present = self.kept.get(name)
             if is_tree:
-                from optuna_hermes.suspend._values import ValueReader
-
-                reader = reader or ValueReader(self._classes, self._given)
                 kept[name] = reader.node(value, present)
                 continue
             if was_on_device:
                 value = moved(value, torch.accelerator.current_accelerator())
-            kept[name] = _put_into(present, value, self._given)
+            kept[name] = reader.plain(value, present)
         # In place: the objective may hold the dictionary.
         self.kept.clear()
-        self.kept.update({name: kept[name] for name in order})
+        self.kept.update({name: kept[name] for name in order if name in kept})
         # A second call may fill these in place; other arrays may be parts of a model.
-        arrays = [*_leaves(kept), *(reader.arrays if reader is not None else ())]
-        self._given = {id(each): each for each in arrays}
+        self._given |= {id(each): each for each in reader.arrays}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wait:
+    """The epochs until an object is asked for its state again: those left, and all."""
+
+    left: int = 0
+    epochs: int = 1
 
 
 @contextlib.contextmanager
@@ -240,32 +290,67 @@ def _memories_of_plain(value: object) -> list[Hashable] | None:
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()
-        if type(each) in _NUMBERS:
-            continue
-        if type(each) in (list, dict):
-            memories.append(_memory(each))
         if type(each) in _CONTAINERS:
+            items = each.values() if isinstance(each, dict) else cast("list[object]", each)
+            others = _no_numbers(items)
+            if others or type(each) is not tuple:
+                memories.append(memory_of(each))  # of a tuple, too: it may hold a list
             if id(each) not in seen:
                 seen.add(id(each))
-                waiting += each.values() if isinstance(each, dict) else cast("list[object]", each)
+                waiting += others
+        elif type(each) in _NUMBERS:
+            continue
         elif isinstance(each, torch.Tensor | np.ndarray):
             if isinstance(each, torch.Tensor) and each.requires_grad:
                 return None  # it would come back without that
-            memories.append(_memory(each))
+            memories.append(memory_of(each))
         elif type(each) not in _LEAVES and not isinstance(each, np.generic):
             return None
     return memories
 
 
-def _memory(value: object) -> Hashable:
-    """A key that is the same for arrays and tensors in the same memory."""
-    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray | torch.Tensor):
-        value = value.base
-    if isinstance(value, np.ndarray):
-        return ("memory", value.__array_interface__["data"][0])
-    if isinstance(value, torch.Tensor) and storable(value):
-        return ("memory", value.untyped_storage().data_ptr())
-    return id(value)
+def _holds_arrays(memories: Collection[Hashable] | None) -> bool:
+    return any(isinstance(each, tuple) for each in memories or ())
+
+
+def _with_gradients(parameters: Iterable[tuple[Any, torch.Tensor]]) -> dict[Any, Any]:
+    pairs = list(parameters)
+    gradients = ((name, each.grad) for name, each in pairs)
+    return dict(pairs) | {f"{name}.grad": each for name, each in gradients if each is not None}
+
+
+def _size(value: object, most: int) -> int:
+    """About the bytes of a value, or of that part of it which is more than ``most``."""
+    number = _PLAIN_BYTES if type(value) in _CONTAINERS else _PART_BYTES
+    size, waiting, seen = _PART_BYTES, [value], set()
+    while waiting and size <= most:
+        each = waiting.pop()
+        if id(each) in seen or type(each) in _NUMBERS:
+            continue
+        seen.add(id(each))
+        size += _PART_BYTES
+        if isinstance(each, torch.Tensor | np.ndarray):
+            size += _ARRAY_BYTES + each.nbytes
+        items = _inside(each)
+        size += number * len(items)
+        if size <= most:
+            waiting += _no_numbers(items)
+    return size
+
+
+def _no_numbers(items: Iterable[Any]) -> list[Any]:
+    return [each for each in items if type(each) not in _NUMBERS]
+
+
+def _inside(value: Any) -> Collection[Any]:
+    """The parts of a value that a tree of it would hold; those of a ``state_dict`` are unknown."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray) or hasattr(type(value), "state_dict"):
+        return ()
+    return getattr(value, "__dict__", {}).values()
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,10 +364,9 @@ def _if_small(tree: Any) -> Any:
         each = waiting.pop()
         if isinstance(each, torch.Tensor | np.ndarray):
             left -= each.nbytes
-        elif isinstance(each, Mapping):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
+        elif isinstance(each, Mapping | list | tuple):
+            left -= 8 * len(each)
+            waiting += _no_numbers(each.values() if isinstance(each, Mapping) else each)
         left -= 8
         if left < 0:
             return None
@@ -292,15 +376,21 @@ def _if_small(tree: Any) -> Any:
 def _shape(owner: Any) -> Hashable:
     """The names of a module's parameters and buffers, or the sizes of an optimizer's groups."""
     if isinstance(owner, nn.Module):
-        return frozenset(owner.state_dict())
+        # Not of ``state_dict``, which takes its time.
+        return frozenset(
+            (place, name)
+            for place, part in owner.named_modules()
+            for name, each in (*part._parameters.items(), *part._buffers.items())
+            if each is not None and name not in part._non_persistent_buffers_set
+        )
     if isinstance(owner, torch.optim.Optimizer):
         return tuple(len(group["params"]) for group in owner.param_groups)
     return None
 
 
-def _held(owners: Mapping[str, Any]) -> dict[str, Any]:
+def held(owners: Mapping[str, Any]) -> dict[str, Any]:
     """Optimizers and schedulers in attributes of owners, whose ``state_dict`` may lack them."""
-    held: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     known = {id(each) for each in owners.values()}
     waiting = list(owners.items())
     while waiting:
@@ -311,9 +401,9 @@ def _held(owners: Mapping[str, Any]) -> dict[str, Any]:
         for place, each in _parts(name, owner):
             if isinstance(each, _SCHEDULES) and id(each) not in known:
                 known.add(id(each))
-                held[place] = each
+                found[place] = each
                 waiting.append((place, each))
-    return held
+    return found
 
 
 def _parts(name: str, owner: object) -> Iterator[tuple[str, object]]:
@@ -325,7 +415,7 @@ def _parts(name: str, owner: object) -> Iterator[tuple[str, object]]:
             yield from ((f"{name}.{attribute}.{place}", each) for place, each in items)
 
 
-def _first_with_groups(owners: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+def first_with_groups(owners: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Each optimizer, with the first one that has the same groups of parameters."""
     optimizers = [each for each in owners.values() if isinstance(each, torch.optim.Optimizer)]
     first: dict[tuple[int, ...], Any] = {}
@@ -346,6 +436,12 @@ def _attributes(owners: Mapping[str, Any]) -> Unsaved:
         for name, each in modules.items()
         for place, part in each.named_modules()
     }
+    for name, each in modules.items():
+        parts |= tensor_attributes(name, each, known)
+    for name, trained in _trained(owners).items():
+        for number, tensor in enumerate(trained):
+            place = f"parameter {number} of {name}"
+            parts[place] = Attributes(place, tensor, is_private, known)
     return Unsaved(parts)
 
 
@@ -400,33 +496,8 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"of {type(value).__name__}"
 
 
-def _leaves(value: object) -> Iterator[object]:
-    """The arrays and tensors in lists and dictionaries."""
-    if isinstance(value, list | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(each)
-    elif isinstance(value, np.ndarray | torch.Tensor):
-        yield value
-
-
-def _put_into(present: Any, value: Any, given: Mapping[int, object]) -> Any:
-    """Return ``value``, in the present lists and dictionaries: the objective may refer to them."""
-    # Only arrays and tensors of an earlier call are filled: others may be parts of a model.
-    if id(present) in given:
-        return copied(present, value)
-    if type(present) is list and type(value) is list:
-        present[:] = value
-        return present
-    if type(present) is dict and type(value) is dict:
-        merged = {n: _put_into(present.get(n), each, given) for n, each in value.items()}
-        present.clear()
-        present.update(merged)
-        return present
-    return value
-
-
 def _state_of(owner: Any) -> dict[str, Any]:
-    """The state of an object, as a tree for ``_put_back``."""
+    """The state of an object, as a tree for ``put_back``."""
     state = owner.state_dict()
     if not isinstance(owner, nn.Module):
         return {"state": state}
@@ -434,26 +505,26 @@ def _state_of(owner: Any) -> dict[str, Any]:
     return {
         # None of the rest is in a module's ``state_dict``, and all of it matters to the bit.
         "state": state,
-        "buffers": {name: part for name, part in owner.named_buffers() if name not in state},
+        "buffers": {name: part for name, part in _buffers(owner) if name not in state},
         "gradients": {
-            name: _gradient(p.grad) for name, p in parameters.items() if p.grad is not None
+            name: gradient(p.grad) for name, p in parameters.items() if p.grad is not None
         },
         **modes(owner),
         "metrics": {name: metric_state(metric) for name, metric in _metrics(owner)},
     }
 
 
-def _put_back(owner: Any, state: dict[str, Any]) -> None:
+def put_back(owner: Any, state: dict[str, Any]) -> None:
     """Restore an object's state; the tensors of ``state`` may be taken over."""
     owner.load_state_dict(state["state"])
     if isinstance(owner, torch.optim.Optimizer):
-        _undo_casts(owner, state["state"])
+        undo_casts(owner, state["state"])
         vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
     if not isinstance(owner, nn.Module):
         return
     set_buffers(owner, state["buffers"])
     for name, parameter in owner.named_parameters():
-        _set_gradient(parameter, state["gradients"].get(name))
+        set_gradient(parameter, state["gradients"].get(name))
     restore_metrics(owner, state["metrics"])
     set_modes(owner, state)
 
@@ -462,22 +533,23 @@ def _put_parameters_back(parameters: list[torch.Tensor], states: list[Any]) -> N
     for parameter, (value, gradient) in zip(parameters, states, strict=True):
         with torch.no_grad():
             parameter.copy_(value)
-        _set_gradient(parameter, gradient)
+        set_gradient(parameter, gradient)
 
 
-def _gradient(gradient: torch.Tensor | None) -> Any:
+def gradient(value: torch.Tensor | None) -> Any:
     """A gradient for a tree, in parts if it is sparse, as that of an embedding may be."""
-    if gradient is None or gradient.layout is not torch.sparse_coo:
-        return gradient
+    if value is None or value.layout is not torch.sparse_coo:
+        return value
     return {
-        "indices": gradient._indices(),  # also of one that is not coalesced
-        "values": gradient._values(),
-        "size": list(gradient.shape),
-        "coalesced": gradient.is_coalesced(),
+        "indices": value._indices(),  # also of one that is not coalesced
+        "values": value._values(),
+        "size": list(value.shape),
+        "coalesced": value.is_coalesced(),
     }
 
 
-def _set_gradient(parameter: torch.Tensor, gradient: Any) -> None:
+def set_gradient(parameter: torch.Tensor, gradient: Any) -> None:
+    """Restore a gradient from what ``gradient`` has returned."""
     if isinstance(gradient, dict):
         parameter.grad = torch.sparse_coo_tensor(
             gradient["indices"], gradient["values"], gradient["size"], device=parameter.device,
@@ -495,14 +567,15 @@ def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
-def _undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Give states back their dtypes: ``load_state_dict`` casts nearly all to the parameter's."""
     numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    states = saved.get("state", {})
     for number, parameter in zip(numbers, parameters, strict=False):  # some have no such groups
-        if number in saved["state"] and parameter in optimizer.state:
+        if number in states and parameter in optimizer.state:
             loaded = optimizer.state[parameter]
-            optimizer.state[parameter] = _uncast(loaded, saved["state"][number], parameter)
+            optimizer.state[parameter] = _uncast(loaded, states[number], parameter)
 
 
 def _uncast(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
@@ -515,15 +588,43 @@ def _uncast(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
     if not (isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor)):
         return loaded
     # Another dtype than the parameter's is a choice of the optimizer's own method.
-    cast = loaded.dtype == parameter.dtype and loaded.dtype != saved.dtype
-    return _laid_out(saved.to(loaded.device) if cast else loaded, parameter)
+    if loaded.dtype == parameter.dtype and loaded.dtype != saved.dtype:
+        loaded = saved.to(loaded.device)
+    # Torch keeps the number of steps in main memory, where reading it does not wait for a device.
+    return _laid_out(loaded, parameter) if loaded.device == parameter.device else loaded
 
 
-def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Restore buffers by name, of any shape; the tensors may be taken over."""
-    for name, buffer in module.named_buffers():
-        if name in buffers:
-            buffer.data = buffers[name].to(buffer.device)
+def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """All buffers by name, also those that are None."""
+    seen: set[int] = set()
+    for place, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is None or id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield f"{place}.{name}".lstrip("."), buffer
+
+
+def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor | None]) -> None:
+    """Restore buffers by name, of any shape, or None; the tensors may be taken over."""
+    parts, filled = dict(module.named_modules()), set()
+    for place, value in buffers.items():
+        owner, _, name = place.rpartition(".")
+        own = parts[owner]._buffers if owner in parts else {}
+        if name not in own:
+            continue
+        present = own[name]
+        if value is None or present is None or id(present) in filled:
+            own[name] = None if value is None else value.to(_device_of(present, module))
+        else:
+            present.data = value.to(present.device)
+            filled.add(id(present))
+
+
+def _device_of(buffer: torch.Tensor | None, module: nn.Module) -> torch.device:
+    """That of a buffer, or of its module for one that begins as None."""
+    tensors = (each for some in (module.parameters(), module.buffers()) for each in some)
+    first = next(tensors, None) if buffer is None else buffer
+    return torch.device("cpu") if first is None else first.device
 
 
 def modes(module: nn.Module) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from optuna_hermes import _heap
 from optuna_hermes.suspend._loader import OwnStates, Replay, idle
 from optuna_hermes.suspend._wrapped import inner_of
 
@@ -28,24 +29,14 @@ class OtherLoaders:
     def begin(self) -> None:
         """Collect them when the loop begins."""
         gc.collect()  # else loaders of an earlier trial of this process would be found, too
+        for each in _heap.objects(DataLoader):
+            samplers = each.batch_sampler, each.sampler
+            # One that holds a ``Replay`` is another trial's.
+            if not any(isinstance(sampler, Replay) for sampler in samplers):
+                self._idle[each] = idle(each)
         accelerate = sys.modules.get("accelerate")  # imported if the user has one
-        accelerator: type = getattr(accelerate, "Accelerator", type(None))
-        self._accelerators = []
-        sought: dict[type, bool] = {}  # objects are many, their classes few
-        for each in gc.get_objects():
-            # Not isinstance: it reads __class__, which runs the code of proxies.
-            kind = type(each)
-            if kind not in sought:
-                sought[kind] = issubclass(kind, (accelerator, DataLoader))
-            if not sought[kind]:
-                continue
-            if issubclass(kind, accelerator):
-                self._accelerators.append(weakref.ref(each))
-            else:
-                samplers = each.batch_sampler, each.sampler
-                # One that holds a ``Replay`` is another trial's.
-                if not any(isinstance(sampler, Replay) for sampler in samplers):
-                    self._idle[each] = idle(each)
+        found = [] if accelerate is None else _heap.objects(accelerate.Accelerator)
+        self._accelerators = [weakref.ref(each) for each in found]
 
     def release(self, loader: object) -> None:
         """Leave out a loader whose batches are counted, or that keeps its position itself."""

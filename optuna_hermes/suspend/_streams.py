@@ -8,7 +8,6 @@ numbers between two fetches, the state under which each batch was fetched is sto
 
 from __future__ import annotations
 
-import gc
 import logging
 import random
 import time
@@ -20,9 +19,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from optuna_hermes import _heap
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
-from optuna_hermes.suspend._generators import Holder, own_generators, set_states, states_of
+from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._loader import data_of
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, reachable
@@ -128,16 +129,7 @@ class _Attributes(Attributes):
 
 def _iterable_data_sets() -> list[weakref.ref[Any]]:
     """The iterable data sets of this process."""
-    sought: dict[type, bool] = {}  # objects are many, their classes few
-    found = []
-    for each in gc.get_objects():
-        # Not isinstance: it reads __class__, which runs the code of proxies.
-        kind = type(each)
-        if kind not in sought:
-            sought[kind] = issubclass(kind, IterableDataset)
-        if sought[kind]:
-            found.append(weakref.ref(each))
-    return found
+    return [weakref.ref(each) for each in _heap.objects(IterableDataset)]
 
 
 class Stream:
@@ -212,10 +204,11 @@ class Stream:
         set_states(self._holders(), state["generators"])
 
     def _holders(self) -> list[Holder]:
-        # Those of the data set are among its attributes.
         loader = self._loader()
-        collate = getattr(loader, "collate_fn", None)
-        return [Holder("loader", loader), *own_generators(collate, "collate_fn")]
+        data, collate = data_of(loader)
+        # The others of the data set are among its attributes.
+        in_code = (each for each in holders_in(data) if each.in_code)
+        return [Holder("loader", loader), *holders_in(collate), *in_code]
 
     def warning(self) -> str | None:
         """Return None: worker processes draw the same numbers once more."""

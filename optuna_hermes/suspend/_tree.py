@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _MAPPINGS = (OrderedDict, Counter)
+_NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _KINDS = "biufc"  # NumPy's kinds: bool, integers with and without sign, real and complex
 
 
@@ -91,9 +92,14 @@ def frozen(tree: Any, copies: Mapping[int, torch.Tensor] | None = None) -> Any:
 
 
 def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
-    """A copy of a tree, with its leaves replaced by what a function returns for them."""
+    """A copy of a tree, with its leaves replaced by what a function returns for them.
+
+    It is not called for numbers and text in lists, tuples and sets.
+    """
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
+        if _NUMBERS.issuperset(map(type, value)):  # at once: there may be a million of them
+            return kind(value)
         return kind(mapped(item, replace) for item in value)
     if kind is dict:
         return {mapped(key, replace): mapped(item, replace) for key, item in value.items()}

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import types
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from torch import nn
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._fingerprint import DATA, fingerprint
+from optuna_hermes.suspend._fingerprint import DATA, fingerprint, outside
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +46,14 @@ class Attributes:
         self._known = known
         self._before: dict[str, int] = {}
         self._changed: set[str] = set()
+        self._given: dict[int, object] = {}
+        self._made: WeakValueDictionary[int, Any] | None = None
 
     def begin(self) -> None:
         """Begin to watch, before the first batch of this process."""
         self._before = self.fingerprints()
+        if self._made is None:
+            self._made = self._arrays()
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprints of the present values, by name."""
@@ -57,7 +66,7 @@ class Attributes:
         for name in changed:
             # Of others nothing is said: bars and files are mostly made again by the same hooks.
             with contextlib.suppress(*_UNWRITABLE):
-                self._written(name, vars(self._owner)[name])
+                self._written(name, self._attributes()[name])
                 self._changed.add(name)
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,35 +87,104 @@ class Attributes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore changed attributes; to be called before ``begin``."""
+        # Before they are replaced: those that are made here may be parts of others.
+        self._made = self._arrays()
         if not state:
             return
-        from optuna_hermes.suspend._values import Classes, read_value
+        from optuna_hermes.suspend._values import Classes, ValueReader
 
         classes = Classes.of(self._owner)
-        attributes = vars(self._owner)
+        attributes = self._attributes()
+        given: dict[int, object] = {}
         for name, node in state.items():
             self._changed.add(name)
+            reader = ValueReader(classes, self._given)
             try:
-                attributes[name] = read_value(node, attributes.get(name), classes)
+                attributes[name] = reader.node(node, attributes.get(name))
             except Exception as error:  # one lost attribute must not stop the rest from resuming
                 log.debug("%s.%s: %s", self._name, name, error)
                 self.lost.add(f"{self._name}.{name}")
+            given |= {id(each): each for each in reader.arrays if not self._is_made(each)}
+        self._given = given
 
     def _written(self, name: str, value: Any) -> list[Any]:
         # Loaded on first use: what most trainings change is in a ``state_dict``.
         from optuna_hermes.suspend._values import write_value
 
-        return write_value(name, value, self._known)
+        return write_value(name, value, self._known, made=self._made)
 
     def _all(self) -> dict[str, Any]:
-        every = vars(self._owner).items()
+        every = self._attributes().items()
         return {name: value for name, value in every if not self._ignores(name, value)}
 
+    def _attributes(self) -> dict[str, Any]:
+        return vars(self._owner)
 
-def reachable(roots: Iterable[object], *, through_data: bool = False) -> dict[int, object]:
+    def _arrays(self) -> WeakValueDictionary[int, Any]:
+        """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
+        roots = [each for each in self._all().values() if not outside(each)]
+        found = reachable(roots, known=self._known)
+        return WeakValueDictionary(
+            (key, each)
+            for key, each in found.items()
+            if isinstance(each, np.ndarray | torch.Tensor) and key not in self._given
+        )
+
+    def _is_made(self, value: object) -> bool:
+        return self._made is not None and self._made.get(id(value)) is value
+
+
+class TensorAttributes(Attributes):
+    """The attributes of a parameter or buffer of a module, whichever tensor that is at the time.
+
+    Args:
+        tensor: its name in the module.
+    """
+
+    def __init__(
+        self, name: str, owner: nn.Module, tensor: str, known: Collection[int] = ()
+    ) -> None:
+        super().__init__(name, owner, is_private, known)
+        self._tensor = tensor
+
+    def _attributes(self) -> dict[str, Any]:
+        return getattr(getattr(self._owner, self._tensor, None), "__dict__", {})
+
+
+def is_private(name: str, value: Any) -> bool:
+    """True for attributes that libraries set on tensors which are not theirs."""
+    return name.startswith("_")
+
+
+def tensor_attributes(
+    name: str, module: nn.Module, known: Collection[int]
+) -> dict[str, Attributes]:
+    """The attributes of a module's parameters and buffers, by keys for ``Unsaved``.
+
+    Args:
+        name: the module's name in messages.
+        known: ids of objects that are saved elsewhere.
+    """
+    return {
+        f"tensor {name}.{place}": TensorAttributes(f"{name}.{place}", part, tensor, known)
+        for place, part, tensor in _tensors(module)
+    }
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
+    """The place of each parameter and buffer, with its owner and its name there."""
+    for place, part in module.named_modules():
+        for tensor in (*part._parameters.keys(), *part._buffers.keys()):
+            yield f"{place}.{tensor}".lstrip("."), part, tensor
+
+
+def reachable(
+    roots: Iterable[object], *, through_data: bool = False, known: Collection[int] = ()
+) -> dict[int, object]:
     """The objects that ``roots`` lead to by attributes and items, by ``id``.
 
     Args:
+        known: ids of objects that are left out.
         through_data: True to look into data sets and loaders that are no roots, too; no checkpoint
             of a training holds these.
     """
@@ -116,7 +194,7 @@ def reachable(roots: Iterable[object], *, through_data: bool = False) -> dict[in
     while waiting and len(found) < _MOST_REACHED:
         each = waiting.pop()
         # By identity: comparing values would run code of the user.
-        if id(each) in found or isinstance(each, _LEAVES):
+        if id(each) in found or id(each) in known or isinstance(each, _LEAVES):
             continue
         if isinstance(each, DATA) and not through_data and id(each) not in own:
             continue

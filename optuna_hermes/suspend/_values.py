@@ -7,10 +7,12 @@ its code can name, without its constructor.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
 from types import FrameType, ModuleType
@@ -22,7 +24,14 @@ import torch
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
-from optuna_hermes.suspend._objects import _OF_PYTHON, Region, _package, _Reader, _Writer
+from optuna_hermes.suspend._objects import (
+    _OF_PYTHON,
+    Region,
+    _overlap,
+    _package,
+    _Reader,
+    _Writer,
+)
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
 from optuna_hermes.suspend._tree import storable
 
@@ -33,6 +42,9 @@ _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
 _REUSED = ("object", "stateful", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
+_LEAVES = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_Place = tuple[Any, ...]
+"""Keys that lead from the root of a tree to a tensor."""
 
 
 class _Plain:
@@ -43,18 +55,25 @@ _PLAIN_SIZE = _Plain.__basicsize__
 
 
 def write_value(
-    name: str, value: object, known: Collection[int] = (), *, whole: bool = False
+    name: str,
+    value: object,
+    known: Collection[int] = (),
+    *,
+    whole: bool = False,
+    made: Mapping[int, object] | None = None,
 ) -> list[Any]:
     """Convert a value to a tree.
 
     Args:
         known: ids of objects that are saved elsewhere.
         whole: True to write all of it, of any size, and to refuse parts that would stay as present.
+        made: arrays and tensors by ``id`` that the next process makes anew, perhaps as parts of
+            others: they are restored in place.
 
     Raises:
         CheckpointError: it leads to something that cannot be restored.
     """
-    writer = ValueWriter(known, whole=whole)
+    writer = ValueWriter(known, whole=whole, made=made)
     tree = writer.write(name, value)
     writer.refuse_overlaps()
     return tree
@@ -67,6 +86,99 @@ def read_value(node: list[Any], present: object, classes: Classes | None) -> Any
         SuspendError: it needs a class that cannot be found.
     """
     return ValueReader(classes).node(node, present)
+
+
+class Owned:
+    """The tensors of named objects by their memory: kept values may be these, or parts of them.
+
+    Args:
+        tree: returns a tree of the objects' tensors, in dictionaries, lists and tuples.
+    """
+
+    def __init__(self, tree: Callable[[], Any]) -> None:
+        self._make = tree
+
+    def holds(self, memory: Hashable) -> bool:
+        """True if one of the tensors is in this memory, of ``memory_of``."""
+        return memory in self._by_memory
+
+    def part(self, value: Any, name: str) -> list[Any] | None:
+        """A node for an array or tensor that is one of these, or a part of one; else None.
+
+        Raises:
+            CheckpointError: it shares memory with one in a way that could not be made again.
+        """
+        near = self._by_memory.get(memory_of(value))
+        is_array = isinstance(value, np.ndarray)
+        if near is None or not (value.size if is_array else value.numel()):
+            return None
+        tensor = _tensor_of_array(value, name, near[0][0]) if is_array else value
+        region = region_of_tensor(tensor)
+        rest = [is_array, tensor.requires_grad and tensor.is_leaf]
+        if region in self._by_region:
+            place, other = self._by_region[region]
+            return ["part", list(place), list(other.shape), other is value, *rest, None]
+        for place, other in near:
+            around = region_of_tensor(other)
+            if not region.overlaps(around):
+                continue
+            begin, end = region.bounds
+            inside = around.bounds[0] <= begin and end <= around.bounds[1]
+            if not (inside and other.is_contiguous() and other.dtype == tensor.dtype):
+                raise _overlap(name, _said(place))
+            offset = (begin - around.bounds[0]) // region.itemsize
+            view = [list(tensor.shape), list(tensor.stride()), offset]
+            return ["part", list(place), list(other.shape), False, *rest, view]
+        return None
+
+    def read(self, place: _Place, shape: list[int], rest: list[Any]) -> Any:
+        """The value of a node that ``part`` has returned.
+
+        Raises:
+            SuspendError: the tensor is not there, or has another shape.
+        """
+        itself, is_array, trained, view = rest
+        tensor = self._at(place)
+        whole = view is None or (isinstance(tensor, torch.Tensor) and tensor.is_contiguous())
+        if not (isinstance(tensor, torch.Tensor) and list(tensor.shape) == shape and whole):
+            raise SuspendError(f"it holds a part of {_said(place)}, which is not as it was")
+        if itself:
+            return tensor
+        part = tensor.detach()
+        if view is not None:
+            size, strides, offset = view
+            part = part.as_strided(size, strides, part.storage_offset() + offset)
+        if is_array:
+            return part.numpy()
+        return part.requires_grad_() if trained else part
+
+    def _at(self, place: _Place) -> Any:
+        found = self._tree
+        try:
+            for key in place:
+                found = found[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+        return found
+
+    @functools.cached_property
+    def _tree(self) -> Any:
+        return self._make()
+
+    @functools.cached_property
+    def _by_memory(self) -> dict[Hashable, list[tuple[_Place, torch.Tensor]]]:
+        found: dict[Hashable, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
+        for place, tensor in _tensors_in(self._tree, ()):
+            if storable(tensor) and tensor.numel():
+                found[memory_of(tensor)].append((place, tensor))
+        return dict(found)
+
+    @functools.cached_property
+    def _by_region(self) -> dict[Region, tuple[_Place, torch.Tensor]]:
+        found: dict[Region, tuple[_Place, torch.Tensor]] = {}
+        for place, tensor in (each for some in self._by_memory.values() for each in some):
+            found.setdefault(region_of_tensor(tensor), (place, tensor))
+        return found
 
 
 class Classes:
@@ -114,13 +226,23 @@ class ValueWriter(_Writer):
     """Writer of one or more values: what is shared between them is written once.
 
     Args:
-        known, whole: see ``write_value``.
+        known, whole, made: see ``write_value``.
+        owned: tensors that are saved elsewhere, and that values may be parts of.
     """
 
-    def __init__(self, known: Collection[int] = (), *, whole: bool) -> None:
+    def __init__(
+        self,
+        known: Collection[int] = (),
+        *,
+        whole: bool,
+        made: Mapping[int, object] | None = None,
+        owned: Owned | None = None,
+    ) -> None:
         super().__init__(())
         self._known = known
         self._whole = whole
+        self._made = made or {}
+        self._owned = owned
         self._left: float = math.inf if whole else _MOST_PARTS
 
     def write(self, name: str, value: object) -> list[Any]:
@@ -154,6 +276,14 @@ class ValueWriter(_Writer):
         return super().node(value, place)
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
+        if not isinstance(value, np.ndarray | torch.Tensor):
+            return self._other(value, place)
+        part = self._owned.part(value, ".".join(place)) if self._owned is not None else None
+        node = part or self._other(value, place)
+        in_place = node[0] in ("array", "tensor") and self._made.get(id(value)) is value
+        return ["in place", node] if in_place else node
+
+    def _other(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
         own = self._of_library(value, place)
         if own is not None:
@@ -203,21 +333,68 @@ class ValueReader(_Reader):
 
     Args:
         given: arrays and tensors by ``id`` that are filled in place: others may hold them.
+        owned: the tensors that values may be parts of.
     """
 
-    def __init__(self, classes: Classes | None, given: Mapping[int, object] | None = None) -> None:
+    def __init__(
+        self,
+        classes: Classes | None,
+        given: Mapping[int, object] | None = None,
+        owned: Owned | None = None,
+    ) -> None:
         self._classes = classes or Classes((), ())
         super().__init__(self._classes.packages)
-        self._given = given or {}
+        self._given = dict(given or {})
+        self._owned = owned or Owned(dict)
         self._taken: dict[int, object] = {}
+        self._plain: list[object] = []
+        self._parts: set[int] = set()
 
     @property
     def arrays(self) -> list[Any]:
-        """The arrays and tensors that were read."""
-        return [each for each in self._seen if isinstance(each, np.ndarray | torch.Tensor)]
+        """The arrays and tensors that were read, without those of named objects."""
+        read = (each for each in self._seen if id(each) not in self._parts)
+        return [
+            each for each in (*read, *self._plain) if isinstance(each, np.ndarray | torch.Tensor)
+        ]
+
+    def plain(self, value: Any, present: Any = None) -> Any:
+        """Return a value of numbers, containers and arrays, in the containers that are there.
+
+        Only given arrays and tensors are filled: others may be parts of a model.
+        """
+        kind = type(value)
+        if kind is tuple:
+            items = self._plain_items(value, present)
+            same = type(present) is tuple and len(present) == len(items)
+            return present if same and all(map(operator.is_, present, items)) else tuple(items)
+        if kind is list:
+            there = self._reused(list, present)  # first: an item of it may be the list itself
+            there[:] = self._plain_items(value, present)
+            return there
+        if kind is dict:
+            before = present if type(present) is dict else {}
+            there = self._reused(dict, present)
+            read = {key: self.plain(each, before.get(key)) for key, each in value.items()}
+            return filled(there, dict, read)
+        if not isinstance(value, np.ndarray | torch.Tensor):
+            return value
+        if id(present) in self._given and self._take(present):
+            value = copied(present, value)
+        self._plain.append(value)
+        return value
+
+    def _plain_items(self, values: list[Any] | tuple[Any, ...], present: Any) -> list[Any]:
+        there = _as_long(present, values)
+        pairs = zip(values, there, strict=True)
+        return [each if type(each) in _LEAVES else self.plain(each, at) for each, at in pairs]
 
     def node(self, node: list[Any], present: Any = None) -> Any:
         kind = node[0]
+        if kind == "in place":
+            if isinstance(present, np.ndarray | torch.Tensor):
+                self._given[id(present)] = present
+            return self.node(node[1], present)
         if kind in _REUSED and not self._take(present):
             present = None  # two values must not become one object
         return super().node(node, present)
@@ -230,6 +407,10 @@ class ValueReader(_Reader):
             numbers = rest[1] if kind == "array" else rest[0]
             if copied(present, numbers) is present:
                 return present
+        if kind == "part":
+            part = self._owned.read(tuple(rest[0]), rest[1], rest[2:])
+            self._parts.add(id(part))
+            return part
         if kind == "tensor":
             return _tensor(rest, present)
         if kind == "reshaped tensor":
@@ -294,8 +475,7 @@ class ValueReader(_Reader):
         return True
 
     def _items(self, nodes: list[Any], present: Any) -> list[Any]:
-        sequence = isinstance(present, list | tuple | deque) and len(present) == len(nodes)
-        there = list(present) if sequence else [None] * len(nodes)
+        there = _as_long(present, nodes)
         return [self.node(node, each) for node, each in zip(nodes, there, strict=True)]
 
     def _pairs(self, pairs: list[Any], present: Any) -> dict[Any, Any]:
@@ -305,6 +485,45 @@ class ValueReader(_Reader):
             key = self.node(key_node)
             found[key] = self.node(node, there.get(key))
         return found
+
+
+def _as_long(present: Any, items: Collection[Any]) -> list[Any]:
+    """The present items for new ones, by their places; None where there are none.
+
+    Containers mostly grow at their ends, so that what is first stays first.
+    """
+    there = list(present)[: len(items)] if isinstance(present, list | tuple | deque) else []
+    return there + [None] * (len(items) - len(there))
+
+
+def memory_of(value: object) -> Hashable:
+    """A key that is the same for arrays and tensors in the same memory."""
+    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray | torch.Tensor):
+        value = value.base
+    if isinstance(value, np.ndarray):
+        return ("memory", value.__array_interface__["data"][0])
+    if isinstance(value, torch.Tensor) and storable(value):
+        return ("memory", value.untyped_storage().data_ptr())
+    return id(value)
+
+
+def _tensors_in(tree: Any, place: _Place) -> Iterator[tuple[_Place, torch.Tensor]]:
+    if isinstance(tree, torch.Tensor):
+        yield place, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _tensors_in(each, (*place, key))
+
+
+def _tensor_of_array(array: np.ndarray[Any, Any], name: str, place: _Place) -> torch.Tensor:
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:  # it runs backwards, or its numbers are not torch's
+        raise _overlap(name, _said(place)) from error
+
+
+def _said(place: _Place) -> str:
+    return ".".join(map(str, place))
 
 
 def region_of_tensor(tensor: torch.Tensor) -> Region:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from optuna_hermes.suspend._generators import Holder, own_generators, set_states, states_of
+from optuna_hermes.suspend._generators import Holder, Watched, holders_in, set_states
 
 _SLOT_BYTES = 1 << 16
 """Room for the states of the generators of torch, NumPy and Python, and of five of a data set."""
@@ -113,7 +113,7 @@ class RandomWatch:
         self._loader.collate_fn, self._loader.worker_init_fn = self._inner
 
 
-class _Collate:
+class Collate:
     """A ``collate_fn`` for workers; each worker has a copy, and all share some memory.
 
     Args:
@@ -128,6 +128,7 @@ class _Collate:
         self._begun = begun
         self._worker = self._fetched = 0
         self._first = ""
+        self._watched = Watched()
 
     def begin(self, worker: int) -> None:
         if self._init is not None:
@@ -145,10 +146,9 @@ class _Collate:
         return batch
 
     def _own(self) -> list[Holder]:
-        # Each time: parts of a data set may be made with its first sample.
         worker: Any = get_worker_info()
-        data = [] if worker is None else own_generators(worker.dataset)
-        return [*data, *own_generators(self.inner, "collate_fn")]
+        data = [] if worker is None else [Holder("dataset", worker.dataset)]
+        return holders_in(*data, Holder("collate_fn", self.inner))
 
     def _text(self) -> str:
         """In a worker, the states of all its generators, as JSON."""
@@ -158,7 +158,7 @@ class _Collate:
             "torch": torch.get_rng_state(),
             "numpy": list(numpy_state),
             "python": [version, np.asarray(words, np.uint32), gauss],
-            "own": states_of(self._own()),
+            "own": self._watched.states(self._own),
         }
         return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 
@@ -166,7 +166,7 @@ class _Collate:
         raise NotImplementedError
 
 
-class _DrawingCollate(_Collate):
+class _DrawingCollate(Collate):
     """Sets a flag once a worker has drawn a random number."""
 
     def _note(self) -> None:
@@ -177,7 +177,7 @@ class _DrawingCollate(_Collate):
             self._shared.fill_(True)
 
 
-class _RecordingCollate(_Collate):
+class _RecordingCollate(Collate):
     """Writes the states of a worker's generators after each batch."""
 
     def _note(self) -> None:

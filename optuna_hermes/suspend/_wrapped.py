@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from optuna_hermes.suspend._generators import own_generators, set_states, states_of
-from optuna_hermes.suspend._loader import Replay, is_stateful
+from optuna_hermes.suspend._generators import Holder, Watched, holders_in, set_states
+from optuna_hermes.suspend._loader import Replay, data_of, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
 _INNER = {"_FabricDataLoader": "_dataloader", "DataLoaderShard": "base_dataloader"}
@@ -68,6 +68,7 @@ class _LazyReplay(Replay):
         self._under: deque[dict[str, Any]] = deque(maxlen=2)
         self._again_under: list[dict[str, Any]] = []
         self._now: dict[str, Any] | None = None
+        self._watched = Watched()
 
     @property
     def resumes(self) -> bool:
@@ -108,11 +109,11 @@ class _LazyReplay(Replay):
 
     def _drawn_from(self) -> dict[str, Any]:
         """The random states that the data set may draw from, as they are now."""
-        return {"rng": rng_state(), "data": states_of(self._of_data())}
+        return {"rng": rng_state(), "data": self._watched.states(self._of_data)}
 
     def _draw_from(self, states: dict[str, Any]) -> None:
         set_rng_state(states["rng"])
         set_states(self._of_data(), states["data"])
 
-    def _of_data(self) -> list[Any]:
-        return own_generators(getattr(self._loader(), "dataset", None))
+    def _of_data(self) -> list[Holder]:
+        return holders_in(*data_of(self._loader()))

@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from optuna_hermes import _optuna
+from optuna_hermes._heap import freeze
 from optuna_hermes._optuna import Study
 from optuna_hermes.broker import sessions
 from optuna_hermes.broker._imports import anywhere
@@ -113,11 +114,14 @@ def _serve(
     if unsafe is not None:
         which = f" ({other_threads()})" if unsafe is Unsafe.THREADS else ""
         print(_SLOW.format(unsafe.value + which), file=sys.stderr, flush=True)
-    gc.freeze()  # a worker that searches its objects for tensors skips all that was imported
+    freeze()  # a worker that searches its objects for tensors skips all that was imported
     if collects:
         gc.enable()
     _tell(parent, {"ready": True})
-    job = _read_payload(parent)
+    try:
+        job = _read_payload(parent)
+    except EOFError:  # the call has ended before it needed a worker
+        return 0
     fresh = None if unsafe is None else _order((sent, *imports, job, unsafe))
     _ForkServer(parent, job, objective, fresh, study=_study(job, fresh)).run()
     return 0
@@ -184,13 +188,13 @@ def _read_payload(parent: socket.socket) -> Any:
         return pickle.loads(_read(stream, size))
 
 
-def _read(stream: Any, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = stream.read(size - len(data))
-        if not part:
+def _read(stream: Any, size: int) -> bytearray:
+    data, had = bytearray(size), 0  # filled in place: an objective may bring gigabytes
+    while had < size:
+        count = stream.readinto(memoryview(data)[had:])
+        if not count:
             raise EOFError("The driver is gone.")
-        data += part
+        had += count
     return data
 
 
@@ -324,7 +328,7 @@ class _ForkServer:
             if self._read_at > -math.inf:  # not before the first workers, which need none of it
                 _optuna.load_sampler(self._study)
             gc.collect()  # before what is left is passed over for good
-            gc.freeze()
+            freeze()
             self._read_at = time.monotonic()
         server = os.getpid()
         for _ in range(count):
@@ -437,7 +441,7 @@ class _ForkServer:
             if why:
                 _tell(parent, {"refused": why})
             else:
-                gc.freeze()
+                freeze()
                 _tell(parent, {"ready": True})
                 heir.run()
             status = 0

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from optuna_hermes import _optuna
+from optuna_hermes._heap import freeze
 from optuna_hermes.workers._fork_safety import has_python_threads, why_not_fork
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import stream
@@ -96,7 +97,7 @@ def _be_the_server(
     status = 1
     try:
         # What the script has left to be collected may have unwritten output, or connections.
-        gc.freeze()
+        freeze()
         collects = gc.isenabled()
         gc.disable()  # until all is imported
         sys.settrace(None)  # a debugger's: nobody is there to answer it

@@ -20,6 +20,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
     LearningRateMonitor,
     ModelCheckpoint,
     RichProgressBar,
@@ -34,6 +35,7 @@ from lightning.pytorch.loops import training_epoch_loop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -48,6 +50,7 @@ from torchmetrics import MeanMetric
 from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
+from optuna_hermes._lightning._shape import _weights
 from optuna_hermes._lightning._trainer_hooks import clean, validated_names
 from optuna_hermes.suspend._named_objects import metric_state, restore_metric
 from optuna_hermes.suspend._state import plain
@@ -117,6 +120,40 @@ def test_fit_starts_with_resume_start() -> None:
 
     fit(At("setup", watch))
     assert calls == [((None,), dict.fromkeys(names[2:]))]
+
+
+def test_optimizers_are_restored_after_the_hooks_of_a_fit_s_beginning() -> None:
+    """``restore_training_state`` runs once, with optimizers and with groups that callbacks make."""
+    seen: list[Any] = []
+
+    def watch(trainer: Trainer) -> None:
+        connector = trainer._checkpoint_connector
+        restore = connector.restore_training_state
+
+        def restore_training_state() -> None:
+            seen.append([type(each) for each in trainer.optimizers])
+            restore()
+
+        vars(connector)["restore_training_state"] = restore_training_state
+
+    fit(At("setup", watch), At("on_fit_start", lambda trainer: seen.append("fit starts")))
+    assert seen == ["fit starts", [torch.optim.SGD]]
+    assert "optimizer.param_groups = param_groups" in inspect.getsource(BaseFinetuning.on_fit_start)
+    assert "zip(self.optimizers, optimizer_states)" in inspect.getsource(
+        Strategy.load_optimizer_state_dict
+    )
+
+
+def test_weights_that_a_checkpoint_must_fit() -> None:
+    """They are named by the parameters and the persistent buffers of each part."""
+    module = Line()
+    module.register_buffer("kept", torch.zeros(1))
+    module.register_buffer("unset", None)
+    module.layer.register_buffer("other", torch.zeros(1), persistent=False)
+    module.layer.register_parameter("none", None)
+    there, unset = _weights(module)
+    assert there == set(module.state_dict()) == {"kept", "layer.weight", "layer.bias"}
+    assert unset == {"unset"}
 
 
 def test_a_loaded_checkpoint_is_restored() -> None:

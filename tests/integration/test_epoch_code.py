@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -14,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from optuna_hermes.pytorch import Run
+from optuna_hermes.suspend import _saver
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
 
@@ -72,3 +75,62 @@ def test_what_it_computes_is_the_same(begin: Begin, stops: tuple[int, ...], tmp_
     losses = train(FakeSession(), begin)
     train_again = functools.partial(train, begin=begin)
     assert by_way_of_disk(train_again, tmp_path, *stops) == losses
+
+
+class Asked:
+    """An object that counts the calls of its ``state_dict``."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self.calls += 1
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+class AskedModule(nn.Linear):
+    """A module that does."""
+
+    calls = 0
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        return super().state_dict(*args, **options)
+
+
+def test_no_state_is_made_without_a_folder_for_checkpoints() -> None:
+    """Nobody could ever read it."""
+    session, named = FakeSession(), {"other": Asked(), "model": AskedModule(1, 1)}
+    run = Run(optuna.create_study().ask(), named, session)
+    for _ in run.epochs(4):
+        for _ in run.batches(range(4)):
+            session.tick()
+        run.report(0.0)
+    assert (named["other"].calls, named["model"].calls) == (0, 0)
+
+
+def test_no_state_is_made_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even to see whether a module has other parameters: only where a checkpoint is due."""
+    written, write = threading.Event(), _saver.write
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        written.wait(60)
+        return write(*args, **options)
+
+    monkeypatch.setattr(_saver, "write", slowly)
+    model = AskedModule(1, 1)
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    for epoch in run.epochs(2):
+        for _ in run.batches(range(40)):
+            session.tick()
+        assert model.calls == epoch  # the first epoch's checkpoint is written in the second one
+        if epoch:
+            written.set()
+        run.report(0.0)
+    assert len(session.states) == 1

@@ -47,6 +47,7 @@ from torch.utils.data import (
     Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
+    default_collate,
     get_worker_info,
 )
 
@@ -239,6 +240,31 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "eager-batches": lambda: {"batch_sampler": EagerBatches()},
     "batch-sampler": lambda: {"batch_sampler": BatchSampler(Eager(), SIZE, drop_last=True)},
 }
+
+
+def noisy_collate() -> dict[str, Any]:
+    """A function that draws from a generator that it closes over."""
+    own = np.random.default_rng(13)
+
+    def collate(samples: list[Any]) -> Any:
+        x, y = default_collate(samples)
+        return x + own.normal(), y
+
+    return {"collate_fn": collate}
+
+
+class Inner:
+    """Collates by another function, with noise of its own."""
+
+    def __init__(self) -> None:
+        self.inner = default_collate
+        self.rng = random.Random(14)
+
+    def __call__(self, samples: list[Any]) -> Any:
+        x, y = self.inner(samples)
+        return x + self.rng.random(), y
+
+
 ALL = "torch numpy python own worker"
 WORKERS = {
     f"{number}-workers-ahead-{ahead}{'-persistent' if persistent else ''}": {
@@ -695,6 +721,14 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "train": functools.partial(loader, ALL, num_workers=3, kind=HalvingLoader),
         "val": workers(kind=HalvingLoader),
     },
+    "collate-function": {
+        "train": functools.partial(loader, make=noisy_collate),
+        "val": functools.partial(loader, make=noisy_collate),
+    },
+    "collate-object": {
+        "train": functools.partial(loader, make=lambda: {"collate_fn": Inner()}),
+        "val": workers(make=noisy_collate),
+    },
 }
 
 
@@ -717,6 +751,8 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "one-train-loader-twice-generator",
         "one-train-loader-twice-workers",
         "one-train-loader-twice-reloaded",
+        "collate-function",
+        "collate-object",
     ),
 )
 def test_lightning(case: str, tmp_path: Path) -> None:
@@ -799,10 +835,20 @@ LOOPS: dict[str, dict[str, Any]] = {
         "val": workers(kind=HalvingLoader),
     },
     "own-iterators-persistent": {"train": workers(kind=HalvingLoader), "val": loader},
+    "collate-function": {
+        "train": functools.partial(loader, make=noisy_collate),
+        "val": workers(make=noisy_collate),
+    },
+    "collate-function-workers": {
+        "train": functools.partial(loader, make=noisy_collate, num_workers=2),
+        "val": functools.partial(loader, make=lambda: {"collate_fn": Inner()}),
+    },
 }
 
 
-@pytest.mark.parametrize("case", some(LOOPS, "several-val", "made-anew", "own-iterators"))
+@pytest.mark.parametrize(
+    "case", some(LOOPS, "several-val", "made-anew", "own-iterators", "collate-function")
+)
 def test_loop(case: str, tmp_path: Path) -> None:
     """Several loaders, and loaders made anew in each epoch."""
     check(functools.partial(loop, **LOOPS[case]), tmp_path)

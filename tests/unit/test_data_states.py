@@ -15,12 +15,14 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import _generators
-from optuna_hermes.suspend._generators import own_generators, set_states, states_of
+from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._workers import Workers
 from optuna_hermes.testing import FakeSession
 
 EPOCHS, SAMPLES, SIZE = 5, 32, 8
@@ -84,6 +86,10 @@ def check(objective: Objective, folder: Path, *stops: int) -> None:
     """A trial that goes to disk sees the batches of one that does not."""
     uninterrupted = seen(objective, folder / "plain")
     assert seen(objective, folder / "stopped", stops) == uninterrupted
+
+
+def own_generators(data: object) -> list[Holder]:
+    return holders_in(Holder("dataset", data))
 
 
 def numbers() -> Any:
@@ -224,6 +230,343 @@ def test_a_generator_of_a_streams_collate_function(tmp_path: Path) -> None:
     check(one_loader(make), tmp_path, 6)
 
 
+class Around:
+    """Collates by a function that it keeps under the name that a wrapper of ours once used."""
+
+    def __init__(self) -> None:
+        self.inner = torch.stack
+        self.noise = Noise(np.random.default_rng(4))
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return self.noise(self.inner(samples))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_collate_object_with_an_inner_function(workers: int, tmp_path: Path) -> None:
+    """The object itself is searched for generators, whatever its attributes are called."""
+    check(
+        one_loader(
+            lambda: DataLoader(numbers(), batch_size=SIZE, collate_fn=Around(), num_workers=workers)
+        ),
+        tmp_path,
+        *(6, 3),
+    )
+
+
+_of_module = np.random.default_rng(5)
+_pipeline = [Noise(_of_module)]
+_late: Any = None
+
+
+def as_in_a_new_process() -> None:
+    """Give the generators of this module the states that its import gives them."""
+    global _late
+    _of_module.bit_generator.state = np.random.default_rng(5).bit_generator.state
+    ByClass.rng.seed(6)
+    _late = None
+
+
+def noisy(value: torch.Tensor) -> torch.Tensor:
+    return value + float(_of_module.normal())
+
+
+def late(value: torch.Tensor) -> torch.Tensor:
+    global _late
+    if _late is None:
+        _late = random.Random(7)
+    return value + _late.random()
+
+
+class Mapped(Dataset[torch.Tensor]):
+    """Gives its samples by a function."""
+
+    def __init__(self, transform: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.transform(torch.tensor([float(index)]))
+
+
+class ByModule(Mapped):
+    def __init__(self) -> None:
+        super().__init__(torch.abs)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + float(_of_module.normal())
+
+
+class ByComprehension(ByModule):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([sum([index + float(_of_module.normal()) for _ in range(2)])])
+
+
+class ByClass(Mapped):
+    rng = random.Random(6)
+
+    def __init__(self) -> None:
+        super().__init__(torch.abs)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + self.rng.random()
+
+
+class ByProperty(ByModule):
+    @property
+    def noise(self) -> float:
+        return float(_of_module.normal())
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index + self.noise])
+
+
+class FromModule(Sampler[int]):
+    """Draws its order from a generator of this module."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(_of_module.permutation(SAMPLES).tolist())
+
+
+def closing_over() -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    rng = np.random.default_rng(1)
+
+    def collate(samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples) + float(rng.normal())
+
+    return collate
+
+
+def decorated() -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    collate = closing_over()
+
+    @functools.wraps(collate)
+    def wrapper(*args: Any) -> torch.Tensor:
+        return collate(*args)
+
+    return wrapper
+
+
+def by_default() -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    def collate(samples: Any, rng: Any = np.random.default_rng(2)) -> torch.Tensor:  # noqa: B008
+        return torch.stack(samples) + float(rng.normal())
+
+    return collate
+
+
+def by_keyword() -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    def collate(samples: Any, *, rng: Any = torch.Generator()) -> torch.Tensor:  # noqa: B008
+        return torch.stack(samples) + torch.rand((), generator=rng)
+
+    return collate
+
+
+def by_attribute() -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    def collate(samples: Any) -> torch.Tensor:
+        return torch.stack(samples) + vars(collate)["rng"].random()
+
+    vars(collate)["rng"] = random.Random(3)
+    return collate
+
+
+def drawing() -> Callable[[torch.Tensor], torch.Tensor]:
+    rng = np.random.default_rng(4)
+    return lambda value: value + float(rng.normal())
+
+
+def bound() -> Callable[[torch.Tensor], torch.Tensor]:
+    draw = np.random.default_rng(4).normal
+    return lambda value: value + float(draw())
+
+
+def lazily() -> Callable[[torch.Tensor], torch.Tensor]:
+    rng: Any = None
+
+    def transform(value: torch.Tensor) -> torch.Tensor:
+        nonlocal rng
+        rng = rng or random.Random(8)
+        return value + rng.random()
+
+    return transform
+
+
+FUNCTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "closure": lambda: {"collate_fn": closing_over()},
+    "decorated": lambda: {"collate_fn": decorated()},
+    "default": lambda: {"collate_fn": by_default()},
+    "keyword": lambda: {"collate_fn": by_keyword()},
+    "attribute": lambda: {"collate_fn": by_attribute()},
+    "global": lambda: {"collate_fn": lambda samples: noisy(torch.stack(samples))},
+    "pipeline": lambda: {"collate_fn": lambda samples: _pipeline[0](torch.stack(samples))},
+    "transform": lambda: {"dataset": Mapped(drawing())},
+    "bound": lambda: {"dataset": Mapped(bound())},
+    "late-closure": lambda: {"dataset": Mapped(lazily())},
+    "late-global": lambda: {"dataset": Mapped(late)},
+    "method": lambda: {"dataset": ByModule()},
+    "comprehension": lambda: {"dataset": ByComprehension()},
+    "class": lambda: {"dataset": ByClass()},
+    "property": lambda: {"dataset": ByProperty()},
+    "sampler": lambda: {"sampler": FromModule()},
+}
+
+
+def of_function(kind: str, **options: Any) -> DataLoader[Any]:
+    as_in_a_new_process()
+    made = {"dataset": numbers(), "batch_size": SIZE, **FUNCTIONS[kind](), **options}
+    return DataLoader(**made)
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_generator_of_a_function(kind: str, tmp_path: Path) -> None:
+    """Generators that functions close over, have as defaults or find in their module go on."""
+    check(one_loader(lambda: of_function(kind)), tmp_path, 6, 3)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["closure", "late-global", "method"])
+def test_a_generator_of_a_function_in_workers(kind: str, persistent: bool, tmp_path: Path) -> None:
+    """The copies of such generators in worker processes go on, too."""
+    options = {"num_workers": 2, "persistent_workers": persistent}
+    check(one_loader(lambda: of_function(kind, **options)), tmp_path, 6, 3)
+
+
+@pytest.mark.parametrize("stops", [(5, 1), (6, 3)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_that_the_training_draws_from(
+    workers: int, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Workers begin with the state that their generator had when they were started first."""
+
+    def objective(trial: Trial) -> None:
+        loader = of_function("method", num_workers=workers)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                trial.seen[epoch, batch, "mixed"] = float(_of_module.beta(1, 1))
+
+    check(objective, tmp_path, *stops)
+
+
+def test_a_generator_of_a_streams_function(tmp_path: Path) -> None:
+    """A stream whose method draws from its module's generator is passed over with its states."""
+    check(
+        one_loader(lambda: of_function("closure", dataset=Spread(), collate_fn=None)),
+        tmp_path,
+        *(6, 3),
+    )
+
+
+@pytest.mark.parametrize("kind", ["closure", "method"])
+def test_a_generator_of_a_function_behind_accelerate(kind: str, tmp_path: Path) -> None:
+    """A batch that was fetched ahead is fetched again with the states of its first fetch."""
+
+    def make() -> Any:
+        return Accelerator(cpu=True).prepare(of_function(kind))
+
+    check(one_loader(make), tmp_path, 6, 1, 2)
+
+
+def test_a_generator_is_restored_in_place() -> None:
+    """Whoever else holds a generator draws on from the restored state, too."""
+    as_in_a_new_process()
+    data = ByModule()
+    _of_module.random(3)
+    states = states_of(own_generators(data))
+    expected = _of_module.random(3).tolist()
+    held = _of_module
+    as_in_a_new_process()
+    set_states(own_generators(data), states)
+    assert held is _of_module
+    assert held.random(3).tolist() == expected
+
+
+def test_a_global_name_of_something_else_stays() -> None:
+    """A stored state makes no generator in place of what a function has now."""
+    scope: dict[str, Any] = {"rng": random.Random(1)}
+    exec("def draw(value): return value + rng.random()", scope)
+    states = states_of(own_generators(scope["draw"]))
+    scope["rng"] = "none"
+    set_states(own_generators(scope["draw"]), states)
+    assert len(states) == 1
+    assert scope["rng"] == "none"
+
+
+def test_a_studys_generators_are_not_those_of_data() -> None:
+    """A function that reads its trial leaves the sampler of the study alone."""
+    trial = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=1)).ask()
+    own = random.Random(1)
+
+    def collate(samples: Any) -> Any:
+        return samples, trial.number, own.random()
+
+    assert [name for _, name, _, _ in states_of(own_generators(collate))] == ["own"]
+
+
+def test_classes_of_libraries_are_not_searched() -> None:
+    """A class of an installed package is no data of the user, and may have many methods."""
+    held = [each.owner for each in own_generators([optuna.Trial, DataLoader, Mapped])]
+    assert Mapped.__getitem__ in held
+    assert [each for each in held if isinstance(each, type)] == [Mapped]
+
+
+class Boxed:
+    """Collates, and holds what takes long to be searched: samples, and boxes in them."""
+
+    def __init__(self) -> None:
+        self.samples = [(torch.zeros(1), index) for index in range(500)]
+        self.boxes = [{"boxes": [[index]]} for index in range(300)]
+        self.rng = random.Random(9)
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(samples) + self.rng.random()
+
+
+def _count_items(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count how many objects are looked into."""
+    counted, items = [0], _generators._items
+
+    def counting(owner: Any) -> dict[Any, Any]:
+        counted[0] += 1
+        return items(owner)
+
+    monkeypatch.setattr(_generators, "_items", counting)
+    return counted
+
+
+def test_a_worker_does_not_search_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker process searches its data set for generators after few of its batches only."""
+    loader = DataLoader(numbers(), batch_size=SIZE, collate_fn=Boxed(), num_workers=1)
+    workers = Workers(loader)
+    counts = []
+    with workers.recording(loader):
+        collate: Any = loader.collate_fn
+        collate.begin(0)
+        counted = _count_items(monkeypatch)
+        for _ in range(100):
+            collate(list(numbers()))
+            counts.append(counted[0])
+    assert max(np.diff(counts)[70:]) < 50
+    assert counts[-1] < 20_000
+
+
+def test_a_wrapped_loader_does_not_search_for_each_batch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor does the training process, which reads the states before each fetch of Accelerate."""
+    counted = _count_items(monkeypatch)
+
+    def make() -> Any:
+        data = Mapped(torch.abs)
+        data.boxed = Boxed()  # type: ignore[attr-defined]
+        return Accelerator(cpu=True).prepare(DataLoader(data, batch_size=1))
+
+    seen(one_loader(make), tmp_path)
+    assert counted[0] < 100_000
+
+
 def test_a_state_without_a_generator_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """A stored state for which there is no generator is no secret."""
     states = states_of(own_generators(Noise(random.Random(1))))
@@ -263,6 +606,13 @@ class Shuffled(IterableDataset[torch.Tensor]):
         order = list(range(SAMPLES))
         self.rng.shuffle(order)
         return iter(numbers()[order])
+
+
+class Spread(IterableDataset[torch.Tensor]):
+    """Adds numbers of this module's generator to its samples."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (noisy(each) for each in numbers())
 
 
 class Shards(IterableDataset[torch.Tensor]):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._named_objects import NamedObjects
+from optuna_hermes.suspend._named_objects import NamedObjects, undo_casts
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
 from optuna_hermes.suspend._values import Classes, read_value, write_value
@@ -122,6 +122,20 @@ def test_states_of_optimizers_keep_their_dtype(dtype: torch.dtype, make: Any) ->
     assert str(first) == str(second)
 
 
+def test_steps_of_optimizers_stay_in_main_memory() -> None:
+    """Reading one on a device would wait for that in each step; a device stands for it here."""
+    parameter = nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.Adam([parameter])
+    zeros = torch.zeros(2, dtype=torch.float64)
+    own = {"step": torch.tensor(3.0), "exp_avg": zeros, "exp_avg_sq": zeros}
+    saved = {**optimizer.state_dict(), "state": {0: own}}
+    optimizer.load_state_dict(saved)
+    undo_casts(optimizer, saved)
+    state = optimizer.state[parameter]
+    assert state["step"].device.type == "cpu"
+    assert (state["exp_avg"].device.type, state["exp_avg"].dtype) == ("meta", torch.float64)
+
+
 class Sharpness(torch.optim.Optimizer):
     """Keeps the optimizer that makes its steps out of its ``state_dict``, as many copies of SAM."""
 
@@ -209,6 +223,45 @@ def test_gradients_have_the_memory_format_of_their_parameters() -> None:
     assert second.grad.equal(first.grad)
     mean = optimizers[1].state[second]["exp_avg"]
     assert mean.stride() == optimizers[0].state[first]["exp_avg"].stride()
+
+
+class Growing:
+    """Counts the calls of its ``state_dict``, which is large or small."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.calls = size, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.calls += 1
+        return {"it": torch.zeros(self.size)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.size = len(state["it"])
+
+
+def test_a_large_state_is_seldom_asked_for_at_an_epoch_s_begin() -> None:
+    """A small one is, each time."""
+    large, small = Growing(1 << 20), Growing(3)
+    named = NamedObjects({"large": large, "small": small})
+    states = [named.small_state()["others"] for _ in range(100)]
+    assert small.calls == 100
+    assert large.calls < 10
+    assert all(each["large"] is None and len(each["small"]["it"]) == 3 for each in states)
+
+
+def test_large_kept_values_are_left_out_at_an_epoch_s_begin() -> None:
+    """Small ones beside them are not, and only these are restored there."""
+    named = NamedObjects({}, HERE)
+    steps = deque(({"state": np.zeros(4)} for _ in range(5000)), maxlen=5000)
+    it = Own(n=1)
+    named.kept.update(steps=steps, it=it, losses=[0.0] * (1 << 20), noise=[0.5])
+    state = named.small_state()
+    assert list(state["kept"]) == ["it", "noise"]
+    named.kept["noise"][0], it.n = 0.25, 2
+    named.load_small_state(state)
+    assert list(named.kept) == ["steps", "it", "losses", "noise"]
+    assert (named.kept["noise"], it.n) == ([0.5], 1)
+    assert named.kept["steps"] is steps
 
 
 # -- containers and memory

@@ -1,0 +1,52 @@
+"""Optimizers and schedules of a trainer, as far as Lightning's checkpoints lack or round them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optuna_hermes._lightning._namespace import Trainer
+from optuna_hermes.suspend._named_objects import first_with_groups, held, put_back, undo_casts
+
+Groups = list[tuple[Any, Any]]
+"""Optimizers, each with the first one that has the same groups of parameters."""
+
+
+def inner(trainer: Trainer) -> dict[str, Any]:
+    """Optimizers and schedules in attributes of the trainer's, such as SAM's, by place."""
+    return held(_own(trainer))
+
+
+def inner_states(trainer: Trainer) -> dict[str, Any]:
+    """Their states, which those of the trainer's own mostly lack."""
+    return {place: each.state_dict() for place, each in inner(trainer).items()}
+
+
+def shared_groups(trainer: Trainer) -> Groups:
+    """Which optimizers share their groups; to be called before Lightning loads their states."""
+    return first_with_groups({**_own(trainer), **inner(trainer)})
+
+
+def restore_optimizers(
+    trainer: Trainer, groups: Groups, states: list[dict[str, Any]], inner_states: dict[str, Any]
+) -> None:
+    """Make whole what Lightning has loaded; the tensors may be taken over.
+
+    Args:
+        groups: what ``shared_groups`` returned in this process.
+        states: those that Lightning has loaded.
+    """
+    for optimizer, state in zip(trainer.optimizers, states, strict=False):
+        if "state" in state:  # not all have it in theirs
+            undo_casts(optimizer, state)
+    for place, each in inner(trainer).items():
+        if place in inner_states:
+            put_back(each, {"state": inner_states[place]})
+    for optimizer, first in groups:
+        if optimizer.param_groups is not first.param_groups:
+            optimizer.param_groups = first.param_groups
+
+
+def _own(trainer: Trainer) -> dict[str, Any]:
+    optimizers = {f"optimizer {i}": each for i, each in enumerate(trainer.optimizers)}
+    configs = enumerate(trainer.lr_scheduler_configs)
+    return {**optimizers, **{f"scheduler {i}": each.scheduler for i, each in configs}}

@@ -1,0 +1,378 @@
+"""What a loop holds of ``run.kept`` and of its modules stays what is stored, over a return."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch import nn
+
+from optuna_hermes.pytorch import Run
+from optuna_hermes.testing import FakeSession
+from support.loops import by_way_of_disk, descend
+
+BATCHES = (0.5, 1.0, 1.5, 2.0)
+
+
+def made(session: FakeSession, model: nn.Module, lr: float = 0.05) -> tuple[Run, Any]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    named = {"model": model, "optimizer": optimizer}
+    return Run(optuna.create_study().ask(), named, session), optimizer
+
+
+def told(value: Any) -> Any:
+    """A value with all its parts, to be compared."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: told(each) for key, each in value.items()}
+    return [told(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+# -- parts of kept values ----------------------------------------------------------------------
+
+
+class Ledger:
+    """A kept object with lists and arrays in a tuple."""
+
+    def __init__(self) -> None:
+        self.parts = ([0.0], np.zeros(2), [torch.zeros(2)])
+
+
+CASES: dict[str, Callable[[], Any]] = {
+    "a pair of lists": lambda: ([], []),
+    "a list of lists": lambda: [[], []],
+    "a list of tensors": lambda: [torch.zeros(2), torch.zeros(2)],
+    "a pair of tensors": lambda: (torch.zeros(2), torch.zeros(2)),
+    "arrays in a tuple in a list": lambda: [(np.zeros(2), [])],
+    "dictionaries in a list": lambda: [{"seen": []}, {"seen": [torch.zeros(1)]}],
+    "a pair twice": lambda: [([], [1.0])] * 2,
+    "an object": Ledger,
+    "one list at two places": lambda: ([], {"a": []}, [[0.0]]),
+}
+
+
+def changeable(value: Any) -> list[Any]:
+    """The lists of numbers, arrays and tensors in a value."""
+    if isinstance(value, Ledger):
+        value = value.parts
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return [value]
+    own = isinstance(value, list) and all(isinstance(each, float) for each in value)
+    inner = [part for each in value if not isinstance(each, float) for part in changeable(each)]
+    return [value, *inner] if own else inner
+
+
+def holding(session: FakeSession, make: Callable[[], Any], early: bool) -> Any:
+    """A loop that changes parts of a kept value, which it got before its first epoch."""
+    torch.manual_seed(1)
+    model = nn.Linear(1, 1)
+    run, optimizer = made(session, model)
+    kept = run.kept.setdefault("it", make())
+    parts, losses = changeable(kept), run.kept.setdefault("losses", [])
+    for _ in run.epochs(3):
+        if early:
+            parts = changeable(run.kept["it"])
+        for x in run.batches(BATCHES):
+            descend(model(torch.tensor([x])).square().sum(), optimizer, losses, session)
+            for number, each in enumerate(parts):
+                if isinstance(each, list):
+                    each.append(losses[-1] + number)
+                else:
+                    each += losses[-1] + number
+        run.report(losses[-1])
+    assert [id(each) for each in changeable(run.kept["it"])] == [id(each) for each in parts]
+    return told(losses), told(parts)
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["before", "each epoch"])
+@pytest.mark.parametrize("case", CASES)
+def test_parts_of_kept_values_stay_those_that_the_loop_holds(
+    case: str, early: bool, tmp_path: Path
+) -> None:
+    """Also in tuples and inner lists: what the loop adds to them is stored."""
+    train = functools.partial(holding, make=CASES[case], early=early)
+    assert by_way_of_disk(train, tmp_path, 2, 3) == train(FakeSession())
+
+
+def growing(session: FakeSession) -> Any:
+    """A loop that adds a list to a kept list in each epoch, and goes on to fill all of them."""
+    model = nn.Linear(1, 1)
+    run, optimizer = made(session, model)
+    history = run.kept.setdefault("history", [([], {0.5})])
+    first, losses = history[0][0], run.kept.setdefault("losses", [])
+    for epoch in run.epochs(4):
+        history.append(([float(epoch)], {0.5}))
+        own = history[-1][0]
+        for x in run.batches(BATCHES):
+            descend(model(torch.tensor([x])).square().sum(), optimizer, losses, session)
+            first.append(x)
+            own.append(x)
+        run.report(0.0)
+    return told(run.kept["history"]), told(first)
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (4, 5), (9, 1)], ids=str)
+def test_a_kept_list_may_grow_by_parts(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """What was first in it stays first, though it was shorter at the epoch's begin."""
+    torch.manual_seed(1)
+    expected = growing(FakeSession())
+    assert by_way_of_disk(growing, tmp_path, *stops) == expected
+
+
+def parting(session: FakeSession) -> Any:
+    """A loop that keeps one list by two names at first, and gives one its own later."""
+    model = nn.Linear(1, 1)
+    run, optimizer = made(session, model)
+    run.kept["now"] = run.kept["best"] = [0.0]
+    run.kept["pair"] = {"now": run.kept["now"], "best": run.kept["best"]}
+    for epoch in run.epochs(3):
+        for x in run.batches(BATCHES):
+            descend(model(torch.tensor([x])).square().sum(), optimizer, [], session)
+            run.kept["now"].append(x)
+            run.kept["pair"]["now"].append(-x)
+            if epoch == 0 and run.batch == 0:
+                run.kept["best"] = list(run.kept["best"])
+                run.kept["pair"]["best"] = [7.0]
+        run.report(0.0)
+    return told(run.kept)
+
+
+def test_values_that_were_one_before_the_loop_come_back_as_two(tmp_path: Path) -> None:
+    """A list that is there once cannot become two."""
+    torch.manual_seed(1)
+    assert by_way_of_disk(parting, tmp_path, 2, 3) == parting(FakeSession())
+
+
+# -- kept values that are parts of the named objects -------------------------------------------
+
+FOLLOWING: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "state_dict": lambda model, optimizer: model.state_dict(),
+    "dictionary": lambda model, optimizer: dict(model.state_dict()),
+    "parameter": lambda model, optimizer: [model.weight],
+    "buffer": lambda model, optimizer: {"seen": model.seen},
+    "row": lambda model, optimizer: (model.weight.detach()[1], 1),
+    "array": lambda model, optimizer: [model.weight.detach().numpy()],
+    "momentum": lambda model, optimizer: optimizer.state_dict()["state"],
+    "object": lambda model, optimizer: Holder(model.weight.data),
+}
+
+
+class Holder:
+    """A kept object that holds a tensor."""
+
+    def __init__(self, it: torch.Tensor) -> None:
+        self.it = it
+
+
+def total(value: Any) -> float:
+    if isinstance(value, Holder):
+        value = value.it
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return float(torch.as_tensor(value).detach().sum())
+    if isinstance(value, dict):
+        value = list(value.values())
+    return sum(map(total, value)) if isinstance(value, list | tuple) else 0.0
+
+
+def following(session: FakeSession, case: str) -> list[float]:
+    """A loop that keeps, after its second batch, what goes on to be trained."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    model.register_buffer("seen", torch.zeros(2))
+    run, optimizer = made(session, model)
+    losses, totals = run.kept.setdefault("losses", []), run.kept.setdefault("totals", [])
+    for epoch in run.epochs(4):
+        for x in run.batches(BATCHES):
+            descend(model(torch.full((3,), x)).square().sum(), optimizer, losses, session)
+            model.seen += losses[-1]
+            if epoch == 0 and run.batch == 1:
+                run.kept["it"] = FOLLOWING[case](model, optimizer)
+            totals.append(total(run.kept.get("it", 0)))
+        run.report(0.0)
+    return [*losses, *totals]
+
+
+@pytest.mark.parametrize("stops", [(3, 2), (4, 5)], ids=str)
+@pytest.mark.parametrize("case", FOLLOWING)
+def test_kept_weights_without_a_copy_follow_the_weights(
+    case: str, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As they do without any suspension, whatever was meant."""
+    train = functools.partial(following, case=case)
+    assert by_way_of_disk(train, tmp_path, *stops) == train(FakeSession())
+
+
+def copying(session: FakeSession) -> list[float]:
+    """A loop that begins with the weights themselves, and keeps copies later."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    run, optimizer = made(session, model)
+    run.kept["best"] = model.state_dict()
+    losses, totals = run.kept.setdefault("losses", []), run.kept.setdefault("totals", [])
+    for epoch in run.epochs(4):
+        for x in run.batches(BATCHES):
+            descend(model(torch.full((3,), x)).square().sum(), optimizer, losses, session)
+            if epoch == 1 and run.batch == 2:
+                run.kept["best"] = {n: each.clone() for n, each in model.state_dict().items()}
+            totals.append(total(run.kept["best"]))
+        run.report(0.0)
+    return [*losses, *totals]
+
+
+@pytest.mark.parametrize("stops", [(3, 5), (7, 1, 3)], ids=str)
+def test_copies_do_not_become_the_weights(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """Nor are the weights set to what was kept of them."""
+    assert by_way_of_disk(copying, tmp_path, *stops) == copying(FakeSession())
+
+
+# -- attributes of modules and of their parameters ---------------------------------------------
+
+
+class Flat(nn.Module):
+    """Its parameters are parts of one tensor, and so is what it keeps in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.flat = torch.cat([each.detach().reshape(-1) for each in self.net.parameters()])
+        self.net.weight.data, self.net.bias.data = self.flat[:3].view(1, 3), self.flat[3:]
+        self.held = {"noise": np.zeros(3), "lists": ([], [0.0])}
+        self.best = self.net.weight.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+
+def flattened(session: FakeSession) -> list[float]:
+    """A loop that changes all weights at once, and arrays that it got from its module."""
+    torch.manual_seed(1)
+    model = Flat()
+    run, optimizer = made(session, model)
+    losses, noise = run.kept.setdefault("losses", []), model.held["noise"]
+    first = model.held["lists"][0]
+    for epoch in run.epochs(4):
+        for x in run.batches(BATCHES):
+            descend(model(torch.full((3,), x)).square().sum(), optimizer, losses, session)
+            model.flat.add_(0.01)
+            noise += losses[-1]
+            first.append(losses[-1])
+            losses.append(float(model.held["noise"].sum() + sum(model.held["lists"][0])))
+            losses.append(model.best.sum().item())
+            if epoch == 1 and run.batch == 1:
+                model.best = model.best.clone()
+        run.report(0.0)
+    return losses
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (6, 1, 4)], ids=str)
+def test_attributes_that_share_memory_still_do(
+    stops: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tensor of which the weights are parts; one that was replaced is no part of them again."""
+    assert by_way_of_disk(flattened, tmp_path, *stops) == flattened(FakeSession())
+    assert "no checkpoint holds" not in caplog.text
+
+
+def binarised(session: FakeSession) -> tuple[list[float], list[Any]]:
+    """A step of BinaryConnect: the weights in use are signs of those that are trained."""
+    torch.manual_seed(1)
+    model, scale = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.05, momentum=0.9)
+    named = {"model": model, "optimizer": optimizer}
+    run = Run(optuna.create_study().ask(), named, session)
+    losses = run.kept.setdefault("losses", [])
+    parameters: list[Any] = [*model.parameters(), scale]
+    for _ in run.epochs(3):
+        for x in run.batches(BATCHES):
+            for each in parameters:
+                if not hasattr(each, "org"):
+                    each.org = each.data.clone()
+                each.data = each.org.sign()
+            loss = (model(torch.full((3,), x)) * scale - 0.1).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            for each in parameters:
+                each.data.copy_(each.org)
+            optimizer.step()
+            for each in parameters:
+                each.org.copy_(each.data.clamp_(-1, 1))
+                each.data.sign_()
+            losses.append(loss.item())
+            session.tick()
+        run.report(0.0)
+    return losses, told([each.org for each in parameters])
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (4, 4)], ids=str)
+def test_attributes_of_parameters_come_back(
+    stops: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The weights of a binarised network are kept there."""
+    assert by_way_of_disk(binarised, tmp_path, *stops) == binarised(FakeSession())
+    assert "no checkpoint holds" not in caplog.text
+
+
+def test_an_attribute_of_a_parameter_that_is_lost_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It cannot be stored; a private one belongs to a library."""
+
+    def train(session: FakeSession) -> None:
+        model: Any = nn.Linear(1, 1)
+        run, _ = made(session, model)
+        for _ in run.epochs(2):
+            for _ in run.batches(BATCHES):
+                model.weight.source, model.weight._own = iter([1]), iter([1])
+                session.tick()
+            run.report(0.0)
+
+    by_way_of_disk(train, tmp_path, 3)
+    assert "Trial 0 changes model.weight.source while it trains" in caplog.text
+
+
+# -- buffers -----------------------------------------------------------------------------------
+
+
+class Late(nn.Module):
+    """Its statistics are those of the first batch, and it forgets others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1)
+        self.inner.register_buffer("stat", None, persistent=False)
+        self.register_buffer("first", torch.ones(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.inner.stat is None:
+            self.inner.stat = x.detach() * 0.5
+        if self.first is None:
+            return self.inner(x) - self.inner.stat
+        self.first = None
+        return self.inner(x)
+
+
+def late(session: FakeSession) -> list[float]:
+    torch.manual_seed(1)
+    model = Late()
+    run, optimizer = made(session, model)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(3):
+        for x in run.batches(BATCHES):
+            descend(model(torch.tensor([x])).square().sum(), optimizer, losses, session)
+        run.report(0.0)
+    return losses
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (4, 1)], ids=str)
+def test_a_buffer_that_begins_as_none_comes_back(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """As does one that is none by now."""
+    assert by_way_of_disk(late, tmp_path, *stops) == late(FakeSession())

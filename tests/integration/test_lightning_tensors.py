@@ -1,0 +1,551 @@
+"""Tensors that Lightning's own checkpoints lack, or bring back otherwise, come back from disk.
+
+Where no process could take a state up, the trial waits in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import optuna
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelPruning
+from torch import nn
+from torch.utils.data import DataLoader
+
+from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.testing import FakeSession
+from support.loops import by_way_of_disk
+
+BATCHES = 4
+Seen = tuple[list[float], dict[str, list[Any]]]
+
+
+class Net(pl.LightningModule):
+    """A small network that keeps its losses; parts of it are replaced by the tests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[float] = []
+        self.net = self.make()
+
+    def make(self) -> nn.Module:
+        return nn.Linear(4, 1)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = (self.net(x) - x.sum()).square().mean()
+        return found
+
+    def training_step(self, x: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = self.loss(x)
+        self.losses.append(loss.item())
+        self.log("loss", loss, on_epoch=True, batch_size=1)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01, momentum=0.9)
+
+
+class ByHand(Net):
+    """Optimizes by hand; the gradients of two batches add up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, x: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(x, batch_idx)
+        self.manual_backward(loss)
+        self.optimizers().step()
+        if batch_idx % 2 == 0:
+            self.optimizers().zero_grad()
+        return loss
+
+
+class Ticks(Callback):
+    """Tells the session of every batch."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self._session = session
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._session.tick()
+
+
+def train(
+    net: type[Net],
+    session: FakeSession,
+    *,
+    callbacks: Callable[[], list[Callback]] = list,
+    look: Callable[[Net], Any] = lambda module: None,
+) -> tuple[list[float], dict[str, Any], Any]:
+    """One process of a run: its losses, its weights, and what ``look`` finds in its module."""
+    torch.manual_seed(2 if session.checkpoints else 1)  # what is not restored is another one
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    module = net()
+    hermes = HermesCallback(optuna.create_study().ask(), "loss", _session=session)
+    trainer = pl.Trainer(
+        max_epochs=3,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[hermes, *callbacks(), Ticks(session)],
+    )
+    samples = [torch.tensor([1.0, 0.5, -0.5, 0.1]) * (1 + i) for i in range(BATCHES)]
+    trainer.fit(module, DataLoader(samples, batch_size=1))
+    weights = {name: each.tolist() for name, each in module.state_dict().items()}
+    return module.losses, weights, look(module)
+
+
+def check(net: type[Net], folder: Path, *stops: int, **options: Any) -> None:
+    """A run through disk is one that was never stored, nor suspended."""
+    expected = train(net, FakeSession(), **options)
+    assert len(expected[0]) == 3 * BATCHES
+    one = functools.partial(train, net, **options)
+    assert by_way_of_disk(one, folder, *(stops or (1, 4, 2))) == expected
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# -- gradients ------------------------------------------------------------------------------------
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(8, 3, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = int(x[0, 0])
+        found: torch.Tensor = self.table(torch.tensor([first, first, 3]))
+        return found
+
+
+class SparseByHand(ByHand):
+    """Has sparse gradients, coalesced or not."""
+
+    def make(self) -> nn.Module:
+        return Table()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(self.parameters(), lr=0.05)
+
+
+class SparseByHooks(Net):
+    """Has sparse gradients of several batches by a hook of its own."""
+
+    def make(self) -> nn.Module:
+        return Table()
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        if batch_idx % 2 == 0:
+            optimizer.zero_grad()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("net", [SparseByHand, SparseByHooks])
+def test_sparse_gradients_come_back(net: type[Net], tmp_path: Path) -> None:
+    """Also where a trial is only stored, and never suspended."""
+    stored = FakeSession(checkpoint_dir=tmp_path / "stored" / "trial")
+    assert train(net, stored) == train(net, FakeSession())
+    assert len(stored.states) == 2
+    check(net, tmp_path)
+
+
+class ChannelsLast(ByHand):
+    """Its gradients have the memory format of its weights."""
+
+    def make(self) -> nn.Module:
+        layer = nn.Conv2d(4, 6, 3, padding=1)
+        return layer.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(x.reshape(1, 4, 1, 1).expand(1, 4, 5, 5)).square().mean()
+        return found
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        gradient = self.net.weight.grad
+        assert gradient is None or gradient.stride() == self.net.weight.stride()
+
+
+def test_gradients_come_back_in_their_memory_format(tmp_path: Path) -> None:
+    """A restored gradient is laid out as its parameter."""
+    check(ChannelsLast, tmp_path)
+
+
+# -- optimizers -----------------------------------------------------------------------------------
+
+
+class Sharp(torch.optim.Optimizer):
+    """SAM: another optimizer steps with the gradients of a point nearby, and has all momentum."""
+
+    def __init__(self, parameters: Any, rho: float = 0.05, **options: Any) -> None:
+        super().__init__(parameters, {"rho": rho, **options})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        parameters = [each for group in self.param_groups for each in group["params"]]
+        with torch.no_grad():
+            moves = [self.param_groups[0]["rho"] * each.grad.sign() for each in parameters]
+            for each, move in zip(parameters, moves, strict=True):
+                each.add_(move)
+            self.zero_grad()
+            with torch.enable_grad():
+                closure()
+            for each, move in zip(parameters, moves, strict=True):
+                each.sub_(move)
+        self.base_optimizer.step()
+        self.zero_grad()
+        return loss
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Pulls slow weights after the fast ones of another optimizer; it stores what it likes."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        super().__init__(optimizer.param_groups, {})
+        self.param_groups = optimizer.param_groups
+        for each in self._parameters():
+            self.state[each]["slow"] = each.detach().clone()
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [each for group in self.param_groups for each in group["params"]]
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = self.optimizer.step(closure)
+        with torch.no_grad():
+            for each in self._parameters():
+                each.copy_(self.state[each]["slow"].lerp_(each, 0.5))
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"slow": [self.state[each]["slow"] for each in self._parameters()]}
+
+    def load_state_dict(self, state: Any) -> None:
+        for each, slow in zip(self._parameters(), state["slow"], strict=True):
+            self.state[each]["slow"].copy_(slow)
+
+
+class SharpNet(ByHand):
+    """Optimizes with SAM, by hand, at a rate that a schedule sets in the groups of both."""
+
+    def training_step(self, x: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        def closure() -> torch.Tensor:
+            loss = self.loss(x)
+            self.manual_backward(loss)
+            return loss
+
+        loss = self.optimizers().step(closure)
+        assert isinstance(loss, torch.Tensor)
+        self.losses.append(loss.item())
+        self.log("loss", loss, on_epoch=True, batch_size=1)
+        self.lr_schedulers().step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = Sharp(self.parameters(), lr=0.01, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)]
+
+
+class LookaheadNet(Net):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return Lookahead(torch.optim.Adam(self.parameters(), lr=0.05))
+
+
+class Warmed(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule that leaves the rates to another one, which its ``state_dict`` lacks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.after = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+        super().__init__(optimizer)
+
+    def step(self, epoch: Any = None) -> None:
+        self.last_epoch += 1
+        if self.last_epoch > 2:
+            self.after.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last_epoch = state["last_epoch"]
+
+
+class WarmedNet(Net):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": Warmed(optimizer), "interval": "step"}]
+
+
+@pytest.mark.parametrize("net", [SharpNet, LookaheadNet, WarmedNet])
+def test_what_optimizers_and_schedules_hold_comes_back(net: type[Net], tmp_path: Path) -> None:
+    """The momentum of the optimizer within, its settings, and the count of the schedule within."""
+    check(net, tmp_path)
+
+
+class FullStatistics(torch.optim.Optimizer):
+    """Keeps averages in full precision of parameters in half precision."""
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for each in group["params"]:
+                    average = self.state[each].setdefault("average", torch.zeros(each.shape))
+                    average.mul_(0.97).add_(each.grad.float(), alpha=0.031)
+                    each.sub_(average * 0.1)
+        return loss
+
+
+class HalfNet(Net):
+    def make(self) -> nn.Module:
+        return nn.Linear(4, 1).to(torch.bfloat16)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(x.to(torch.bfloat16))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return FullStatistics(self.parameters(), {})
+
+
+def averages(module: Net) -> list[Any]:
+    """The states of its optimizer, with their dtypes."""
+    (optimizer,) = module.trainer.optimizers
+    found = [optimizer.state[each]["average"] for each in module.parameters()]
+    return [(each.dtype, each.tolist()) for each in found]
+
+
+def test_states_of_optimizers_keep_their_dtypes(tmp_path: Path) -> None:
+    """Torch casts them to the dtype of the parameter, which rounds them."""
+    check(HalfNet, tmp_path, look=averages)
+
+
+# -- attributes of parameters ---------------------------------------------------------------------
+
+
+class Binary(Net):
+    """BinaryConnect: the weights are signs, and what is trained is an attribute of theirs."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.net.parameters():
+            if not hasattr(each, "org"):
+                each.org = each.data.clone()
+            each.data.copy_(each.org.sign())
+        return super().loss(x)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        for each in self.net.parameters():
+            each.data.copy_(each.org)
+
+    def optimizer_step(self, *args: Any, **options: Any) -> None:
+        super().optimizer_step(*args, **options)
+        for each in self.net.parameters():
+            each.org.copy_(each.data.clamp(-1, 1))
+            each.data.copy_(each.org.sign())
+
+
+class BinaryFromTheStart(Binary):
+    """Sets these attributes in a hook before the first batch, which is not called again."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 0:
+            for each in self.net.parameters():
+                each.org = each.data.clone() * 0.5
+
+
+def originals(module: Net) -> list[Any]:
+    found = [each.org.tolist() for each in module.net.parameters()]
+    assert all(0 < abs(each) < 1 for each in found[0][0])
+    return found
+
+
+@pytest.mark.parametrize("net", [Binary, BinaryFromTheStart])
+def test_attributes_of_parameters_come_back(net: type[Net], tmp_path: Path) -> None:
+    """Binarised networks keep the real weights there."""
+    check(net, tmp_path, look=originals)
+
+
+class Locked(Net):
+    """Hangs something on a buffer that no checkpoint holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(1))
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self.steps.seen = iter(range(len(self.losses)))
+
+
+def test_what_cannot_be_stored_of_a_buffer_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it is of modules."""
+    train(Locked, FakeSession(checkpoint_dir=tmp_path / "study" / "trial"))
+    assert "Locked.steps.seen" in caplog.text
+
+
+# -- buffers that begin as None -------------------------------------------------------------------
+
+
+class Normed(Net):
+    """Measures its first batch, and sees the others by that."""
+
+    persistent = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Module()
+        self.part.register_buffer("stat", None, persistent=self.persistent)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        if self.part.stat is None:
+            self.part.stat = x.mean(0).detach()
+        return super().loss(x - self.part.stat)
+
+
+class NormedAnew(Normed):
+    persistent = False
+
+
+class Bank(Net):
+    """Keeps all samples in a buffer, which grows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("bank", torch.zeros(0, 4))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        self.bank = torch.cat([self.bank, x.detach()])
+        return super().loss(x - self.bank.mean(0))
+
+
+class Forgets(Net):
+    """Has a buffer, which no ``state_dict`` has, in its first epoch only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((1,), 1.5), persistent=False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.scale = None
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(x if self.scale is None else self.scale * x)
+
+
+@pytest.mark.parametrize("net", [Normed, NormedAnew, Bank, Forgets])
+def test_buffers_that_are_made_in_training_come_back(net: type[Net], tmp_path: Path) -> None:
+    """Whether a ``state_dict`` has them or not, also in another shape; what is gone stays gone."""
+    check(net, tmp_path)
+
+
+# -- other parts than at the beginning ------------------------------------------------------------
+
+
+class Grows(Net):
+    """Gets a layer in its second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net = nn.Sequential(self.net, nn.Linear(1, 1))
+
+
+class Shrinks(Net):
+    """Loses a buffer in its second epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.full((1,), 1.5))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.scale = None
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(x if self.scale is None else self.scale * x)
+
+
+class Thaws(Net):
+    """Trains a second layer from its second epoch on."""
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.optimizers[0].add_param_group({"params": self.net[0].parameters()})
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.net[1].parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("net", "what"), [(Grows, "module"), (Shrinks, "module"), (Thaws, "optimizer 0")]
+)
+def test_a_trial_that_gets_other_parts_waits_in_memory(
+    net: type[Net], what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No process could go on from its state; one that begins goes back to the last that fits."""
+    expected = train(net, FakeSession())
+    folder = tmp_path / "study" / "trial"
+    session = FakeSession({6: "disk", 9: "disk"}, checkpoint_dir=folder)
+    assert train(net, session) == expected
+    assert session.parks == ["resident", "resident"]
+    (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
+    assert f"only wait in memory from here on: its {what} has other par" in warning
+    check(net, tmp_path / "other", 2)
+
+
+class GrowsAgain(Grows):
+    """Makes the layer again before its weights are loaded."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "net.1.weight" in checkpoint["state_dict"]:
+            self.net = nn.Sequential(self.net, nn.Linear(1, 1))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            super().on_train_epoch_start()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        first = self.net[0] if isinstance(self.net, nn.Sequential) else self.net
+        return torch.optim.SGD(first.parameters(), lr=0.01)
+
+
+def test_a_module_may_make_its_parts_again_itself(tmp_path: Path) -> None:
+    """Its own ``on_load_checkpoint`` can make room for what the checkpoint holds."""
+    check(GrowsAgain, tmp_path, 2, 4)
+
+
+def test_pruned_weights_are_no_other_parts(tmp_path: Path) -> None:
+    """Masks are made again, so that a pruned trial still goes to disk."""
+
+    class Wide(Net):
+        def make(self) -> nn.Module:
+            return nn.Linear(4, 4)
+
+    def callbacks() -> list[Callback]:
+        options: dict[str, Any] = {"use_lottery_ticket_hypothesis": False}
+        return [ModelPruning("l1_unstructured", amount=0.3, **options)]
+
+    check(Wide, tmp_path, 1, 5, 2, callbacks=callbacks)
