@@ -17,8 +17,13 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.formats import plural, ranges, size
 
 if TYPE_CHECKING:
+    from optuna_hermes._optuna import Study
     from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.upkeep import Rows
+
+CheckpointDir = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Or URL, as given to `optimize`, if it was.")
+]
 
 
 def finish(
@@ -30,13 +35,15 @@ def finish(
     every: Annotated[
         bool, typer.Option("--all", help="Every suspended trial that has reported.")
     ] = False,
+    checkpoint_dir: CheckpointDir = None,
     json: Json = False,
 ) -> None:
     """Close trials at their last reported value.
 
     They are told COMPLETE without training on; one that trains is suspended first. Refused for a
     trial that has reported nothing, and for one of another host, or of a program of your own, that
-    holds it. With --all trials that a running `optimize` holds are left as they are.
+    holds it. With --all trials that a running `optimize` holds are left as they are. Values that
+    the database has missed lie beside checkpoints: say where those are, as to `optimize`.
 
     \b
     Example:
@@ -44,7 +51,8 @@ def finish(
     """
     if every == bool(trials):
         raise InvalidInputError("Name the trials to finish, or say --all for every suspended one.")
-    values, refused = close_trials(storage, study_name, None if every else trials)
+    named = None if every else trials
+    values, refused = close_trials(storage, study_name, named, checkpoint_dir)
     if json:
         show_json({"finished": values, "refused": refused})
         return
@@ -55,9 +63,11 @@ def finish(
 
 
 def close_trials(
-    storage: str, name: str, trials: list[int] | None
+    storage: str, name: str, trials: list[int] | None, checkpoint_dir: str | None = None
 ) -> tuple[dict[int, float], dict[int, str]]:
     """Finish trials at their last values; None for every suspended one that has reported.
+
+    ``checkpoint_dir`` is searched too for values that Optuna could not be told.
 
     Returns:
         The values of those that were finished, and the reasons why others were not.
@@ -70,18 +80,19 @@ def close_trials(
 
     held_by = broker_status()
     with study_and_ledger(storage, name) as (study, ledger):
+        folders = _folders(study, checkpoint_dir)
         held = upkeep.held_trials(held_by, study, ledger)
-        plan = upkeep.plan_finish(study, ledger, trials, held)
+        plan = upkeep.plan_finish(study, ledger, trials, held, folders)
         # Those that are refused only because a live process has them.
         others = list(plan.refused) if trials else []
-        served = list(upkeep.plan_finish(study, ledger, others, ()).values) if others else []
+        served = upkeep.plan_finish(study, ledger, others, (), folders).values if others else {}
         refused = {n: reason for n, reason in plan.refused.items() if n not in served}
         if refused and (trials or not plan.values):
             raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
-        live = upkeep.finish_live(study, ledger, served) if served else {}
+        live = upkeep.finish_live(study, ledger, list(served), folders) if served else {}
         if live is None:
             raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
-        upkeep.finish(study, ledger, plan.values)
+        upkeep.finish(study, ledger, plan)
     return {**plan.values, **live}, refused
 
 
@@ -98,10 +109,7 @@ def _reasons(refused: Mapping[int, str]) -> str:
 def gc(
     storage: Storage,
     study_name: StudyName,
-    checkpoint_dir: Annotated[
-        str | None,
-        typer.Option(metavar="FOLDER", help="Or URL, as given to `optimize`, if it was."),
-    ] = None,
+    checkpoint_dir: CheckpointDir = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be removed.")
     ] = False,
@@ -127,10 +135,8 @@ def gc(
         _remote.check_url(str(checkpoint_dir))
     serving = [] if held_by is None else [served.key for served in held_by.studies]
     with study_and_ledger(storage, study_name) as (study, ledger):
-        folders = [_optuna.checkpoint_root(study)]
+        folders = _folders(study, checkpoint_dir)
         stores = [_optuna.checkpoint_url(study, str(checkpoint_dir))] if remote else []
-        if checkpoint_dir is not None and not remote:
-            folders.append(_optuna.checkpoint_root(study, Path(checkpoint_dir)))
         held = upkeep.held_trials(held_by, study, ledger)
         litter = upkeep.find_litter(study, ledger, folders, held, now, stores)
         rows = upkeep.find_rows(study, ledger, host=_host(held_by), serving=serving, now=now)
@@ -155,7 +161,32 @@ def gc(
     if cleared:
         show(f"{'Would clear' if dry_run else 'Cleared'} from the ledger: {cleared}.")
     for folder in litter.elsewhere:
-        note(f"The ledger names checkpoints in {folder!r} too: say --checkpoint-dir for those.")
+        note(f"The ledger names checkpoints in {folder!r} too{_way_to(folder)}.")
+
+
+def _folders(study: Study, checkpoint_dir: str | None) -> list[Path]:
+    """The folders of a study's checkpoints on this host."""
+    from optuna_hermes import _optuna
+    from optuna_hermes.suspend import _remote
+
+    own = _optuna.checkpoint_root(study)
+    # What goes to a store is written to the study's own folder first.
+    if checkpoint_dir is None or _remote.is_url(checkpoint_dir):
+        return [own]
+    return [own, _optuna.checkpoint_root(study, Path(checkpoint_dir).expanduser())]
+
+
+def _way_to(place: str) -> str:
+    """What to do about checkpoints in a place that was not searched."""
+    from optuna_hermes.suspend import _remote
+
+    if _remote.is_url(place) or Path(place).is_dir():
+        return ": say --checkpoint-dir for those"
+    # A disk that is not mounted looks as if it were gone: its user knows.
+    return (
+        ", which is no folder of this host: say `gc --checkpoint-dir` where it is, or make it, "
+        "empty, if it is gone for good"
+    )
 
 
 def _host(broker: BrokerStatus | None) -> str | None:

@@ -33,12 +33,14 @@ class Litter:
         elsewhere: folders that were not searched though the ledger names checkpoints there, as
             they were given to ``optimize``; and stores.
         remote: files of stores by their URLs, each with its size in bytes.
+        rows_of_deleted: keys of studies that Optuna has deleted, with rows as above.
     """
 
     files: Mapping[Path, int]
     rows: tuple[tuple[int, str], ...]
     elsewhere: tuple[str, ...] = ()
     remote: Mapping[str, int] = field(default_factory=dict)
+    rows_of_deleted: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -120,12 +122,6 @@ def _objects(store: str) -> Iterator[tuple[int, _remote.RemoteFile]]:
             yield int(match[1]), file
 
 
-def _is_below(folders: Collection[Path], path: Path) -> bool:
-    """True if a checkpoint is gone, or lies in a trial's folder in one of these."""
-    place = path.parent.parent.resolve()
-    return not path.exists() or any(place == folder.resolve() for folder in folders)
-
-
 def with_deleted(
     litter: Litter,
     ledger: Ledger,
@@ -135,7 +131,8 @@ def with_deleted(
 ) -> tuple[Litter, tuple[str, ...]]:
     """The litter, with every checkpoint of deleted studies: ``folders`` have one for each key.
 
-    So have ``stores``, which are URLs.
+    So have ``stores``, which are URLs. What is missing is gone if it was in one of the folders, and
+    that is there; else it may be on another host, or on a disk that is not mounted.
 
     Returns:
         The litter, and the keys of studies of which it then has all that can be found: of the
@@ -144,6 +141,7 @@ def with_deleted(
     Raises:
         UnwritableError: a store cannot be reached.
     """
+    folders = [folder for folder in folders if folder.is_dir()]
     found = [folder / key for folder in folders for key in keys]
     # Keys come out of a database: "..", or a link to elsewhere, must not lead out of the folders.
     own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
@@ -151,12 +149,17 @@ def with_deleted(
     files = {file.path: file.size_bytes for folder in inside for file in _files(folder)}
     urls = {f"{store}/{key}" for store in stores for key in keys if _is_name(key)}
     remote = {file.url: file.size_bytes for url in urls for _, file in _objects(url)}
-    elsewhere = {key: _sorted_out(ledger.load_checkpoints(key), inside, urls)[1] for key in keys}
+    elsewhere, rows = {}, []
+    for key in keys:
+        here, elsewhere[key] = _sorted_out(ledger.load_checkpoints(key), inside, urls, folders)
+        # Another host, which has the others, cannot tell that these are gone.
+        rows += [(key, row.number, row.checkpoint.path) for row in here if elsewhere[key]]
     litter = replace(
         litter,
         files={**litter.files, **files},
         remote={**litter.remote, **remote},
         elsewhere=tuple(sorted({*litter.elsewhere, *chain.from_iterable(elsewhere.values())})),
+        rows_of_deleted=tuple(rows),
     )
     return litter, tuple(key for key in keys if not elsewhere[key])
 
@@ -166,26 +169,40 @@ def _is_name(key: str) -> bool:
 
 
 def _sorted_out(
-    rows: Iterable[CheckpointRecord], folders: Collection[Path], urls: Collection[str]
+    rows: Iterable[CheckpointRecord],
+    folders: Collection[Path],
+    urls: Collection[str],
+    searched: Collection[Path] | None = None,
 ) -> tuple[list[CheckpointRecord], set[str]]:
     """The rows of checkpoints that lie here or are gone, and where the others lie.
 
     Args:
         rows: a checkpoint lies at CHECKPOINT_DIR/STUDY/TRIAL/FILE: users know the first of these.
         folders, urls: of studies.
+        searched: each CHECKPOINT_DIR in which what is missing counts as gone; None: any.
     """
+    places = {folder.resolve() for folder in folders}
+    parents = None if searched is None else {folder.resolve() for folder in searched}
     here, elsewhere = [], set()
     for row in rows:
         path = Path(row.checkpoint.path)
         if _remote.is_url(row.checkpoint.path):
             is_here, place = _url(row) in urls, _url(row).rpartition("/")[0]
         else:
-            is_here, place = _is_below(folders, path), str(path.parents[2])
+            is_here, place = _is_here(path, places, parents), str(path.parent.parent.parent)
         if is_here:
             here.append(row)
         else:
             elsewhere.add(place)
     return here, elsewhere
+
+
+def _is_here(path: Path, places: Collection[Path], parents: Collection[Path] | None) -> bool:
+    """True if a checkpoint lies in a study's folder in ``places``, or is gone."""
+    place = path.parent.parent.resolve()
+    if path.exists():
+        return place in places
+    return parents is None or place.parent in parents
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
@@ -199,8 +216,8 @@ def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
         path.unlink(missing_ok=True)
     for url in litter.remote:
         _remote.remove(url)
-    key = _optuna.study_key(study)
-    for number, row in litter.rows:
+    own = _optuna.study_key(study)
+    for key, number, row in (*((own, *each) for each in litter.rows), *litter.rows_of_deleted):
         ledger.drop_checkpoint(key, number, row)
     for folder in {path.parent for path in litter.files}:
         if not any(folder.iterdir()):

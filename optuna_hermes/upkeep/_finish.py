@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from optuna_hermes.model import LIVE_STATES
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
 
+Unwritten = tuple[tuple[int, float], ...]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinishPlan:
@@ -26,50 +29,68 @@ class FinishPlan:
     Args:
         values: each trial that can be set to COMPLETE, with its last reported value.
         refused: each one that cannot, with the reason.
+        unwritten: steps and values that Optuna lacks of each trial that can, by their journals'
+            folders.
     """
 
     values: Mapping[int, float]
     refused: Mapping[int, str]
+    unwritten: Mapping[int, Mapping[Path, Unwritten]]
 
 
 def plan_finish(
-    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int] | None, held: Collection[int]
+    study: _optuna.Study,
+    ledger: Ledger,
+    numbers: Sequence[int] | None,
+    held: Collection[int],
+    folders: Collection[Path] = (),
 ) -> FinishPlan:
     """Decide which suspended trials (None: any) can be set to COMPLETE; refuse ``held`` ones.
 
-    Values of theirs that could not be written when they were reported are written first.
+    It changes nothing. Values that could not be written when they were reported count too: they are
+    looked for in these folders of the study's checkpoints, and in its own one.
     """
-    _write_late_values(study, ledger, held)
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     if numbers is None:
         numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
-    values, refused = {}, {}
+    places = _places(study, ledger, numbers, folders)
+    values, refused, unwritten = {}, {}, {}
     for number in numbers:
         reason = _refusal(trials.get(number), held)
-        if reason is None:
-            reported = trials[number].intermediate_values
-            values[number] = reported[max(reported)]
-        else:
+        if reason is not None:
             refused[number] = reason
-    return FinishPlan(values=values, refused=refused)
-
-
-def _write_late_values(study: _optuna.Study, ledger: Ledger, held: Collection[int]) -> None:
-    """Write values into Optuna that are in the journals of suspended trials only."""
-    root = _optuna.checkpoint_root(study)
-    folders = {
-        (row.number, Path(row.checkpoint.path).parent)
-        for row in ledger.load_checkpoints(_optuna.study_key(study))
-    }
-    for trial in study.get_trials(deepcopy=False):
-        if not _optuna.ours(trial) or trial.number in held:
             continue
-        own = {folder for number, folder in folders if number == trial.number}
-        for folder in {root / _optuna.trial_folder(trial.number), *own}:
-            if found := _journal.find(folder).unwritten:
-                for step, value in found:
-                    _optuna.write_value(study, trial, step, value)
-                _journal.change(folder, unwritten=())
+        found = _unwritten(places[number])
+        reported = {**trials[number].intermediate_values, **_late(found)}
+        reason = _refusal_at(reported)
+        if reason is not None:
+            refused[number] = reason
+            continue
+        values[number] = reported[max(reported)]
+        unwritten[number] = found
+    return FinishPlan(values=values, refused=refused, unwritten=unwritten)
+
+
+def _places(
+    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], folders: Collection[Path]
+) -> dict[int, set[Path]]:
+    """The folders in which a journal of each of these trials may be."""
+    roots = {_optuna.checkpoint_root(study), *folders}
+    places = {number: {root / _optuna.trial_folder(number) for root in roots} for number in numbers}
+    for row in ledger.load_checkpoints(_optuna.study_key(study)):
+        if row.number in places:
+            places[row.number].add(Path(row.checkpoint.path).parent)
+    return places
+
+
+def _unwritten(folders: Collection[Path]) -> dict[Path, Unwritten]:
+    """The values in these folders' journals that are not in Optuna's tables."""
+    found = ((folder, _journal.find(folder).unwritten) for folder in sorted(folders))
+    return {folder: unwritten for folder, unwritten in found if unwritten}
+
+
+def _late(unwritten: Mapping[Path, Unwritten]) -> dict[int, float]:
+    return dict(chain.from_iterable(unwritten.values()))
 
 
 def _refusal(trial: Any, held: Collection[int]) -> str | None:
@@ -79,7 +100,10 @@ def _refusal(trial: Any, held: Collection[int]) -> str | None:
         return f"not suspended but {trial.state.name}, so leave it out"
     if trial.number in held:
         return "held by a live process: stop its `optimize` first"
-    reported = trial.intermediate_values
+    return None
+
+
+def _refusal_at(reported: Mapping[int, float]) -> str | None:
     if not reported:
         return f"nothing was reported: {_CLOSE}"
     if math.isnan(reported[max(reported)]):
@@ -87,8 +111,8 @@ def _refusal(trial: Any, held: Collection[int]) -> str | None:
     return None
 
 
-def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) -> None:
-    """Set trials to COMPLETE at these values, in Optuna and in the ledger.
+def finish(study: _optuna.Study, ledger: Ledger, plan: FinishPlan) -> None:
+    """Set trials to COMPLETE as planned, in Optuna and in the ledger.
 
     Raises:
         StorageError: another process has finished one; those before it are done.
@@ -96,9 +120,9 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
     key = _optuna.study_key(study)
     records = {record.number: record for record in ledger.load_trials(key)}
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
-    for number, value in values.items():
+    for number, value in plan.values.items():
         # Optuna first: its state is the one that counts, and refuses a trial that is over.
-        _optuna.complete_trial(study, trials[number], value)
+        complete(study, trials[number], plan)
         now = time.time()
         if number in records:
             record = records[number]
@@ -108,6 +132,30 @@ def finish(study: _optuna.Study, ledger: Ledger, values: Mapping[int, float]) ->
         ledger.add_event(
             EventRecord(study=key, number=number, kind="finished", at=now, detail=detail)
         )
+
+
+def complete(study: _optuna.Study, trial: Any, plan: FinishPlan) -> None:
+    """Set a trial to COMPLETE in Optuna as planned, with the values that Optuna lacks.
+
+    Raises:
+        StorageError: another process has finished it.
+    """
+    found = plan.unwritten[trial.number]
+    for step, value in _late(found).items():
+        _write(study, trial, step, value)
+    _optuna.complete_trial(study, trial, plan.values[trial.number])
+    # Last: if another process has just begun to write there, nothing of a finished trial is lost.
+    for folder in found:
+        _journal.change(folder, unwritten=())
+
+
+def _write(study: _optuna.Study, trial: Any, step: int, value: float) -> None:
+    """Write a value into Optuna, unless the trial has just ended."""
+    try:
+        _optuna.write_value(study, trial, step, value)
+    except RuntimeError:  # which Optuna's error of a finished trial is
+        if _optuna.end_of(study, _optuna.trial_id(trial)) is None:
+            raise
 
 
 def held_trials(

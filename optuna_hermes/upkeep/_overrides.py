@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect_if_any
@@ -13,7 +14,7 @@ from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOv
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.ledger import EventRecord, Ledger
 from optuna_hermes.model import LIVE_STATES, Override
-from optuna_hermes.upkeep._finish import plan_finish
+from optuna_hermes.upkeep._finish import complete, plan_finish
 
 # A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
 STOP_SECONDS = 60.0
@@ -54,9 +55,11 @@ def change_policy(key: str, policy: str) -> None:
 
 
 def finish_live(
-    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int]
+    study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], folders: Collection[Path] = ()
 ) -> dict[int, float] | None:
     """Finish trials, each of which has reported, that a broker of this user serves.
+
+    ``folders`` are those of ``plan_finish``.
 
     Returns:
         Their values; None if no broker of this user serves the study.
@@ -79,19 +82,24 @@ def finish_live(
                     "see `optuna-hermes status`, and say `finish` again."
                 )
             time.sleep(_LOOK_SECONDS)
-        return _complete(study, ledger, broker, numbers)
+        return _complete(study, ledger, broker, numbers, folders)
 
 
 def _complete(
-    study: _optuna.Study, ledger: Ledger, broker: Connection, numbers: Sequence[int]
+    study: _optuna.Study,
+    ledger: Ledger,
+    broker: Connection,
+    numbers: Sequence[int],
+    folders: Collection[Path],
 ) -> dict[int, float]:
     """Finish suspended trials in Optuna, then at the broker."""
     key = _optuna.study_key(study)
-    plan = plan_finish(study, ledger, numbers, ())
+    # None is held: no process has one of them any more, and the broker gives them to no other.
+    plan = plan_finish(study, ledger, numbers, (), folders)
     trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
     for number in numbers:
         if number in plan.values:
-            _optuna.complete_trial(study, trials[number], plan.values[number])
+            complete(study, trials[number], plan)
         # One that has finished by itself only has to be reported to the broker.
         elif not trials[number].state.is_finished():
             raise InvalidInputError(f"Trial {number} is held: {plan.refused[number]}.")

@@ -15,7 +15,8 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import __version__, _optuna
+from optuna_hermes import __version__, _optuna, upkeep
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.cli import _optuna_verbs, run
 from optuna_hermes.cli._app import VERBS
@@ -506,6 +507,67 @@ def test_finish_all_says_what_it_left(
     assert "trials 2, 3: nothing was reported" in err
 
 
+@pytest.mark.parametrize("place", [[], ["--checkpoint-dir", "fast"]])
+def test_finish_looks_for_late_values_where_checkpoints_were_to_be(
+    place: list[str], suspended: optuna.Study, here: Path
+) -> None:
+    """The database was away: it has neither the last value nor the checkpoint's place."""
+    root = _optuna.checkpoint_root(suspended, here / "fast" if place else None)
+    folder = root / _optuna.trial_folder(1)
+    folder.mkdir(parents=True)
+    _journal.change(folder, unwritten=((2, 1.5),))
+    assert run(["finish", *OPTIMIZE[2:], "--all", *place]) == 0
+    assert suspended.trials[1].value == 1.5
+    assert _journal.find(folder) == _journal.Journal()
+
+
+def test_finish_takes_the_url_of_checkpoints_too(suspended: optuna.Study) -> None:
+    """As `gc` does: late values of trials that are saved there lie in the default folder."""
+    folder = _optuna.checkpoint_root(suspended) / _optuna.trial_folder(1)
+    folder.mkdir(parents=True)
+    _journal.change(folder, unwritten=((2, 1.5),))
+    assert run(["finish", *OPTIMIZE[2:], "1", "--checkpoint-dir", "s3://bucket/a"]) == 0
+    assert suspended.trials[1].value == 1.5
+
+
+def test_finish_leaves_a_trial_that_trains_until_it_has_stopped(
+    suspended: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process writes its late values itself, and the next ones into the same journal."""
+    folder = _optuna.checkpoint_root(suspended) / _optuna.trial_folder(1)
+    folder.mkdir(parents=True)
+    _journal.change(folder, unwritten=((2, 1.5),))
+    seen: list[Any] = []
+
+    def stop(study: Any, ledger: Any, numbers: Any, folders: Any = ()) -> dict[int, float]:
+        seen.extend([list(numbers), suspended.trials[1].intermediate_values])
+        seen.append(_journal.find(folder).unwritten)
+        return {1: 1.5}
+
+    monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1}))
+    monkeypatch.setattr(upkeep, "finish_live", stop)
+    assert run(["finish", *OPTIMIZE[2:], "1"]) == 0
+    assert seen == [[1], {1: 2.0}, ((2, 1.5),)]
+
+
+def test_a_trial_that_ends_as_it_is_finished_is_refused(
+    suspended: optuna.Study, refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one line: that a late value could not be written is no error of its own."""
+    folder = _optuna.checkpoint_root(suspended) / _optuna.trial_folder(1)
+    folder.mkdir(parents=True)
+    _journal.change(folder, unwritten=((2, 1.5),))
+    write = _optuna.write_value
+
+    def end_first(*arguments: Any) -> None:
+        suspended.tell(1, 2.0)
+        write(*arguments)
+
+    monkeypatch.setattr(_optuna, "write_value", end_first)
+    assert "error: Trial 1 cannot be finished: " in refuse("finish", *OPTIMIZE[2:], "1")
+    assert suspended.trials[1].value == 2.0
+
+
 def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run removes nothing; the same without it removes what was announced."""
     path = _optuna.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
@@ -551,6 +613,48 @@ def test_gc_names_the_folders_it_did_not_look_in(
     assert err == ""
     assert ledger.load_checkpoints(_optuna.study_key(suspended)) == []
     ledger.close()
+
+
+def test_gc_says_how_a_study_is_forgotten_whose_folder_is_gone(
+    suspended: optuna.Study, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that is not there may be another host's: only its user knows that it is gone."""
+    from optuna_hermes.ledger import CheckpointRecord, TrialRecord, open_ledger
+
+    folder = here / "far"
+    path = str(folder / "deleted" / "trial-00000" / "1.ckpt")
+    checkpoint = Checkpoint(path=path, units=1, size_bytes=2048, sha256="")
+    with contextlib.closing(open_ledger(_optuna.ledger_url(suspended))) as ledger:
+        ledger.save_trial(TrialRecord(study="deleted", number=0, trial_id=9, state="stored"))
+        ledger.save_checkpoint(
+            CheckpointRecord(study="deleted", number=0, checkpoint=checkpoint, at=0.0)
+        )
+    for words in ([], ["--checkpoint-dir", str(folder)]):
+        assert run(["gc", *OPTIMIZE[2:], *words]) == 0
+        out, err = capsys.readouterr()
+        assert out == "Removed 0 files, 0 B.\n"
+        assert err == (
+            f"The ledger names checkpoints in {str(folder)!r} too, which is no folder of this "
+            "host: say `gc --checkpoint-dir` where it is, or make it, empty, if it is gone for "
+            "good.\n"
+        )
+    folder.mkdir()
+    assert run(["gc", *OPTIMIZE[2:], "--checkpoint-dir", str(folder)]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Removed 0 files, 0 B.\nCleared from the ledger: 1 deleted study.\n"
+    assert err == ""
+
+
+def test_gc_takes_a_home_folder_as_optimize_does(
+    suspended: optuna.Study, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves ``~`` as it is in --checkpoint-dir=~/fast."""
+    monkeypatch.setenv("HOME", str(here))
+    path = _optuna.checkpoint_root(suspended, here / "fast") / "trial-00000" / "1.ckpt"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert run(["gc", *OPTIMIZE[2:], "--checkpoint-dir=~/fast"]) == 0
+    assert not path.exists()
 
 
 def gc_json(capsys: pytest.CaptureFixture[str]) -> Any:

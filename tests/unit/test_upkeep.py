@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -16,6 +18,7 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna, upkeep
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._protocol import BrokerStatus
+from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
@@ -25,6 +28,7 @@ from optuna_hermes.ledger import (
 )
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _remote
+from optuna_hermes.upkeep import _overrides
 from support.statuses import broker_status, study_status
 
 NOW = 1_000_000_000.0
@@ -87,6 +91,18 @@ class House:
                 at=OLD,
             )
         )
+
+    def journal(self, number: int, *unwritten: tuple[int, float], root: Path | None = None) -> Path:
+        """A trial's folder, with values in its journal that Optuna does not have."""
+        folder = (root or self.root) / f"trial-{number:05d}"
+        folder.mkdir(parents=True)
+        _journal.change(folder, unwritten=unwritten)
+        return folder
+
+    def finish(self, number: int) -> None:
+        """Set a suspended trial to COMPLETE."""
+        plan = upkeep.plan_finish(self.study, self.ledger, [number], held=())
+        upkeep.finish(self.study, self.ledger, plan)
 
     def litter(self, *held: int) -> upkeep.Litter:
         """What may go."""
@@ -153,8 +169,7 @@ def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:
 def test_finish_completes_at_the_last_value(house: House) -> None:
     """A suspended trial becomes COMPLETE at its last report, and done in the ledger."""
     number = house.suspended(3.0, 2.0, 2.5)
-    plan = upkeep.plan_finish(house.study, house.ledger, [number], held=())
-    upkeep.finish(house.study, house.ledger, plan.values)
+    house.finish(number)
     trial = house.study.trials[number]
     assert (trial.state, trial.value) == (TrialState.COMPLETE, 2.5)
     assert trial.user_attrs["hermes:state"] == "done"
@@ -169,29 +184,107 @@ def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> N
     number = house.suspended(1.0)
     (trial,) = house.ledger.load_trials(house.key)
     house.ledger.save_trial(dataclasses.replace(trial, owner="gone"))
-    upkeep.finish(house.study, house.ledger, {number: 1.0})
+    house.finish(number)
     (trial,) = house.ledger.load_trials(house.key)
     assert (trial.state, trial.owner) == ("done", None)
 
 
-@pytest.mark.parametrize("place", ["default", "chosen"])
+@pytest.mark.parametrize("place", ["default", "named by the ledger", "chosen"])
 def test_finish_takes_values_that_optuna_could_not_be_told(
     house: House, tmp_path: Path, place: str
 ) -> None:
-    """They are in the trial's journal, beside its checkpoints."""
-    number = house.suspended(0.9)
-    folder = (house.root if place == "default" else tmp_path / "chosen") / f"trial-{number:05d}"
-    folder.mkdir(parents=True)
-    house.row(number, folder / "1.ckpt")
-    _journal.change(folder, unwritten=((2, 0.5), (3, 0.1)))
-    held = upkeep.plan_finish(house.study, house.ledger, None, held={number})
+    """They are in the trial's journal, where the ledger names a checkpoint or one was to be."""
+    number, other = house.suspended(0.9), tmp_path / "chosen"
+    root = house.root if place == "default" else other
+    folder = house.journal(number, (2, 0.5), (3, 0.1), root=root)
+    if place == "named by the ledger":
+        house.row(number, folder / "1.ckpt")
+    folders = [other] if place == "chosen" else []
+    held = upkeep.plan_finish(house.study, house.ledger, None, {number}, folders)
     assert held.values == {}
-    assert len(house.study.trials[number].intermediate_values) == 1
-    plan = upkeep.plan_finish(house.study, house.ledger, None, held=())
+    plan = upkeep.plan_finish(house.study, house.ledger, None, (), folders)
     assert plan.values == {number: 0.1}
-    upkeep.finish(house.study, house.ledger, plan.values)
+    upkeep.finish(house.study, house.ledger, plan)
     assert house.study.trials[number].intermediate_values == {1: 0.9, 2: 0.5, 3: 0.1}
+    assert house.study.trials[number].value == 0.1
     assert _journal.find(folder).unwritten == ()
+
+
+def test_a_plan_to_finish_changes_nothing(house: House) -> None:
+    """A process that trains the trial may be writing into Optuna, and into its journal."""
+    number = house.suspended(0.9)
+    folder = house.journal(number, (2, 0.5))
+    plan = upkeep.plan_finish(house.study, house.ledger, [number], held=())
+    assert plan.values == {number: 0.5}
+    assert house.study.trials[number].intermediate_values == {1: 0.9}
+    assert _journal.find(folder).unwritten == ((2, 0.5),)
+
+
+def test_finish_looks_at_no_trial_but_those_that_are_named(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may train, and there may be thousands of them."""
+    number, others = house.suspended(0.9), [house.suspended(0.8) for _ in range(3)]
+    folders = [house.journal(other, (2, 0.5)) for other in others]
+    for other, folder in zip(others, folders, strict=True):
+        house.row(other, folder / "1.ckpt")
+    find, looked = _journal.find, []
+    with monkeypatch.context() as patch:
+        patch.setattr(_journal, "find", lambda folder: looked.append(folder) or find(folder))
+        house.finish(number)
+    assert looked == [house.root / f"trial-{number:05d}"]
+    assert [_journal.find(folder).unwritten for folder in folders] == [((2, 0.5),)] * 3
+    assert [house.study.trials[other].intermediate_values for other in others] == [{1: 0.8}] * 3
+
+
+def test_a_trial_that_ends_while_it_is_finished_is_reported_as_such(house: House) -> None:
+    """Its own words count, not Optuna's of a value that came too late; the journal stays."""
+    number = house.suspended(0.9)
+    folder = house.journal(number, (2, 0.5))
+    plan = upkeep.plan_finish(house.study, house.ledger, [number], held=())
+    house.study.tell(number, 0.7)
+    with pytest.raises(StorageError, match=rf"^Trial {number} cannot be finished: "):
+        upkeep.finish(house.study, house.ledger, plan)
+    assert house.study.trials[number].value == 0.7
+    assert _journal.find(folder).unwritten == ((2, 0.5),)
+
+
+def test_another_error_of_writing_a_late_value_is_raised(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the trial would be completed without the value, and the journal be lost."""
+    number = house.suspended(0.9)
+    folder = house.journal(number, (2, 0.5))
+    plan = upkeep.plan_finish(house.study, house.ledger, [number], held=())
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(_optuna, "write_value", fail)
+    with pytest.raises(RuntimeError, match=r"^no$"):
+        upkeep.finish(house.study, house.ledger, plan)
+    assert not house.study.trials[number].state.is_finished()
+    assert _journal.find(folder).unwritten == ((2, 0.5),)
+
+
+def test_a_live_trial_is_finished_at_the_value_that_it_has_left(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker is asked until its process has gone; what that has journaled counts then."""
+    number, said = house.suspended(0.9), []
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            said.append(type(message).__name__)
+            if said == ["Finish"]:
+                house.journal(number, (2, 0.5), root=tmp_path)
+            return len(said) == 1
+
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    live = upkeep.finish_live(house.study, house.ledger, [number], [tmp_path])
+    assert live == {number: 0.5}
+    assert house.study.trials[number].value == 0.5
+    assert said == ["Finish", "Finish", "Finished"]
 
 
 def test_finish_all_takes_what_is_suspended(house: House) -> None:

@@ -59,6 +59,14 @@ class House:
             )
         )
 
+    def checkpoints(self, key: str, *paths: str) -> None:
+        """Rows of a study's checkpoints."""
+        for path in paths:
+            checkpoint = Checkpoint(path=path, units=1, size_bytes=4, sha256="")
+            self.ledger.save_checkpoint(
+                CheckpointRecord(study=key, number=0, checkpoint=checkpoint, at=OLD)
+            )
+
     def event(self, number: int | None, at: float) -> None:
         """A line of an event log."""
         self.ledger.add_event(EventRecord(study=self.key, number=number, kind="granted", at=at))
@@ -219,11 +227,8 @@ def test_a_deleted_study_is_not_forgotten_while_checkpoints_are_elsewhere(
     source.write_bytes(b"0123")
     _remote.put(source, place)
     folder = checkpoint_of(tmp_path / "there" / "deleted")
-    for path in (place, str(folder / "1.ckpt"), "/gone/deleted/trial-00000/1.ckpt"):
-        checkpoint = Checkpoint(path=path, units=1, size_bytes=4, sha256="")
-        house.ledger.save_checkpoint(
-            CheckpointRecord(study="deleted", number=0, checkpoint=checkpoint, at=OLD)
-        )
+    gone_since = folder.with_name("trial-00001") / "1.ckpt"
+    house.checkpoints("deleted", place, str(folder / "1.ckpt"), str(gone_since))
     here = tmp_path / "here"
     litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [here])
     assert (litter.size_bytes, gone) == (0, ())
@@ -234,6 +239,58 @@ def test_a_deleted_study_is_not_forgotten_while_checkpoints_are_elsewhere(
     assert litter.remote == {place: 4}
     assert litter.files == {folder / "1.ckpt": 4}
     assert (litter.elsewhere, gone) == ((), ("deleted",))
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_deleted_study_is_not_forgotten_while_its_folder_may_be_elsewhere(
+    is_there: bool, house: House, tmp_path: Path
+) -> None:
+    """It may be another host's, or not be mounted; nobody would find its files without the rows."""
+    far = tmp_path / "far"
+    house.checkpoints("deleted", str(far / "deleted" / "trial-00000" / "1.ckpt"))
+    if is_there:
+        far.mkdir()  # what was in it is gone, but a place that is not searched says nothing
+    litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [tmp_path])
+    assert (litter.elsewhere, gone) == ((str(far),), ())
+    litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [far])
+    assert (litter.elsewhere, gone) == (((), ("deleted",)) if is_there else ((str(far),), ()))
+
+
+def test_a_deleted_study_of_two_hosts_is_forgotten_once_each_has_cleared_its_own(
+    house: House, tmp_path: Path
+) -> None:
+    """No host sees the other one's folder, so each takes its own files out of the ledger."""
+    folders = [checkpoint_of(tmp_path / host / "deleted") for host in ("first", "second")]
+    house.checkpoints("deleted", *(str(folder / "1.ckpt") for folder in folders))
+
+    def clear(host: str) -> tuple[str, ...]:
+        there = tmp_path / host
+        litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [there])
+        upkeep.remove(house.study, house.ledger, litter)
+        return gone
+
+    assert clear("first") == ()
+    (row,) = house.ledger.load_checkpoints("deleted")
+    assert row.checkpoint.path == str(folders[1] / "1.ckpt")
+    assert clear("second") == ("deleted",)
+    assert [(folder / "1.ckpt").exists() for folder in folders] == [False, False]
+
+
+def test_a_link_that_leads_nowhere_is_no_folder_that_is_gone(house: House, tmp_path: Path) -> None:
+    """The study's folder may be on a disk that is not mounted."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "deleted").symlink_to(tmp_path / "not mounted" / "deleted")
+    house.checkpoints("deleted", str(here / "deleted" / "trial-00000" / "1.ckpt"))
+    litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [here])
+    assert (litter.elsewhere, gone) == ((str(here),), ())
+
+
+def test_an_odd_path_of_a_checkpoint_is_no_error(house: House, tmp_path: Path) -> None:
+    """Whoever writes to the database decides what stands there."""
+    house.checkpoints("deleted", "1.ckpt")
+    _, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [tmp_path])
+    assert gone == ()
 
 
 @pytest.mark.parametrize("key", ["../elsewhere", "..", ".", "", "link"])

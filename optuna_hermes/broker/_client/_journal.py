@@ -23,7 +23,11 @@ NAME = "unconfirmed.msgpack"  # JSON has no number for a trial that diverged
 log = logging.getLogger(__name__)
 
 _changing = threading.Lock()
-"""The connection's thread, the one that writes to Optuna and the training change the file."""
+"""The connection's thread, the one that writes to Optuna and the training change the file.
+
+Processes are not kept apart: a trial has one, or one that leaves and the next, and ``finish``
+changes the file only once the trial is over.
+"""
 
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
