@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def key_attribute(study_id: int) -> str:
     """The name of the system attribute that holds a study's key.
 
-    With the study's id: `copy_study` copies every attribute, but a copy is a study of its own.
+    With the study's id: `copy_study` copies every attribute, but a copy is a study of its own. One
+    in another database may have the same id: its ledger does not know the key.
     """
     return f"hermes:key:{study_id}"
 
@@ -59,7 +60,8 @@ def ends_of(states: Iterable[tuple[int, str]]) -> dict[int, str]:
 
 def read_facts(storage: str, name: str) -> StudyFacts | None:
     """Read the facts of a study in a database; None where only Optuna can read or refuse it."""
-    from optuna_hermes.ledger._database import Database  # a process with Optuna reads by Optuna
+    # A process with Optuna reads by Optuna.
+    from optuna_hermes.ledger._database import Database
 
     try:
         with contextlib.closing(Database(storage)) as database:
@@ -69,6 +71,8 @@ def read_facts(storage: str, name: str) -> StudyFacts | None:
 
 
 def _read(database: Database, storage: str, name: str) -> StudyFacts | None:
+    from optuna_hermes.ledger._schema import knows
+
     found = database.values("studies", ("study_id", "study_name"), study_name=name)
     ids = [study_id for study_id, its_name in found if its_name == name]  # MySQL takes a for A
     if not ids:
@@ -77,11 +81,14 @@ def _read(database: Database, storage: str, name: str) -> StudyFacts | None:
     keys = database.values(
         "study_system_attributes", ("value_json",), key=key_attribute(ids[0]), **of_study
     )
+    key = json.loads(keys[0][0]) if keys else None
+    if key is not None and not knows(database, key):  # of a copy in another database
+        key = None
     directions = database.values("study_directions", ("direction",), objective=0, **of_study)
     states = database.values("trials", ("number", "state"), **of_study)
     return StudyFacts(
-        key=json.loads(keys[0][0]) if keys else None,
-        ledger_url=storage if keys else None,
+        key=key,
+        ledger_url=None if key is None else storage,
         sign=-1.0 if directions == [("MAXIMIZE",)] else 1.0,
         ends=ends_of(states),
     )

@@ -15,7 +15,8 @@ class ExitStatus(IntEnum):
     NOTHING_SUCCEEDED = 3
     """Every trial of a study has failed, or so many alike that it was stopped."""
     SUSPENDED = 75
-    """``EX_TEMPFAIL``: a signal, or the end of the job, suspended all; run the same command again.
+    """``EX_TEMPFAIL``: a signal, the end of the job, or a database that was away for long,
+    suspended all; run the same command again.
     """
     INTERRUPTED = 130
     """Ctrl-C, as shells report it."""
@@ -51,6 +52,10 @@ class TrialsFailedError(HermesError, RuntimeError):
 
 class StorageError(InvalidInputError):
     """The study's storage, or the study in it, cannot be opened."""
+
+
+class DatabaseAwayError(HermesError, RuntimeError):
+    """The study's database did not answer for so long that all was suspended: exit status 75."""
 
 
 class MonitorError(InvalidInputError):

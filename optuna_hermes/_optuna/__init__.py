@@ -19,6 +19,7 @@ from optuna_hermes._optuna._plain import wait_for_device as wait_for_device
 from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
+from optuna_hermes._optuna._samplers import is_feasible as is_feasible
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
 from optuna_hermes._optuna._samplers import read_anew as read_anew
 from optuna_hermes._optuna._samplers import reseed as reseed

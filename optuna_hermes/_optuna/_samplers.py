@@ -175,6 +175,13 @@ def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
     return {name for each in having for name in constraint_names(each)}
 
 
+def is_feasible(trial: FrozenTrial) -> bool:
+    """True if a trial violates none of its constraints, as far as it has any."""
+    if hasattr(trial, "constraints"):
+        return all(value <= 0.0 for value in trial.constraints.values())
+    return all(value <= 0.0 for value in trial.system_attrs.get("constraints") or ())
+
+
 def constraint_names(trial: FrozenTrial) -> Set[str]:
     """The names of a trial's known constraints; before Optuna 5 their numbers."""
     if hasattr(trial, "constraints"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -340,7 +341,15 @@ def close_connections(study: optuna.Study) -> bool:
     if url.database is None or url.database.startswith("file:"):
         return False
     file = os.path.realpath(url.database)
-    return not any(path == file or path.startswith(f"{file}-") for path in _open_files())
+    if not _is_open(file):
+        return True
+    gc.collect()  # a study that nothing refers to any more may wait for it, with its connection
+    return not _is_open(file)
+
+
+def _is_open(file: str) -> bool:
+    """True if this process has an SQLite file open, or one that belongs to it."""
+    return any(path == file or path.startswith(f"{file}-") for path in _open_files())
 
 
 def _open_files() -> Iterator[str]:

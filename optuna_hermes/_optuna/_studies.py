@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.ledger import knows, open_ledger
+from optuna_hermes.ledger._database import Database
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
 """The user attribute with the place of its ledger, of a study that has no database."""
@@ -33,7 +37,15 @@ _APART = "apart-"
 """The beginning of keys of studies that are in no database, whatever their ledger is in."""
 
 _SEED_ATTRIBUTE = "hermes:seed"
+_OFFERING_SECONDS = 1.0
+"""Time in which all hosts that have seen no value have offered theirs."""
+
 _giving = threading.Lock()
+
+_known: set[tuple[str, str]] = set()
+"""Databases, each with a key that its ledger is known to have."""
+
+_Counts = Callable[[Any], bool]
 
 Study = optuna.Study
 """Alias for annotations in modules that do not import Optuna themselves."""
@@ -44,13 +56,20 @@ def study_key(study: optuna.Study) -> str:
     known = known_key(study)
     if known is not None:
         return known
-    fresh = f"{'' if shares_its_ledger(study) else _APART}{uuid.uuid4().hex[:16]}"
-    return str(_given(study, _key_name(study), fresh))
+    name = key_attribute(study._study_id)
+    if not shares_its_ledger(study):
+        return str(_given(study, name, f"{_APART}{uuid.uuid4().hex[:16]}", is_apart))
+    fresh = uuid.uuid4().hex[:16]
+    # First of all: a key that the ledger does not know is taken for that of a copied study.
+    with contextlib.closing(open_ledger(_database_of(study))) as ledger:
+        ledger.add_study(fresh)
+    return str(_given(study, name, fresh, partial(_is_in, _database_of(study))))
 
 
 def known_key(study: optuna.Study) -> str | None:
     """The study's key, None if it has none yet; draws none."""
-    key = _first(study._storage.get_study_system_attrs(study._study_id), _key_name(study))
+    counts = partial(_is_in, _database_of(study)) if shares_its_ledger(study) else is_apart
+    key = _offered(study, key_attribute(study._study_id), counts)
     return None if key is None else str(key)
 
 
@@ -67,9 +86,9 @@ def facts(study: optuna.Study) -> StudyFacts:
 
 
 def study_keys(study: optuna.Study) -> set[str]:
-    """The keys of all studies of a study's storage that have one."""
+    """The keys of all studies of a study's database that have one."""
     studies = study._storage.get_all_studies()
-    keys = (_first(each.system_attrs, key_attribute(each._study_id)) for each in studies)
+    keys = (each.system_attrs.get(key_attribute(each._study_id)) for each in studies)
     return {str(key) for key in keys if key is not None}
 
 
@@ -86,7 +105,7 @@ def is_apart(key: str) -> bool:
 def study_seed(study: optuna.Study, seed: int | None) -> int:
     """The seed from which every trial's is derived: ``seed``, the stored one, or a fresh one."""
     storage, study_id = study._storage, study._study_id
-    known = _first(storage.get_study_system_attrs(study_id), _SEED_ATTRIBUTE)
+    known = _offered(study, _SEED_ATTRIBUTE)
     if seed is None:
         fresh = int(np.random.SeedSequence().generate_state(1)[0])
         return int(_given(study, _SEED_ATTRIBUTE, fresh) if known is None else known)
@@ -96,33 +115,58 @@ def study_seed(study: optuna.Study, seed: int | None) -> int:
     return seed
 
 
-def _given(study: optuna.Study, name: str, value: Any) -> Any:
-    """Set a system attribute if it is not set; return the value that all processes now see."""
-    storage, study_id, backend = study._storage, study._study_id, backend_of(study)
+def _given(study: optuna.Study, name: str, value: Any, counts: _Counts = lambda _: True) -> Any:
+    """Set a system attribute if it is not set; return the value that all processes now see.
+
+    A value that does not count is taken for none.
+    """
     # Of several processes that draw a value at once all must use the same one.
+    storage, study_id, backend = study._storage, study._study_id, backend_of(study)
     if isinstance(backend, RDBStorage):
         patiently(_add_attribute, backend, study_id, name, value)
-    else:
-        # Other hosts may write at the same moment: none replaces another's in a journal.
-        own = f"{name}:{value}" if isinstance(backend, JournalStorage) else name
-        with only_here():
-            if _first(storage.get_study_system_attrs(study_id), name) is None:
-                storage.set_study_system_attr(study_id, own, value)
-    return _first(storage.get_study_system_attrs(study_id), name)
+        there = storage.get_study_system_attrs(study_id)[name]
+        if not counts(there):
+            patiently(_replace_attribute, backend, study_id, name, there, value)
+        return storage.get_study_system_attrs(study_id)[name]
+    with only_here():
+        if _offered(study, name, counts) is None:
+            # Other hosts may do so at the same moment: none may replace what another one uses.
+            storage.set_study_system_attr(study_id, f"{name}:{value}", value)
+            if not isinstance(backend, JournalStorage):
+                time.sleep(_OFFERING_SECONDS)
+    return _offered(study, name, counts)
 
 
-def _first(attributes: Mapping[str, Any], name: str) -> Any:
-    """The value of an attribute, or the first one offered for it; None if there is none.
+def _offered(study: optuna.Study, name: str, counts: _Counts = lambda _: True) -> Any:
+    """The value of a system attribute, or of those offered for it the one that all hosts take.
 
-    Attributes of a journal are in the order of its log, the same for all its readers.
+    None if there is none that counts.
     """
-    if name in attributes:
+    attributes = study._storage.get_study_system_attrs(study._study_id)
+    if name in attributes and counts(attributes[name]):
         return attributes[name]
-    return next((attributes[each] for each in attributes if each.startswith(f"{name}:")), None)
+    offered = [value for each, value in attributes.items() if each.startswith(f"{name}:")]
+    counting = [value for value in offered if counts(value)]
+    if isinstance(backend_of(study), JournalStorage):  # in the order of the log, for all readers
+        return counting[0] if counting else None
+    return min(counting, default=None)
 
 
-def _key_name(study: optuna.Study) -> str:
-    return key_attribute(study._study_id)
+def _database_of(study: optuna.Study) -> str:
+    """The URL of the study's own database."""
+    return str(database_url(study).render_as_string(hide_password=False))
+
+
+def _is_in(url: str, key: str) -> bool:
+    """True if the ledger in a database knows a key, unlike that of a study copied into it."""
+    if is_apart(key):
+        return False
+    if (url, key) not in _known:
+        with contextlib.closing(Database(url)) as database:
+            if not knows(database, key):
+                return False
+        _known.add((url, key))
+    return True
 
 
 def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) -> None:
@@ -131,6 +175,14 @@ def _add_attribute(backend: RDBStorage, study_id: int, name: str, value: Any) ->
     row = StudySystemAttributeModel(study_id=study_id, key=name, value_json=json.dumps(value))
     with _create_scoped_session(backend.scoped_session, ignore_integrity_error=True) as session:
         session.add(row)
+
+
+def _replace_attribute(backend: RDBStorage, study_id: int, name: str, old: Any, value: Any) -> None:
+    """Replace an attribute's value, unless another process has done so."""
+    row = {"study_id": study_id, "key": name, "value_json": json.dumps(old)}
+    with _create_scoped_session(backend.scoped_session) as session:
+        found = session.query(StudySystemAttributeModel).filter_by(**row)
+        found.update({"value_json": json.dumps(value)})
 
 
 @contextlib.contextmanager
@@ -179,7 +231,7 @@ def ledger_url(study: optuna.Study) -> str:
         return named
     if url is None:
         return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
-    return str(url.render_as_string(hide_password=False))
+    return _database_of(study)
 
 
 def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:

@@ -23,9 +23,9 @@ from optuna_hermes.cli import (
     _upkeep,
     _web,
 )
-from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, complain
+from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, SUSPENDED, complain
 from optuna_hermes.cli._studies import PROGRAM
-from optuna_hermes.errors import HermesError, InvalidInputError
+from optuna_hermes.errors import DatabaseAwayError, HermesError, InvalidInputError
 
 # Typer vendors click or uses the installed one, by version: this is the base class either way.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -74,6 +74,8 @@ def run(argv: Sequence[str]) -> int:
         return complain(_usage(error), BAD_INPUT)
     except InvalidInputError as error:
         return complain(str(error), BAD_INPUT)
+    except DatabaseAwayError as error:
+        return complain(str(error), SUSPENDED)
     except HermesError as error:
         return complain(str(error), FAILED)
     except typer.Abort:

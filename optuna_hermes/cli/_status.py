@@ -71,7 +71,8 @@ def status(
                 f"A trial's event log needs its study but got trial {trial} alone: add --storage "
                 "URL and --study-name NAME."
             )
-        document = trial_document(storage, study_name, trial, _heard())
+        broker, silent = _heard()
+        document = trial_document(storage, study_name, trial, broker, silent=silent)
         if json:
             show_json(document)
         else:
@@ -80,8 +81,8 @@ def status(
     if study_name is None:
         broker, study = broker_status(curves=True), None
     else:
-        broker = _heard(curves=True)
-        study = _study_document(storage_of(storage, study_name), study_name, broker)
+        broker, silent = _heard(curves=True)
+        study = _study_document(storage_of(storage, study_name), study_name, broker, silent)
     if json:
         show_json({"broker": msgspec.to_builtins(broker), "study": study})
     else:
@@ -89,23 +90,26 @@ def status(
     return 0
 
 
-def _heard(*, curves: bool = False) -> BrokerStatus | None:
-    """The broker's status; None, with a word, if it does not answer: the ledger can be shown."""
+def _heard(*, curves: bool = False) -> tuple[BrokerStatus | None, bool]:
+    """The broker's status, and True, with a word, if there is one that does not answer.
+
+    The ledger can be shown without it.
+    """
     try:
-        return broker_status(curves=curves)
+        return broker_status(curves=curves), False
     except BrokerSilentError as error:
         note(str(error))
-        return None
+        return None, True
 
 
-def _study_document(storage: str, name: str, broker: BrokerStatus | None) -> Document:
+def _study_document(storage: str, name: str, broker: BrokerStatus | None, silent: bool) -> Document:
     from optuna_hermes.ledger import live_hosts
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
         records, values = ledger.load_trials(key), ledger.last_values(key)
         alive = {host.instance for host in hosts}
-        states = trial_states(ledger, facts, records, broker, alive)
+        states = trial_states(ledger, facts, records, broker, alive, silent=silent)
         overrides = live_overrides(ledger, key, states)
     trials = [
         {
@@ -146,19 +150,26 @@ def _figures(record: TrialRecord) -> Document:
     }
 
 
-def trial_document(storage: str, name: str, number: int, broker: BrokerStatus | None) -> Document:
+def trial_document(
+    storage: str, name: str, number: int, broker: BrokerStatus | None, *, silent: bool = False
+) -> Document:
     """The figures and the event log of one trial, as plain JSON.
+
+    Args:
+        storage, name, number: the trial.
+        broker: the status of this host's broker, None if there is none.
+        silent: there is one that does not answer.
 
     Raises:
         InvalidInputError: the study has no such trial, or it was never suspended by this package.
         StorageError: as ``study_and_ledger``.
     """
     with study_and_ledger(storage, name) as (study, ledger):
-        return _trial_document(study, ledger, number, broker)
+        return _trial_document(study, ledger, number, broker, silent)
 
 
 def _trial_document(
-    study: Study, ledger: Ledger, number: int, broker: BrokerStatus | None
+    study: Study, ledger: Ledger, number: int, broker: BrokerStatus | None, silent: bool
 ) -> Document:
     from optuna_hermes import _optuna
     from optuna_hermes.ledger import live_hosts
@@ -168,7 +179,7 @@ def _trial_document(
     if record is None:
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     alive = {host.instance for host in live_hosts(ledger)}
-    states = trial_states(ledger, _optuna.facts(study), [record], broker, alive)
+    states = trial_states(ledger, _optuna.facts(study), [record], broker, alive, silent=silent)
     curves = ledger.load_curves(key)
     return {
         "study": study.study_name,

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._ledger import live_hosts as live_hosts
     from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
     from optuna_hermes.ledger._schema import UPGRADED_VERSIONS as UPGRADED_VERSIONS
+    from optuna_hermes.ledger._schema import knows as knows
     from optuna_hermes.ledger._schema import schema_version as schema_version
 
 _HOMES = {
@@ -34,7 +35,7 @@ _HOMES = {
         ("check_shared_url", "few_connections", "is_database", "rest_when_idle"), "_engine"
     ),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
-    **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "schema_version"), "_schema"),
+    **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "knows", "schema_version"), "_schema"),
 }
 
 

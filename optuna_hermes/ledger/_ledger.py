@@ -348,6 +348,10 @@ class Ledger:
             if not connection.execute(sql.REPLACE_MEMORY, {**found, "of_study": study}).rowcount:
                 connection.execute(sql.ADD_MEMORY, found)
 
+    def add_study(self, study: str) -> None:
+        """Let the ledger know a study's key before it has any other row."""
+        self.save_memory(study, None)
+
     def add_event(self, event: EventRecord) -> None:
         """Add an event to the event log."""
         self._write(sql.ADD_EVENT, {**row(event), "detail": json.dumps(event.detail)})

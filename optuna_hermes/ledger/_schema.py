@@ -240,6 +240,19 @@ def schema_version(url: str) -> int | None:
         database.close()
 
 
+def knows(database: Database, study: str) -> bool:
+    """True if a database has the ledger of a study, by its key; reads only.
+
+    Raises:
+        LedgerError: the database cannot be read.
+    """
+    with database.reading() as connection:
+        if _version(connection) is None:
+            return False
+        rows = (select(each.c.study).where(each.c.study == study) for each in (MEMORY, TRIALS))
+        return any(connection.scalar(query.limit(1)) is not None for query in rows)
+
+
 def _version(connection: Connection) -> int | None:
     """The version of the tables, None if they are missing or incomplete."""
     if not inspect(connection).has_table(SCHEMA.name):

@@ -158,7 +158,7 @@ def read_history(
 def best_so_far(history: StudyHistory) -> tuple[Best, ...]:
     """The values that were better than all before them, in the order of their time."""
     # The device time of a trial counts up to its last report: leases say nothing about values.
-    reports = ((point, trial.number) for trial in history.trials for point in trial.points)
+    reports = ((point, trial) for trial in history.trials for point in trial.points)
     return tuple(_improvements(sorted(reports, key=lambda each: each[0].at), history.maximize))
 
 
@@ -168,13 +168,20 @@ def trial_states(
     records: Collection[TrialRecord],
     broker: BrokerStatus | None,
     alive: Container[str],
+    *,
+    silent: bool = False,
 ) -> dict[int, str]:
     """The state of each trial: its end in Optuna, else the ledger's if that can still be true.
 
-    ``alive`` are the brokers of all hosts whose heartbeat in the ledger is recent.
+    Args:
+        ledger, facts: of the study.
+        records: its trials.
+        broker: the status of this host's broker, None if there is none.
+        alive: the brokers of all hosts whose heartbeat in the ledger is recent.
+        silent: this host has a broker that does not answer: its trials are as the ledger says.
     """
     key, here = str(facts.key), (None, host_name())
-    served = broker is not None and broker.study(key) is not None
+    served = silent or (broker is not None and broker.study(key) is not None)
     # A broker that was killed could not write down what became of its trials. One that a process
     # may have is as the ledger says: checkpoints decide for the others.
     lost = {
@@ -202,15 +209,17 @@ def total_watt_hours(records: Iterable[TrialRecord]) -> float | None:
     return math.fsum(known) if known else None
 
 
-def _improvements(reports: Iterable[tuple[Point, int]], maximize: bool) -> Iterator[Best]:
+def _improvements(reports: Iterable[tuple[Point, TrialHistory]], maximize: bool) -> Iterator[Best]:
     spent, had = 0.0, dict[int, float]()
     best = -math.inf if maximize else math.inf
-    for point, number in reports:
+    for point, trial in reports:
+        number = trial.number
         # After a crash units are trained again: a report may state less device time than before.
         spent += max(0.0, point.device_seconds - had.get(number, 0.0))
         had[number] = max(point.device_seconds, had.get(number, 0.0))
         better = point.value > best if maximize else point.value < best
-        if better and math.isfinite(point.value):
+        # A trial that has failed is never the best one.
+        if better and math.isfinite(point.value) and trial.state != "failed":
             best = point.value
             yield Best(spent, best, point.at, number)
 

@@ -12,11 +12,12 @@ import optuna
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import BrokerSilentError, InvalidInputError
 from optuna_hermes.view.history import StudyHistory, read_history
 from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger
     from optuna_hermes.simulator import CurveSet
 
@@ -51,12 +52,20 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
                 "with HermesSampler and HermesPruner."
             )
             return StudyData(history=StudyHistory(key=""), now=time.time())
-        history = read_history(ledger, _optuna.facts(study), broker=broker_status())
+        history = read_history(ledger, _optuna.facts(study), broker=_broker())
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
         found = _replayable(study, ledger) if to_replay else None
     return StudyData(history=history, now=time.time(), curve_set=found)
+
+
+def _broker() -> BrokerStatus | None:
+    try:
+        return broker_status()
+    except BrokerSilentError as error:
+        _logger.warning(str(error))
+        return None
 
 
 @contextlib.contextmanager

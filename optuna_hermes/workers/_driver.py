@@ -23,6 +23,7 @@ from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenS
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
+    DatabaseAwayError,
     StorageError,
     StudyTakenError,
 )
@@ -99,6 +100,7 @@ class Driver:
         self._callbacks = callbacks
         self._pool = pool
         self._problem: str | None = None
+        self._ended_by_outage = False
         self._called_back: set[int] = set()
         self._raised: Exception | None = None
         """The error of a callback, which is raised once the study is suspended."""
@@ -376,6 +378,7 @@ class Driver:
             self._progress.note(text)
         mine, devices = watched.status()
         self._last = mine
+        self._ended_by_outage |= bool(mine.problem) and mine.away_seconds is not None
         self._progress.update(devices, mine)
         self._say_if_away(mine.away_seconds, mine.away_reason)
         self._news.look(devices, time.monotonic())
@@ -490,8 +493,9 @@ class Driver:
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
         last = self._last
-        if last is not None and last.away_seconds is not None:  # no trial can be read
-            raise StorageError(self._problem or _AWAY)
+        away = last is not None and last.away_seconds is not None  # no trial can be read
+        if away or self._ended_by_outage:
+            raise DatabaseAwayError(self._problem or _AWAY)
         trials = _optuna.patiently(trial_results, self._study, ledger)
         failures = None if last is None else last.failures
         return OptimizeResult(

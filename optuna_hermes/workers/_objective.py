@@ -19,10 +19,10 @@ from optuna_hermes.workers._imports import is_library
 Objective = Callable[..., Any]
 
 
-def pack(objective: Objective | str) -> bytes | str:
+def pack(objective: Objective | str, why: str = "") -> bytes | str:
     """An objective in the form that the fork server receives: a function is pickled by value.
 
-    A ``FILE.py:NAME`` stays as it is.
+    A ``FILE.py:NAME`` stays as it is. ``why`` is the reason why this process cannot be forked.
 
     Raises:
         ObjectiveError: there is no such file, or the function holds something that cannot be sent
@@ -35,8 +35,8 @@ def pack(objective: Objective | str) -> bytes | str:
         return bytes(cloudpickle.dumps(objective))
     except Exception as error:
         raise ObjectiveError(
-            f"The objective must be picklable but {error}: create what it cannot carry (locks, "
-            "open files, a device's memory) inside of it."
+            f"The objective must be picklable{why and f', since {why},'} but {error}: create what "
+            "it cannot carry (locks, open files, a device's memory) inside of it."
         ) from error
 
 

@@ -90,6 +90,8 @@ def optimize(
 
     Raises:
         InvalidInputError: before anything is changed.
+        DatabaseAwayError: the database did not answer for minutes, and every live trial is
+            suspended: make the same call again.
         TrialsFailedError: every trial has failed, or so many alike that it was stopped.
         KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
         SystemExit: with status 75, once every live trial is suspended after another signal or

@@ -209,8 +209,9 @@ def one_line(error: str) -> str:
 
 
 def best_of(study: optuna.Study) -> dict[str, Any] | None:
-    """Number, value and parameters of the best finished trial; of the first objective's."""
-    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    """Number, value and parameters of the best feasible trial; of the first objective's."""
+    finished = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    complete = list(filter(_optuna.is_feasible, finished))
     if not complete:
         return None
     sign = _optuna.sign(study)

@@ -62,9 +62,12 @@ class Settings:
             _remote.check_url(self.checkpoint_dir)
         if self.ledger is not None:
             check_shared_url(self.ledger)
+        for name in ("timeout", "device_seconds", "slice_seconds", "hang_seconds", "grace"):
+            if _is_number(value := getattr(self, name)):  # one of NumPy's is not sent to a broker
+                object.__setattr__(self, name, float(value))
         for name in ("timeout", "device_seconds", "slice_seconds"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, Real) and 0.0 <= value < math.inf):
+            if value is not None and not (_is_number(value) and 0.0 <= value < math.inf):
                 raise InvalidInputError(
                     f"{name} must be a finite number of seconds, 0 or more, but got {value!r}: "
                     "leave it out for no bound."
@@ -74,7 +77,9 @@ class Settings:
             raise InvalidInputError(
                 f"n_trials must be a whole number, 0 or more, but got {n_trials!r}."
             )
-        if hang is not None and not (isinstance(hang, Real) and 1 <= hang <= MOST_HANG_SECONDS):
+        if n_trials is not None:
+            object.__setattr__(self, "n_trials", int(n_trials))
+        if hang is not None and not (_is_number(hang) and 1 <= hang <= MOST_HANG_SECONDS):
             raise InvalidInputError(
                 f"hang_seconds must be from 1 to {MOST_HANG_SECONDS:.0f} but got {hang!r}: give "
                 "seconds, 300 if in doubt."
@@ -86,3 +91,7 @@ class Settings:
             )
         if self.grace is not None:
             check_grace(self.grace)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real)

@@ -149,7 +149,8 @@ class Stops:
             raise KeyboardInterrupt
         self.signal = number if self.signal is None else self.signal
         self._signal_at = now
-        if self.nothing_begun:
+        # Not twice: the second would interrupt what the first has left to be cleaned up.
+        if self.nothing_begun and again:
             raise KeyboardInterrupt
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import psutil
 
 from optuna_hermes.broker import broker_status
+from optuna_hermes.errors import BrokerSilentError
 
 TAKEN = "Process {pid} optimizes this study on this host: waiting for it."
 
@@ -34,7 +35,11 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
     """
     absent_at, has_lost_broker = math.inf, False
     while not should_stop():
-        status, now = broker_status(trials=False), time.monotonic()
+        try:
+            status = broker_status(trials=False)
+        except BrokerSilentError:  # stopped or busy: whom it serves is not known to have left
+            continue
+        now = time.monotonic()
         study = None if status is None else status.study(key)
         found = None if study is None else study.driver_pid
         has_lost_broker = has_lost_broker or status is None

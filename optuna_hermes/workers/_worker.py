@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -200,7 +201,11 @@ class _Engagement:
         # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
-        told = _optuna.tell(self._study, trial, values, state)
+        try:
+            told = _optuna.tell(self._study, trial, values, state)
+        except (TypeError, OverflowError):  # of a text, or of an integer that is too large
+            error = f"the objective returned {values!r}"
+            told = _optuna.tell(self._study, trial, None, TrialState.FAIL)
         if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:
             remove_copies(self._session.checkpoint_dir)
         failed = told.state == TrialState.FAIL
@@ -220,9 +225,17 @@ class _Engagement:
         return not is_misuse(raised, anything_reported=reported)
 
     def _run(self, trial: optuna.Trial, objective: Objective) -> Any:
+        process, status = os.getpid(), 1
         try:
-            return objective(trial)
+            values = objective(trial)
+            status = 0
+            return values
+        except SystemExit as leave:
+            status = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+            raise
         finally:
+            if os.getpid() != process:  # a process that the objective has forked is no trial
+                _leave_fork(status)
             # Read now: later study.tell() calls the sampler, which may stop the study too.
             self._stopped = _optuna.asked_to_stop(self._study)
 
@@ -248,6 +261,16 @@ def _die(words: str) -> NoReturn:
     print(words, flush=True)
     # Cleaning up could wait for what the signal or the device has taken away.
     os._exit(1)
+
+
+def _leave_fork(status: int) -> NoReturn:
+    """End a process that the objective has forked, without what its parent alone may clean up."""
+    if status == 1 and sys.exc_info()[1] is not None:
+        traceback.print_exc()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(status)
 
 
 class _Notes:

@@ -92,7 +92,7 @@ class WorkerPool:
     def __init__(self, objective: Objective | str, devices: str, new_python: str | None) -> None:
         self.began = time.monotonic()
         self.new_python = new_python
-        packed = b"" if new_python is None else pack(objective)
+        packed = b"" if new_python is None else pack(objective, new_python)
         self._ready = False
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()

@@ -175,7 +175,7 @@ def test_an_absence_that_is_too_long_sends_all_to_disk(
             assert "training goes on" not in words
             ended = running.wait(60)
             trained = scene.units()
-        assert ended.returncode == 2, ended.stderr
+        assert ended.returncode == 75, ended.stderr
         last = ended.stderr.splitlines()[-1]
         assert last.startswith(
             "error: The database did not answer for 3 s, so every trial was suspended to disk: "
@@ -219,7 +219,7 @@ def test_a_broker_that_is_killed_when_all_are_on_disk(
         running = scene.optimize()
         wait_for(scene.begun, 60)
         with scene.away():
-            assert running.wait(60).returncode == 2, running.stderr
+            assert running.wait(60).returncode == 75, running.stderr
             process.kill()
             process.wait()
     again = scene.optimize().wait(120)

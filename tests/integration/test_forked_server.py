@@ -171,7 +171,71 @@ def test_an_objective_for_a_new_python_must_be_picklable(script: Script) -> None
     """What cannot be sent to it is named as ever."""
     done = script(PICKLED)
     assert done.returncode == 1
-    assert "The objective must be picklable but " in done.stderr.splitlines()[-1]
+    words = "The objective must be picklable, since threads were started, but "
+    assert words in done.stderr.splitlines()[-1]
+
+
+TWICE = """
+lock = threading.Lock()
+
+def objective(trial):
+    with lock:
+        return trial.suggest_float("x", 0.0, 1.0)
+
+def go(name):
+    study = optuna.create_study(
+        storage="sqlite:///study.db", study_name=name,
+        sampler=HermesSampler(), pruner=HermesPruner(),
+    )
+    optimize(study, objective, n_trials=1, devices="cpu:1", show_progress=False)
+
+go("a")
+go("b")
+"""
+
+
+def test_a_study_that_nothing_refers_to_keeps_no_fork_from_the_next(script: Script) -> None:
+    """It waits for the garbage collector, with its connection to the file."""
+    done = script(TWICE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [FORKED, FORKED]
+
+
+STRANGE = """
+def objective(trial):
+    x = trial.suggest_float("x", -5.0, 5.0)
+    with open("begun", "a") as begun:
+        begun.write("x")
+    for step in range(2):
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(int(x == 2.0))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == int(x == 2.0)
+        trial.report(x, step)
+    if x == 1.0 and os.fork() == 0:
+        return 7.0
+    trial.set_constraint("c", -x) if hasattr(trial, "set_constraint") else None
+    return "many" if x == 3.0 else x
+
+study = make()
+for x in (-4.0, 1.0, 2.0, 3.0):
+    study.enqueue_trial({"x": x})
+result = optimize(study, objective, n_trials=4, devices="cpu:1", show_progress=False)
+print([(trial.state.name, trial.value) for trial in study.trials])
+print(result.best["value"], len(open("begun").read()))
+"""
+
+
+def test_a_process_that_a_trial_forks_is_no_trial(script: Script) -> None:
+    """Its end is not the trial's; an infeasible trial is not the best; a text is no value."""
+    done = script(STRANGE)
+    assert done.returncode == 0, done.stderr
+    states, best = done.stdout.splitlines()[-2:]
+    one = "('COMPLETE', {})"
+    whole = [one.format(x) for x in (-4.0, 1.0, 2.0)]
+    assert states == f"[{', '.join([*whole, repr(('FAIL', None))])}]"
+    constrained = hasattr(optuna.Trial, "set_constraint")
+    assert best == ("1.0 4" if constrained else "-4.0 4")
 
 
 THREADED_LATE = """

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import socket
 import types
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import filelock
 import optuna
 import pytest
-from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages import (
+    GrpcStorageProxy,
+    JournalStorage,
+    RDBStorage,
+    run_grpc_proxy_server,
+)
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
@@ -24,6 +30,9 @@ DEADLINE_SECONDS = 60.0
 
 
 def storage_at(place: str) -> Any:
+    """The storage of a URL, of a journal's path, or behind the gRPC proxy of a port."""
+    if place.isdigit():
+        return GrpcStorageProxy(host="localhost", port=int(place))
     return RDBStorage(place) if "://" in place else JournalStorage(JournalFileBackend(place))
 
 
@@ -61,12 +70,49 @@ def meet_from_a_host(place: str, barrier: Any, answers: Any) -> None:
     answers.put((key, seed, _optuna.study_key(study)))
 
 
+def meet_behind_a_proxy(place: str, barrier: Any, answers: Any) -> None:
+    """As ``meet``, of a host whose lock no other one sees: all write at once."""
+    os.environ["XDG_STATE_HOME"] += f"-{os.getpid()}"
+    study = optuna.load_study(study_name="s", storage=storage_at(place))
+    write = study._storage.set_study_system_attr
+
+    def write_together(*words: Any) -> None:
+        barrier.wait(DEADLINE_SECONDS)
+        write(*words)
+
+    study._storage.set_study_system_attr = write_together  # type: ignore[method-assign]
+    key, seed = _optuna.study_key(study), _optuna.study_seed(study, None)
+    barrier.wait(DEADLINE_SECONDS)
+    answers.put((key, seed, _optuna.study_key(study)))
+
+
+def serve(path: str, port: int) -> None:
+    run_grpc_proxy_server(storage_at(path), host="localhost", port=port)
+
+
+@pytest.fixture
+def proxy(tmp_path: Path) -> Iterator[str]:
+    """The port of a gRPC proxy before a journal."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = int(free.getsockname()[1])
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=serve, args=(f"{tmp_path}/journal", port))
+    process.start()
+    storage_at(str(port)).wait_server_ready(timeout=DEADLINE_SECONDS)
+    yield str(port)
+    process.kill()
+    process.join()
+
+
 @pytest.fixture
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A storage with a study that this package has never met."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     if request.param == "PostgreSQL":
         found: str = request.getfixturevalue("postgres_url")
+    elif request.param == "proxy":
+        found = request.getfixturevalue("proxy")
     else:
         found = f"sqlite:///{tmp_path}/s.db" if request.param == "SQLite" else f"{tmp_path}/journal"
     storage = storage_at(found)
@@ -76,11 +122,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return found
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize(
     ("place", "target"),
     [
         *[(kind, meet) for kind in ("SQLite", "PostgreSQL", "journal")],
         ("journal", meet_from_a_host),
+        ("proxy", meet_behind_a_proxy),
     ],
     indirect=["place"],
 )

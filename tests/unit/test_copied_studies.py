@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import optuna
 import pytest
 from optuna.storages import JournalStorage
@@ -36,6 +38,30 @@ def test_a_copy_has_a_key_of_its_own(storage_url: str) -> None:
     assert facts is not None
     assert facts.key == other
     assert _optuna.study_key(first) == key
+
+
+def copied_to(first: str | JournalStorage, other: str | JournalStorage) -> optuna.Study:
+    optuna.copy_study(from_study_name="first", from_storage=first, to_storage=other)
+    return optuna.load_study(study_name="first", storage=other)
+
+
+def test_a_copy_in_another_storage_has_a_key_of_its_own(tmp_path: Path) -> None:
+    """Its id is the same there: its database's ledger does not know the key."""
+    here, there = f"sqlite:///{tmp_path}/here.db", f"sqlite:///{tmp_path}/there.db"
+    journal = JournalStorage(JournalFileBackend(f"{tmp_path}/journal.log"))
+    key = _optuna.study_key(optuna.create_study(storage=here, study_name="first"))
+    copy = copied_to(here, there)
+    assert _optuna.known_key(copy) is None
+    assert (facts := read_facts(there, "first")) is not None
+    assert facts.key is None
+    keys = {key, other := _optuna.study_key(copy), _optuna.study_key(copied_to(here, journal))}
+    assert len(keys) == 3
+    assert _optuna.study_key(copy) == other
+    assert (facts := read_facts(there, "first")) is not None
+    assert facts.key == other
+    again = copied_to(journal, f"sqlite:///{tmp_path}/third.db")
+    assert _optuna.known_key(again) is None
+    assert _optuna.study_key(again) not in keys
 
 
 def test_a_copy_in_a_journal_has_a_key_of_its_own(tmp_path: object) -> None:

@@ -18,6 +18,13 @@ def test_seeds_that_are_none(seed: Any) -> None:
         Settings(seed=seed)
 
 
+def test_numbers_of_numpy_are_plain_ones() -> None:
+    """They are sent to the broker."""
+    given = Settings(n_trials=np.int64(3), timeout=np.float32(2.0), hang_seconds=np.int32(60))
+    assert (given.n_trials, given.timeout, given.hang_seconds) == (3, 2.0, 60.0)
+    assert {type(given.n_trials), type(given.timeout), type(given.hang_seconds)} == {int, float}
+
+
 @pytest.mark.parametrize("seed", [None, 0, 2**63 - 1, np.int64(3)])
 def test_seeds(seed: Any) -> None:
     """Whole numbers of any kind."""

@@ -12,7 +12,7 @@ import pytest
 
 from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.view.history import Bar, Best, best_so_far, read_history
+from optuna_hermes.view.history import Bar, Best, best_so_far, read_history, trial_states
 from support.memory_ledger import MemoryLedger
 from support.records import OTHER, STUDY, checkpoint, lease, report, trial_record
 from support.statuses import broker_status, study_status
@@ -79,6 +79,12 @@ def test_the_best_so_far_is_told_by_the_device_time_of_all(ledger: Ledger) -> No
     )
 
 
+def test_a_trial_that_has_failed_is_never_the_best(ledger: Ledger) -> None:
+    """Its device time counts, its values do not."""
+    history = read_history(ledger, facts(_0="failed"))
+    assert best_so_far(history) == (Best(2.0, 0.8, 2.0, 1),)
+
+
 def test_totals_are_those_of_the_trials(ledger: Ledger) -> None:
     """Device time is summed up, and energy as far as somebody could tell it."""
     history = read_history(ledger, facts())
@@ -95,6 +101,8 @@ def test_a_trial_is_where_its_process_is(ledger: Ledger) -> None:
         return [trial.state for trial in read_history(ledger, *args, **kwargs).trials]
 
     assert states(facts()) == ["pending", "done"]
+    records = ledger.load_trials(STUDY)
+    assert trial_states(ledger, facts(), records, None, (), silent=True)[0] == "running"
     assert states(facts(), broker=broker) == ["running", "done"]
     ledger.save_checkpoint(checkpoint("/1"))
     assert states(facts()) == ["stored", "done"]

@@ -235,8 +235,12 @@ def _counts(study: Study) -> TrialCounts:
 
 
 def _best(study: Study) -> BestTrial | None:
-    """The best value that was ever reported: it only gets better."""
-    lowest = [(_lowest(trial.curve.values), trial.number) for trial in study.trials.values()]
+    """The best value ever reported by a trial that has not failed."""
+    lowest = [
+        (_lowest(trial.curve.values), trial.number)
+        for trial in study.trials.values()
+        if trial.state != "failed"
+    ]
     value, number = min(lowest, default=(math.inf, 0))
     shown = _shown(value, study)
     return None if shown is None else BestTrial(trial=number, value=shown)
