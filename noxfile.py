@@ -79,6 +79,8 @@ def tests(session: nox.Session) -> None:
     session.install(*CONSTRAINED, "-e", ".[lightning,test,docs]")
     fast = session.posargs[:1] == ["fast"]
     chosen = ["tests/unit", *session.posargs[1:]] if fast else session.posargs
+    # Else each process that a test starts compiles it, where none may write what it has compiled.
+    session.run("python", "-m", "compileall", "-q", "optuna_hermes")
     session.run("python", "-m", "pytest", "-m", "not slow", *SIDE_BY_SIDE, *chosen)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -35,6 +36,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A loaded machine is no failure, and a failure must be one that can be repeated.
 settings.register_profile("project", deadline=None, print_blob=True)
 settings.load_profile("project")
+
+
+def pytest_collection_finish() -> None:
+    """Freeze what all tests have imported, as a fork server does before it forks workers.
+
+    Each epoch of a training searches the objects of its process for loaders.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _wait_for(

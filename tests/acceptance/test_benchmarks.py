@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import math
 import os
@@ -83,6 +84,29 @@ def run(script: str, *options: str, cwd: Path, status: int = 0) -> subprocess.Co
     return done
 
 
+@pytest.fixture
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """``call(script, *options, status=0)``: as ``run``, in this process."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.delenv("OPTUNA_HERMES_CURVES", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def call(script: str, *options: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", [script, *options])
+        capsys.readouterr()
+        try:
+            code = importlib.import_module(script.removesuffix(".py")).main()
+        except SystemExit as ended:  # of argparse
+            code = ended.code
+        told = capsys.readouterr()
+        assert code == status, told.err
+        return subprocess.CompletedProcess(sys.argv, code, told.out, told.err)
+
+    return call
+
+
 def test_decision_cost_grows_with_the_trials(tmp_path: Path) -> None:
     """Every policy is timed on both populations, and the exponent is that of its times."""
     options = ["--trials=10,100", "--repetitions=3", "--json"]
@@ -130,10 +154,10 @@ def curves(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_policies_compares_all(curves: Path) -> None:
+def test_policies_compares_all(curves: Path, call: Callable[..., Any]) -> None:
     """The quick table has every policy for hosts and every rival, and says what each reaches."""
-    options = [f"--curves={curves}", "--quick", "--json"]
-    result = json.loads(run("policies.py", *options, cwd=curves).stdout)
+    options = [f"--curves={curves}", "--quick", "--processes=1", "--json"]
+    result = json.loads(call("policies.py", *options).stdout)
     (block,) = result["blocks"]
     assert (block["devices"], block["cost"], block["seeds"]) == (1, 0.005, 1)
     rows = {row["policy"]: row for row in block["rows"]}
@@ -162,11 +186,11 @@ def test_policies_in_studies_with_a_budget(tmp_path: Path) -> None:
     assert "## 1 device, 4 full trainings, opening a trial costs 0.3 units" in written
 
 
-def test_policies_in_studies_are_what_simulate_says(curves: Path) -> None:
+def test_policies_in_studies_are_what_simulate_says(curves: Path, call: Callable[..., Any]) -> None:
     """Sets, budgets, openings and contestants are as asked for; times are those of a study."""
     options = ["--studies", "--sets=1:", "--devices=2", "--budget=3,6", "--opening=0", "--json"]
-    options += ["--policy=hermes,fifo", "--seeds=2", f"--curves={curves}"]
-    result = json.loads(run("policies.py", *options, cwd=curves).stdout)
+    options += ["--policy=hermes,fifo", "--seeds=2", "--processes=1", f"--curves={curves}"]
+    result = json.loads(call("policies.py", *options).stdout)
     sets = [read_curve_set(path) for path in sorted(curves.glob("*.npz"))[1:]]
     assert [block["budget"] for block in result["blocks"]] == [3.0, 6.0]
     for block in result["blocks"]:
@@ -186,17 +210,19 @@ def test_policies_in_studies_are_what_simulate_says(curves: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["--sets=9:", "--policy=nothing", "--policy=hermes/nothing"])
-def test_policies_in_studies_refuse_what_does_not_exist(curves: Path, wrong: str) -> None:
+def test_policies_in_studies_refuse_what_does_not_exist(
+    curves: Path, call: Callable[..., Any], wrong: str
+) -> None:
     """One line, and status 2."""
-    done = run("policies.py", "--studies", wrong, f"--curves={curves}", cwd=curves, status=2)
+    done = call("policies.py", "--studies", wrong, f"--curves={curves}", status=2)
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_policies_is_what_simulate_says(curves: Path) -> None:
+def test_policies_is_what_simulate_says(curves: Path, call: Callable[..., Any]) -> None:
     """Each simulation ends with the best trial, and the measures are those of a whole one."""
     options = ["--devices=2", "--cost=0.25", "--seeds=2", "--seeds-elsewhere=2", "--json"]
-    options += ["--policy=asha,asha-stop"]
-    result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
+    options += ["--policy=asha,asha-stop", "--processes=1", f"--curves={curves}"]
+    result = json.loads(call("policies.py", *options).stdout)
     sets = [read_curve_set(path) for path in sorted(curves.glob("*.npz"))]
     rules = SimulationRules(n_devices=2, switch_cost=0.25)
     names = ["hermes", "fifo", "asha", "asha-stop"]
@@ -236,10 +262,11 @@ def test_policies_writes_markdown(curves: Path) -> None:
             assert better >= 0 if "**" in value else better <= 0
 
 
-def test_policies_of_nearly_equal_trials(curves: Path) -> None:
+def test_policies_of_nearly_equal_trials(curves: Path, call: Callable[..., Any]) -> None:
     """A case keeps the best tenth of the trials, and the target is not to fall behind."""
     options = ["--case=nearly-equal", "--devices=1", "--seeds=1", "--policy=fifo", "--json"]
-    result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
+    options += ["--processes=1", f"--curves={curves}"]
+    result = json.loads(call("policies.py", *options).stdout)
     (target,) = result["targets"]
     assert target["name"] == "1 device, nearly-equal, against fifo >= 1"
     rows = {row["policy"]: row for row in result["blocks"][0]["rows"]}
@@ -249,10 +276,11 @@ def test_policies_of_nearly_equal_trials(curves: Path) -> None:
 
 
 @pytest.mark.parametrize("case", ["noise-30", "prices", "lengths", "crashes"])
-def test_policies_of_other_trainings(curves: Path, case: str) -> None:
+def test_policies_of_other_trainings(curves: Path, call: Callable[..., Any], case: str) -> None:
     """Who knows how trainings end really does not go by what is reported of them."""
     options = [f"--case={case}", "--devices=1", "--seeds=2", "--policy=oracle", "--json"]
-    result = json.loads(run("policies.py", f"--curves={curves}", *options, cwd=curves).stdout)
+    options += ["--processes=1", f"--curves={curves}"]
+    result = json.loads(call("policies.py", *options).stdout)
     rows = {row["policy"]: row for row in result["blocks"][0]["rows"]}
     assert rows["oracle"]["fifo"]["best"] >= rows["hermes"]["fifo"]["best"]
     assert rows["oracle"]["fifo"]["best"] > 1
@@ -265,9 +293,11 @@ def test_policies_of_other_trainings(curves: Path, case: str) -> None:
         (["--policy=none-such"], "A policy must be one of"),
     ],
 )
-def test_policies_says_what_is_wrong(curves: Path, options: list[str], message: str) -> None:
+def test_policies_says_what_is_wrong(
+    curves: Path, call: Callable[..., Any], options: list[str], message: str
+) -> None:
     """Bad input is one line, and status 2."""
-    done = run("policies.py", f"--curves={curves}", *options, cwd=curves, status=2)
+    done = call("policies.py", f"--curves={curves}", *options, status=2)
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
 
@@ -500,6 +530,8 @@ def test_race_reaps_every_process_at_ctrl_c(
         (["--beside=x"], "must be a whole number, at least 1, but got x"),
     ],
 )
-def test_race_says_what_is_wrong(tmp_path: Path, options: list[str], message: str) -> None:
+def test_race_says_what_is_wrong(
+    call: Callable[..., Any], options: list[str], message: str
+) -> None:
     """Bad input is said before anything runs: status 2."""
-    assert message in run("race.py", *RACE, *options, cwd=tmp_path, status=2).stderr
+    assert message in call("race.py", *RACE, *options, status=2).stderr

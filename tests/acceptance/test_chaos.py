@@ -273,8 +273,17 @@ def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
         ("--kinds=worker-kill,earthquake", "but got earthquake."),
     ],
 )
-def test_bad_options_are_said(option: str, message: str, tmp_path: Path) -> None:
+def test_bad_options_are_said(
+    option: str,
+    message: str,
+    parts: Callable[[str], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One line names what is wrong, with status 2, and nothing is started."""
-    done = chaos(option, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].endswith(message)
+    main = parts("chaos").main
+    monkeypatch.setattr(sys, "argv", ["chaos.py", option])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith(message)

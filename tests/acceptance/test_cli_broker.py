@@ -69,10 +69,12 @@ def test_a_signal_ends_the_broker(broker: Any) -> None:
 
 
 def test_an_idle_broker_ends_when_it_was_told_to(
-    start_cli: Callable[..., Any],
+    start_cli: Callable[..., Any], runtime_dir: Path, wait_for: Callable[..., Any]
 ) -> None:
     """With ``--idle-seconds`` a broker that nobody uses ends by itself."""
     process = start_cli("broker", "--devices", "cpu:1", "--idle-seconds", "0.1")
+    wait_for((runtime_dir / "broker.sock").exists)
+    connect("viewer").close()  # one that nobody has used yet waits for longer
     assert process.wait(30.0).returncode == 0
 
 

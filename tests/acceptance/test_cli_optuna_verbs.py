@@ -11,6 +11,8 @@ from typing import Any
 import optuna
 import pytest
 
+from optuna_hermes.cli import run
+
 Cli = Callable[..., "CompletedProcess[str]"]
 
 SPACE = json.dumps(
@@ -19,11 +21,11 @@ SPACE = json.dumps(
 
 
 @pytest.fixture
-def study(cli: Cli, storage_url: str) -> tuple[str, ...]:
+def study(capsys: pytest.CaptureFixture[str], storage_url: str) -> tuple[str, ...]:
     """Options that name a study which ``create-study`` has made."""
     options = ("--storage", storage_url, "--study-name", "digits")
-    made = cli("create-study", *options, "--direction", "maximize")
-    assert (made.returncode, made.stdout) == (0, "digits\n")
+    assert run(("create-study", *options, "--direction", "maximize")) == 0
+    assert capsys.readouterr().out == "digits\n"
     return options
 
 

@@ -148,11 +148,16 @@ def test_a_file_may_have_the_name_of_a_library(storage_url: str, tmp_path: Path,
 @pytest.mark.parametrize(
     ("imported", "value", "slow"),
     [
-        (THREADED, "float((weights * 2).sum() * 0 + 3)", False),
-        (THREADED + "torch.set_num_threads(2)\n", "float((weights * 2).sum() * 0 + 3)", False),
-        (ASKED, "square(x) * 0 + 3.0", True),
+        pytest.param(THREADED, "float((weights * 2).sum() * 0 + 3)", False, id="OpenMP"),
+        pytest.param(
+            THREADED + "torch.set_num_threads(2)\n",
+            "float((weights * 2).sum() * 0 + 3)",
+            False,
+            id="threads set",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(ASKED, "square(x) * 0 + 3.0", True, id="a thread of its own"),
     ],
-    ids=["OpenMP", "threads set", "a thread of its own"],
 )
 def test_what_is_imported_may_have_threads(
     cli: Cli, storage_url: str, tmp_path: Path, imported: str, value: str, slow: bool

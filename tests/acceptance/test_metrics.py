@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families as families
 
-TINY = Path(__file__).parent / "tiny.py"
+LIGHT = Path(__file__).parent / "light.py"
 
 
 def free_port() -> int:
@@ -37,7 +37,7 @@ def test_figures_of_a_study_that_runs(
     port = free_port()
     start_cli("broker", "--devices", "cpu:2", "--metrics", port)
     wait_for((runtime_dir / "broker.sock").exists)
-    words = ("optimize", f"{TINY}:objective", "--storage", storage_url, "--study-name", "digits")
+    words = ("optimize", f"{LIGHT}:objective", "--storage", storage_url, "--study-name", "digits")
     study = start_cli(*words, "--n-trials", 4)
     running = ("optuna_hermes_trials", frozenset({("study", "digits"), ("state", "running")}))
     wait_for(lambda: scrape(port).get(running), 60)

@@ -23,8 +23,9 @@ from optuna_hermes import _optuna
 from optuna_hermes.ledger import LeaseRecord, Ledger, open_ledger
 
 TINY = Path(__file__).parent / "tiny.py"
+LIGHT = TINY.with_name("light.py")
 EPOCHS = 12
-N_TRIALS = 8
+N_TRIALS = 6
 
 DYING = """
 import os
@@ -227,7 +228,7 @@ def test_ctrl_c_suspends_and_the_same_command_goes_on(
 
 def test_a_timeout_suspends_what_is_left(cli: Cli, storage_url: str) -> None:
     """``--timeout`` ends with status 0, unfinished trials wait, and what goes on is said."""
-    done = cli(*command(storage_url, timeout=25, n_trials=400))
+    done = cli(*command(storage_url, f"{LIGHT}:objective", timeout=15, n_trials=400))
     assert done.returncode == 0, done.stderr
     states = [trial["state"] for trial in json.loads(done.stdout)["trials"]]
     assert set(states) <= {"COMPLETE", "STORED", "PENDING"}
@@ -282,6 +283,7 @@ def test_a_killed_broker_costs_nothing(
     assert {trial["units"] for trial in json.loads(done.stdout)["trials"]} == {EPOCHS}
 
 
+@pytest.mark.slow  # shorter trials go on in test_unheard_checkpoints, and in test_ends_of_trials
 def test_a_killed_worker_is_replaced(
     start_cli: StartCli, cli: Cli, storage_url: str, wait_for: Callable[..., Any]
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_trial_that_outgrows_its_memory_is_tried_again_alone(
     check_leases(storage_url)
 
 
+@pytest.mark.slow  # test_ends_of_trials has more ways to fail
 def test_only_the_trial_whose_code_raised_has_failed(cli: Cli, storage_url: str) -> None:
     """An exception in the objective fails its own trial, and the study goes on."""
     done = cli(*command(storage_url, "failing", n_trials=3))
@@ -352,6 +355,7 @@ def test_only_the_trial_whose_code_raised_has_failed(cli: Cli, storage_url: str)
     assert states == ["COMPLETE", "FAIL", "COMPLETE"]
 
 
+@pytest.mark.slow  # as those of test_ends_of_trials
 def test_an_objective_without_the_callback_waits_in_memory(cli: Cli, storage_url: str) -> None:
     """A loop that only asks ``should_prune`` takes turns too."""
     done = cli(*command(storage_url, "only_reports", n_trials=6))
@@ -399,7 +403,7 @@ def test_a_damaged_checkpoint_is_never_a_silent_restart(
         ({"devices": "cpu:0"}, ["cpu:0"]),
         ({"devices": "tpu:1"}, ["tpu:1"]),
         ({"name": "nowhere.py:objective"}, ["nowhere.py"]),
-        ({"name": f"{TINY}:nothing"}, ["nothing", "objective"]),
+        ({"name": f"{LIGHT}:nothing"}, ["nothing", "objective"]),
         ({"name": "no_such_module:f"}, ["no_such_module"]),
         ({"name": "train.py:"}, ["FILE.py:NAME"]),
         ({"storage": "sqlite:////dev/null/folder/s.db"}, ["/dev/null/folder"]),

@@ -17,9 +17,9 @@ from optuna.trial import TrialState
 
 from optuna_hermes.policies import POLICIES
 
-TINY = Path(__file__).parent / "tiny.py"
+FOLDER = Path(__file__).parent
 N_TRIALS = 3
-AT_EVERY_CHANGE = ("qssf",)
+AT_EVERY_CHANGE = "qssf"
 """It learns from what only a broker knows. Of the others ``test_parity`` shows that a broker and
 the simulator do the same, and some run studies in other tests."""
 
@@ -72,11 +72,11 @@ class Clumsy(Policy):
 """
 
 
-def command(storage: str, policy: str, **options: object) -> list[object]:
+def command(storage: str, policy: str, file: str = "tiny.py", **options: object) -> list[object]:
     given = {"n_trials": N_TRIALS, "devices": "cpu:2", "seed": 0, "slice_seconds": 0.05, **options}
     flags = [part for key, value in given.items() for part in (f"--{key.replace('_', '-')}", value)]
     return [
-        *("optimize", f"{TINY}:objective", "--storage", storage, "--study-name", "s"),
+        *("optimize", f"{FOLDER / file}:objective", "--storage", storage, "--study-name", "s"),
         *("--policy", policy, *flags, "--json"),
     ]
 
@@ -108,16 +108,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "file"),
     [
-        each if each in AT_EVERY_CHANGE else pytest.param(each, marks=pytest.mark.slow)
-        for each in POLICIES
+        *(pytest.param(each, "tiny.py", marks=pytest.mark.slow) for each in POLICIES),
+        (AT_EVERY_CHANGE, "light.py"),
     ],
 )
-def test_every_policy_runs_a_study(cli: Cli, storage_url: str, policy: str) -> None:
-    """Trials that train for real all complete, whoever decides."""
+def test_every_policy_runs_a_study(cli: Cli, storage_url: str, policy: str, file: str) -> None:
+    """All trials complete, whoever decides: those that train for real, and those that wait."""
     n_trials = 7 if policy == "qssf" else N_TRIALS  # it predicts once five have ended
-    done = cli(*command(storage_url, policy, n_trials=n_trials))
+    done = cli(*command(storage_url, policy, file, n_trials=n_trials))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["policy"] == policy
     assert states(storage_url) == [TrialState.COMPLETE] * n_trials
@@ -153,13 +153,13 @@ def test_a_policy_that_breaks_ends_its_study_with_a_word(
     cli: Cli, storage_url: str, folder: Path
 ) -> None:
     """Status 2 and one line that says which policy; the trials wait, and another goes on."""
-    done = cli(*command(storage_url, "mine.py:Clumsy"), cwd=folder)
+    done = cli(*command(storage_url, "mine.py:Clumsy", "light.py"), cwd=folder)
     assert done.returncode == 2
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "mine.py:Clumsy" in error
     assert "out of ideas" in error
     assert "Traceback" not in done.stderr
     assert TrialState.FAIL not in states(storage_url)
-    mended = cli(*command(storage_url, "fifo"))
+    mended = cli(*command(storage_url, "fifo", "light.py"))
     assert mended.returncode == 0, mended.stderr
     assert states(storage_url) == [TrialState.COMPLETE] * N_TRIALS

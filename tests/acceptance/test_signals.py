@@ -140,7 +140,6 @@ def test_a_signal_to_every_process_suspends_the_study(
     for number in numbers:
         send_to_all(everybody, number)
     stopped = running.wait(20)
-    assert json.loads(stopped.stdout)["switches"] >= 0
     if signal.SIGTERM in numbers:  # a service that is stopped need not wait for the broker
         wait_for(lambda: not everybody[-1].is_running(), 10)
     status = 130 if signal.SIGINT in numbers else 75

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import optuna
 import pytest
 
 from optuna_hermes import _optuna
+from optuna_hermes.broker._client import _connection
+from optuna_hermes.cli import run
 from optuna_hermes.ledger import open_ledger
-
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
@@ -30,34 +29,42 @@ def silent(runtime_dir: Path) -> Iterator[None]:
     (runtime_dir / "broker.sock").unlink()
 
 
-@pytest.mark.usefixtures("silent")
-def test_status_says_so(cli: Cli) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Viewers of this process give up soon."""
+    monkeypatch.setattr(_connection, "SILENT_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("silent", "impatient")
+def test_status_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """In a line, after a while; a probe has failed."""
-    done = cli("status", deadline_seconds=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: The broker of this host has not answered for 10 s: ")
-    probe = cli("status", "--probe", deadline_seconds=60)
-    assert probe.returncode == 1
-    assert "nothing trains" in probe.stderr
+    assert run(("status",)) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: The broker of this host has not answered for 10 s: ")
+    assert run(("status", "--probe")) == 1
+    assert "nothing trains" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("silent")
-def test_it_is_not_said_to_have_ended(cli: Cli) -> None:
+@pytest.mark.usefixtures("silent", "impatient")
+def test_it_is_not_said_to_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
     """Nor not to be there."""
-    done = cli("broker", "--stop", deadline_seconds=60)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("error: The broker of this host has not answered for 10 s: ")
+    assert run(("broker", "--stop")) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: The broker of this host has not answered for 10 s: ")
 
 
-@pytest.mark.usefixtures("silent")
-def test_a_study_is_shown_from_its_ledger(cli: Cli, storage_url: str) -> None:
+@pytest.mark.usefixtures("silent", "impatient")
+def test_a_study_is_shown_from_its_ledger(
+    capsys: pytest.CaptureFixture[str], storage_url: str
+) -> None:
     """With a word that the broker does not answer."""
     study = optuna.create_study(storage=storage_url, study_name="s")
     _optuna.study_key(study)
     open_ledger(_optuna.ledger_url(study)).close()
-    done = cli("status", "--storage", storage_url, "--study-name", "s", deadline_seconds=60)
-    assert done.returncode == 0
-    assert "has not answered" in done.stderr
+    assert run(("status", "--storage", storage_url, "--study-name", "s")) == 0
+    assert "has not answered" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("silent")

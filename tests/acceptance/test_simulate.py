@@ -274,6 +274,7 @@ def test_ctrl_c_ends_it(
     assert not any(child.is_running() for child in children)
 
 
+@pytest.mark.slow
 def test_the_shipped_curves_take_seconds() -> None:
     """Right after install the first command of the page prints its table, start-up and all."""
     loops = [_loop_seconds()]

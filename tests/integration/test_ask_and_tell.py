@@ -55,6 +55,18 @@ def holders() -> list[int | None]:
     return [device.holder.trial for device in status.devices if device.holder is not None]
 
 
+def waiting() -> list[int]:
+    """The trials that have asked for their first device and have none yet."""
+    status = broker_status()
+    assert status is not None
+    return [
+        trial.number
+        for study in status.studies
+        for trial in study.trials
+        if trial.state == "pending"
+    ]
+
+
 def is_free() -> bool:
     return not holders()
 
@@ -236,8 +248,7 @@ def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(wait_for: Callable[...
     assert main is not None
 
     def interrupt() -> None:
-        wait_for(lambda: len(study.trials) == 2)
-        time.sleep(0.5)  # until it waits, which nobody else can see
+        wait_for(lambda: 1 in waiting())
         signal.pthread_kill(main, signal.SIGINT)
 
     sessions.all()[0].thread = threading.Thread()  # as if another thread trained the first one

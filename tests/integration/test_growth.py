@@ -1,4 +1,4 @@
-"""A run that is parked and brought back two hundred times takes no more memory than in the end."""
+"""A run that is parked and brought back many times takes no more memory than in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
 from optuna_hermes.testing import FakeSession
 
-CYCLES = 200
+CYCLES = [100, pytest.param(200, marks=pytest.mark.slow)]
 EVERY = 20
 ALLOWED = 0.01
 
@@ -58,8 +58,8 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def train(session: FakeSession, sizes: list[int]) -> None:
-    data = TensorDataset(torch.randn(8 * (CYCLES + 1), 64))
+def train(session: FakeSession, sizes: list[int], cycles: int) -> None:
+    data = TensorDataset(torch.randn(8 * (cycles + 1), 64))
     trial = optuna.create_study().ask()
     hermes = HermesCallback(trial, "loss", _session=session)
     pl.Trainer(
@@ -79,31 +79,33 @@ def _quiet() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("cycles", CYCLES)
 @pytest.mark.parametrize("tier", ["resident", "host"])
-def test_in_memory(tier: TierName, tmp_path: Path) -> None:
-    """Two hundred cycles through memory leave nothing behind."""
+def test_in_memory(tier: TierName, cycles: int, tmp_path: Path) -> None:
+    """Many cycles through memory leave nothing behind."""
     sizes: list[int] = []
-    yields = dict.fromkeys(range(1, CYCLES + 1), tier)
+    yields = dict.fromkeys(range(1, cycles + 1), tier)
     session = FakeSession(yields, checkpoint_dir=tmp_path)
-    train(session, sizes)
-    assert session.parks == [tier] * CYCLES
-    check(sizes)
+    train(session, sizes, cycles)
+    assert session.parks == [tier] * cycles
+    check(sizes, cycles)
 
 
-def test_on_disk(tmp_path: Path) -> None:
-    """Two hundred cycles over disk leave nothing in the process, and two checkpoints on disk."""
+@pytest.mark.parametrize("cycles", CYCLES)
+def test_on_disk(cycles: int, tmp_path: Path) -> None:
+    """Many cycles over disk leave nothing in the process, and two checkpoints on disk."""
     sizes: list[int] = []
     session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
-    for cycle in range(CYCLES):
+    for cycle in range(cycles):
         with pytest.raises(Suspended):
-            train(session, [])
+            train(session, [], cycles)
         session = session.again({1: "disk"})
         if cycle % EVERY == EVERY - 1:
             sizes.append(resident_bytes())
-    check(sizes)
+    check(sizes, cycles)
     assert len(list(tmp_path.iterdir())) <= 3
 
 
-def check(sizes: list[int]) -> None:
-    assert len(sizes) == CYCLES // EVERY
+def check(sizes: list[int], cycles: int) -> None:
+    assert len(sizes) == cycles // EVERY
     assert max(sizes[1:]) <= sizes[0] * (1 + ALLOWED)

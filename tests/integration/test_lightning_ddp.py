@@ -287,6 +287,7 @@ def test_evicted(tmp_path: Path, expected: Any) -> None:
     assert seen(tmp_path / "seen") == expected()
 
 
+@pytest.mark.slow  # test_lightning_exact has one of a single rank
 def test_new_process(tmp_path: Path, expected: Any) -> None:
     """The ranks of another process, with another seed, go on as those of the first."""
     session = RankedSession({15: "disk"}, checkpoint_dir=tmp_path / "run")

@@ -402,7 +402,14 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", [*WHOLE, *SHORTER])
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Its loader is stored in test_pytorch, too.
+        pytest.param(name, marks=pytest.mark.slow) if name == "stateful-workers" else name
+        for name in (*WHOLE, *SHORTER)
+    ],
+)
 def test_disk(name: str, tmp_path: Path) -> None:
     """Three suspensions to disk, each resumed with other random numbers, leave no trace."""
     trace = Trace()

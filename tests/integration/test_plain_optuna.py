@@ -72,7 +72,9 @@ def objective_with(gauge: Gauge, units: int = 6):  # type: ignore[no-untyped-def
     return objective
 
 
-@pytest.mark.parametrize("policy", ["hermes", "fifo", "round-robin"])
+@pytest.mark.parametrize(
+    "policy", ["hermes", "fifo", pytest.param("round-robin", marks=pytest.mark.slow)]
+)
 def test_never_more_objectives_train_than_there_are_devices(storage_url: str, policy: str) -> None:
     """Twelve trials in six threads on two devices: at most two train at once, all complete."""
     gauge = Gauge()

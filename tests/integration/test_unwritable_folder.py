@@ -91,7 +91,13 @@ def units(folder: Path) -> list[tuple[int, ...]]:
 ALL = [(number, unit) for number in range(N_TRIALS) for unit in range(1, UNITS + 1)]
 
 
-@pytest.mark.parametrize("script", [LOOP, LIGHTNING], ids=["loop", "lightning"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(LOOP, id="loop"),
+        pytest.param(LIGHTNING, id="lightning", marks=pytest.mark.slow),
+    ],
+)
 def test_from_the_beginning(script: str, tmp_path: Path, start_cli: Callable[..., Any]) -> None:
     """Every unit is trained once, and one line says where nothing can be written."""
     (tmp_path / "script.py").write_text(script)

@@ -309,10 +309,12 @@ def told(trial: TrialView) -> object:
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("n_devices", [1, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_broker_does_what_the_simulator_does(policy: str, n_devices: int, fixed: bool) -> None:
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_broker_does_what_the_simulator_does(
+    seed: int, policy: str, n_devices: int, fixed: bool
+) -> None:
     """On curves that cross, diverge and end early, every unit is trained when and where it was."""
-    for seed in range(3):
-        check_parity(policy, random_curves(seed, 12 + 4 * seed), n_devices, fixed=fixed)
+    check_parity(policy, random_curves(seed, 12 + 4 * seed), n_devices, fixed=fixed)
 
 
 @pytest.mark.parametrize("n_devices", [1, 3])
