@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes.suspend._loader import Replay, has_workers, is_stateful, is_stream
+from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._loader import Replay, data_of, has_workers, is_stateful, is_stream
 from optuna_hermes.suspend._streams import Known, Stream, Streams
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of
@@ -72,12 +73,19 @@ class LoaderPosition:
             next(itertools.islice(iterator, self.batch, self.batch), None)
         elif source is loader:
             self.problem = self.problem or _why_not_saved(source)
+            if state is not None:  # only now: a stream may have fetched what was trained
+                set_states(self._own_data(), state["data"])
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
         """The position; to be read right before a batch is fetched."""
         loader = None if self._source is None else self._source.state_dict()
-        return {"batch": self.batch, "loader": loader, "streams": self.streams.state_dict()}
+        return {
+            "batch": self.batch,
+            "loader": loader,
+            "streams": self.streams.state_dict(),
+            "data": states_of(self._own_data()),
+        }
 
     def stores_here(self) -> bool:
         """True if the position before the next batch can be restored."""
@@ -94,6 +102,13 @@ class LoaderPosition:
         self._replays.clear()
         self._watches.clear()
         self._source = None
+
+    def _own_data(self) -> list[Holder]:
+        """The holders of generators in the data of a loader that keeps its position itself."""
+        source = self._source
+        if source is None or isinstance(source, Replay | Wrapped | Stream) or has_workers(source):
+            return []
+        return holders_in(*data_of(source))
 
     def _source_of(self, loader: Any) -> Any:
         """The object that keeps a loader's position; None if the number of batches suffices."""

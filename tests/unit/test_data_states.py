@@ -17,6 +17,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
@@ -195,6 +196,19 @@ def test_a_generator_of_a_collate_function(kind: str, workers: int, tmp_path: Pa
     def make() -> Any:
         collate = Collate(MAKERS[kind](3))
         return DataLoader(numbers(), batch_size=SIZE, collate_fn=collate, num_workers=workers)
+
+    check(one_loader(make), tmp_path, 6, 3)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_generators_of_a_loader_that_keeps_its_position(tmp_path: Path) -> None:
+    """Those of its data set and of its collate function, as of any other loader."""
+    collate = Collate(np.random.default_rng(3))
+    data = functools.partial(Late, MAKERS["generator"], declared=True)
+
+    def make() -> Any:
+        collate.noise.generator = np.random.default_rng(3)
+        return StatefulDataLoader(data(), batch_size=SIZE, shuffle=True, collate_fn=collate)
 
     check(one_loader(make), tmp_path, 6, 3)
 
