@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._patience import PATIENCE_SECONDS, away, patiently
 from optuna_hermes._optuna._reports import Reports
+from optuna_hermes._optuna._storages import at_once
 
 # Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
@@ -54,12 +55,13 @@ def _same(storage: Any) -> Any:
 @contextlib.contextmanager
 def patient(study: optuna.Study) -> Iterator[None]:
     """Retry all calls to this study's storage during an outage, within the block."""
-    inner = study._storage
-    study._storage = PatientStorage(inner)  # type: ignore[assignment]
+    before = study._storage
+    # Not around another one: a callback may optimize a study inside of the same block.
+    study._storage = PatientStorage(at_once(study))  # type: ignore[assignment]
     try:
         yield
     finally:
-        study._storage = inner
+        study._storage = before
 
 
 def keep_reports(study: optuna.Study, trial_id: int, folder: Path) -> None:

@@ -48,12 +48,13 @@ def has_workers(loader: object) -> bool:
 
 def data_of(loader: Any) -> list[Holder]:
     """A loader's data set and its user's collate function, in which generators may be."""
-    from optuna_hermes.suspend._workers import Collate  # lazy: few loaders have processes
-
     collate: Any = getattr(loader, "collate_fn", None)
-    # While a loader's workers start it has ours, which holds the user's.
-    inner = collate.inner if issubclass(type(collate), Collate) else collate
-    return [Holder("dataset", getattr(loader, "dataset", None)), Holder("collate_fn", inner)]
+    if has_workers(loader):
+        from optuna_hermes.suspend._workers import Collate  # lazy: few loaders have processes
+
+        # While a loader's workers start it has ours, which holds the user's.
+        collate = collate.inner if issubclass(type(collate), Collate) else collate
+    return [Holder("dataset", getattr(loader, "dataset", None)), Holder("collate_fn", collate)]
 
 
 class Replay:

@@ -8,7 +8,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,10 @@ from optuna_hermes.errors import (
 from optuna_hermes.suspend._state import copied, moved, on_device, plain
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private, tensor_attributes
-from optuna_hermes.suspend._values import Classes, Owned, ValueReader, ValueWriter, memory_of
+
+# Else imported inside of functions: a trial that keeps nothing needs none of it.
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._values import Classes, Owned, ValueWriter
 
 _CONTAINERS = (list, tuple, dict)
 _NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
@@ -95,7 +98,7 @@ class NamedObjects:
                 for name, parameters in _trained(self._owners).items()
             },
             "unsaved": self._unsaved.state_dict(),
-            "kept": self._written(list(self.kept), Owned(lambda: self._tensors(owners))),
+            "kept": self._written(list(self.kept), lambda: self._tensors(owners)),
             "kept_order": list(self.kept),
         }
 
@@ -164,7 +167,7 @@ class NamedObjects:
                 left -= size
         try:
             # Weights in them are copied: those of the present epoch are not those of its begin.
-            return _if_small(self._written(small, Owned(dict))) or {}
+            return _if_small(self._written(small, dict)) or {}
         except UnstorableError:  # it is raised where the checkpoint is written
             return {}
 
@@ -194,8 +197,18 @@ class NamedObjects:
                 found[name] = owner.state_dict() if states is None else states[name]["state"]
         return found
 
-    def _written(self, names: list[str], owned: Owned) -> dict[str, list[Any]]:
-        """The kept values of these names, trees in the order in which they must be read."""
+    def _written(
+        self, names: list[str], tensors: Callable[[], dict[str, Any]]
+    ) -> dict[str, list[Any]]:
+        """The kept values of these names, trees in the order in which they must be read.
+
+        They may be parts of these ``tensors`` of the named objects, which are written elsewhere.
+        """
+        if not names:
+            return {}
+        from optuna_hermes.suspend._values import Owned
+
+        owned = Owned(tensors)
         memories = {name: _memories_of_plain(self.kept[name]) for name in names}
         counts = Counter(each for found in memories.values() for each in found or ())
         shared = {
@@ -214,6 +227,8 @@ class NamedObjects:
         self, memories: Mapping[str, list[Hashable] | None], shared: set[Hashable], owned: Owned
     ) -> dict[str, list[Any]]:
         """Trees of the values that are not plain, or share parts with themselves or others."""
+        from optuna_hermes.suspend._values import ValueWriter, memory_of
+
         writer = ValueWriter(whole=True, owned=owned)
         names = [name for name, found in memories.items() if found is None]
         trees = {name: self._tree(writer, name) for name in names}
@@ -235,6 +250,8 @@ class NamedObjects:
         """Read new values once, so that one that cannot be restored fails while it is there."""
         if self._readable.issuperset(trees):
             return
+        from optuna_hermes.suspend._values import ValueReader
+
         reader = ValueReader(self._classes, owned=owned)
         for name, tree in trees.items():
             with _named_in_errors(name):
@@ -243,6 +260,10 @@ class NamedObjects:
 
     def _read(self, nodes: Mapping[str, list[Any]], order: list[str]) -> None:
         """Restore kept values; those of ``order`` without a node stay as they are."""
+        if not (nodes or self.kept):
+            return
+        from optuna_hermes.suspend._values import Owned, ValueReader
+
         kept = {name: self.kept[name] for name in order if name in self.kept}
         reader = ValueReader(self._classes, self._given, Owned(self._tensors))
         for name, (value, was_on_device, is_tree) in nodes.items():
@@ -286,6 +307,8 @@ def _memories_of_plain(value: object) -> list[Hashable] | None:
     None if it is not plain. Plain are scalars, arrays and tensors, also in containers: a tree holds
     them as they are.
     """
+    from optuna_hermes.suspend._values import memory_of
+
     memories: list[Hashable] = []
     waiting, seen = [value], set()
     while waiting:

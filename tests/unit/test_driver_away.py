@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes.errors import StorageError
+from optuna_hermes.errors import DatabaseAwayError
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._notices import NOTED_SECONDS
 from optuna_hermes.workers._settings import Settings
@@ -60,5 +60,5 @@ def test_a_call_that_ends_without_its_database_says_so(
     """Its result cannot be read; instead of waiting for ever it says what to do."""
     driver._last = study_status(away_seconds=300.0)
     driver._problem = problem
-    with pytest.raises(StorageError, match=said):
+    with pytest.raises(DatabaseAwayError, match=said):
         driver._result(MemoryLedger(), 1.0)
