@@ -13,7 +13,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._patience import PATIENCE_SECONDS, away, patiently
 from optuna_hermes._optuna._reports import Reports
-from optuna_hermes._optuna._storages import at_once
 
 # Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
@@ -55,9 +54,10 @@ def _same(storage: Any) -> Any:
 @contextlib.contextmanager
 def patient(study: optuna.Study) -> Iterator[None]:
     """Retry all calls to this study's storage during an outage, within the block."""
-    before = study._storage
-    # Not around another one: a callback may optimize a study inside of the same block.
-    study._storage = PatientStorage(at_once(study))  # type: ignore[assignment]
+    before: Any = study._storage
+    # Not around another one: a callback may optimize its own study, inside of such a block.
+    inner = before.inner if isinstance(before, PatientStorage) else before
+    study._storage = PatientStorage(inner)  # type: ignore[assignment]
     try:
         yield
     finally:
