@@ -294,15 +294,23 @@ class CooperativeLoop:
     def _has_changed_shape(self) -> bool:
         """True if a checkpoint would not fit the named objects of the next process, said once."""
         changed = self._named.reshaped
-        if changed and not self._warned_of_shape:
-            self._warned_of_shape = True
-            log.warning(
-                "%s can only wait in memory from here on: %s has other parameters than when it was "
-                "named, so that its state does not fit the one that the next process makes.",
-                self._name.capitalize(),
-                ", ".join(changed),
-            )
+        if changed:
+            self.warn_of_shape(", ".join(changed), "parameters than when it was named")
         return bool(changed)
+
+    def warn_of_shape(self, what: str, parts: str, advice: str = "") -> None:
+        """Say once that ``what`` has other ``parts``, and what that means."""
+        if self._warned_of_shape:
+            return
+        self._warned_of_shape = True
+        log.warning(
+            "%s can only wait in memory from here on: %s has other %s, so that its state does not "
+            "fit the one that the next process makes.%s",
+            self._name.capitalize(),
+            what,
+            parts,
+            advice,
+        )
 
     def _save(self) -> None:
         """Begin to save the unit, if it is due and can be saved here."""

@@ -506,14 +506,11 @@ class _FitLoop(CooperativeLoop):
     def _has_other_parts(self) -> bool:
         """True if a checkpoint would not fit what the next process makes, said once."""
         changed = self._fit.shape.changed()
-        if changed is not None and not self._warned_of_shape:
-            self._warned_of_shape = True
-            log.warning(
-                "%s can only wait in memory from here on: %s has other parameters or buffers than "
-                "at the fit's beginning, so that its state does not fit the one that the next "
-                "process makes. An on_load_checkpoint of the module's own may make them again.",
-                self._name.capitalize(),
+        if changed is not None:
+            self.warn_of_shape(
                 changed,
+                "parameters or buffers than at the fit's beginning",
+                " An on_load_checkpoint of the module's own may make them again.",
             )
         return changed is not None
 

@@ -13,12 +13,11 @@ from optuna_hermes._lightning._module import restore_attributes, tensors_of
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._optimizers import inner_states, restore_optimizers
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
-from optuna_hermes._lightning._shape import unset_buffers
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._named_objects import set_buffers
+from optuna_hermes.suspend._named_objects import all_buffers, set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved
@@ -84,7 +83,7 @@ class Checkpoints:
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
         module = trainer.lightning_module
-        own["buffers"] = dict.fromkeys(unset_buffers(module)) | dict(module.named_buffers())
+        own["buffers"] = dict(all_buffers(module))
         if rank is None:
             for name in checkpoint["state_dict"]:  # left are those that are not persistent
                 own["buffers"].pop(name, None)

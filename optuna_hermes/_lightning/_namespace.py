@@ -75,7 +75,7 @@ else:
 ROOTS = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
 """Each namespace, with the distribution that holds it."""
 OF_LIGHTNING = tuple(f"{root}." for root in ROOTS)
-"""What the names of Lightning's own modules start with."""
+"""The beginnings of the names of Lightning's own modules."""
 
 
 def roots() -> tuple[str, ...]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._named_objects import first_with_groups, held, put_back, undo_casts
+from optuna_hermes.suspend._named_objects import (
+    first_with_groups,
+    held,
+    put_back,
+    share_groups,
+    undo_casts,
+)
 
 Groups = list[tuple[Any, Any]]
 """Optimizers, each with the first one that has the same groups of parameters."""
@@ -22,7 +28,7 @@ def inner_states(trainer: Trainer) -> dict[str, Any]:
 
 
 def shared_groups(trainer: Trainer) -> Groups:
-    """Which optimizers share their groups; to be called before Lightning loads their states."""
+    """The optimizers that share groups; to be called before Lightning loads their states."""
     return first_with_groups({**_own(trainer), **inner(trainer)})
 
 
@@ -36,14 +42,11 @@ def restore_optimizers(
         states: those that Lightning has loaded.
     """
     for optimizer, state in zip(trainer.optimizers, states, strict=False):
-        if "state" in state:  # not all have it in theirs
-            undo_casts(optimizer, state)
+        undo_casts(optimizer, state)
     for place, each in inner(trainer).items():
         if place in inner_states:
             put_back(each, {"state": inner_states[place]})
-    for optimizer, first in groups:
-        if optimizer.param_groups is not first.param_groups:
-            optimizer.param_groups = first.param_groups
+    share_groups(groups)
 
 
 def _own(trainer: Trainer) -> dict[str, Any]:

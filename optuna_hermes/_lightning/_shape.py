@@ -31,7 +31,7 @@ class Shape:
         self.weights: set[str] = set()
         """Names of parameters and of the buffers in ``state_dict``."""
         self.groups: Groups = []
-        """Which optimizers share their groups."""
+        """The optimizers, each with the first one that shares its groups."""
         self._trainer = trainer
         self._unset: set[str] = set()
         self._sizes: list[list[int]] = []
@@ -56,7 +56,7 @@ class Shape:
         set_buffers(module, others)
 
     def changed(self) -> str | None:
-        """What has other parts than one that the next process makes; None if nothing has."""
+        """The name of what has other parts than the next process makes; None if nothing has."""
         trainer = self._trainer
         if _makes_room_itself(trainer.lightning_module):
             return None
@@ -68,13 +68,6 @@ class Shape:
             return None
         sizes = enumerate(zip(_sizes(trainer), self._sizes, strict=False))
         return next((f"its optimizer {i}" for i, (now, first) in sizes if now != first), None)
-
-
-def unset_buffers(module: nn.Module) -> list[str]:
-    """Names of the buffers that are None."""
-    parts = module.named_modules()
-    buffers = ((place, *item) for place, part in parts for item in part._buffers.items())
-    return [f"{place}.{name}".lstrip(".") for place, name, each in buffers if each is None]
 
 
 def _weights(module: nn.Module) -> tuple[set[str], set[str]]:

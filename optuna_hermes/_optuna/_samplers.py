@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Container, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import optuna
@@ -177,16 +177,19 @@ def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:
 
 def is_feasible(trial: FrozenTrial) -> bool:
     """True if a trial violates none of its constraints, as far as it has any."""
-    if hasattr(trial, "constraints"):
-        return all(value <= 0.0 for value in trial.constraints.values())
-    return all(value <= 0.0 for value in trial.system_attrs.get("constraints") or ())
+    return all(value <= 0.0 for value in _constraint_values(trial).values())
 
 
 def constraint_names(trial: FrozenTrial) -> Set[str]:
     """The names of a trial's known constraints; before Optuna 5 their numbers."""
+    return _constraint_values(trial).keys()
+
+
+def _constraint_values(trial: FrozenTrial) -> Mapping[str, float]:
     if hasattr(trial, "constraints"):
-        return trial.constraints.keys()
-    return set(map(str, range(len(trial.system_attrs.get("constraints") or ()))))
+        return cast("Mapping[str, float]", trial.constraints)
+    values = trial.system_attrs.get("constraints") or ()
+    return {str(number): value for number, value in enumerate(values)}
 
 
 def as_seen(trial: FrozenTrial, directions: list[StudyDirection]) -> FrozenTrial:

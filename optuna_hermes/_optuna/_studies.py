@@ -59,11 +59,12 @@ def study_key(study: optuna.Study) -> str:
     name = key_attribute(study._study_id)
     if not shares_its_ledger(study):
         return str(_given(study, name, f"{_APART}{uuid.uuid4().hex[:16]}", is_apart))
-    fresh = uuid.uuid4().hex[:16]
+    url, fresh = _database_of(study), uuid.uuid4().hex[:16]
     # First of all: a key that the ledger does not know is taken for that of a copied study.
-    with contextlib.closing(open_ledger(_database_of(study))) as ledger:
+    with contextlib.closing(open_ledger(url)) as ledger:
         ledger.add_study(fresh)
-    return str(_given(study, name, fresh, partial(_is_in, _database_of(study))))
+    _known.add((url, fresh))
+    return str(_given(study, name, fresh, partial(_is_in, url)))
 
 
 def known_key(study: optuna.Study) -> str | None:

@@ -177,7 +177,7 @@ def _folders(study: Study, checkpoint_dir: str | None) -> list[Path]:
 
 
 def _way_to(place: str) -> str:
-    """What to do about checkpoints in a place that was not searched."""
+    """The words that say how to search a place of checkpoints that was not searched."""
     from optuna_hermes.suspend import _remote
 
     if _remote.is_url(place) or Path(place).is_dir():

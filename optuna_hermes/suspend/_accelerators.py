@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+
+from optuna_hermes import _heap
 
 
 class Accelerator:
@@ -184,9 +185,7 @@ def _captured(kind: type[Any]) -> weakref.WeakSet[Any]:
     come later are noted when their capture begins.
     """
     if kind not in _graphs:
-        # By type: isinstance may run code of the objects.
-        there = (each for each in gc.get_objects() if issubclass(type(each), kind))
-        found = _graphs[kind] = weakref.WeakSet(there)
+        found = _graphs[kind] = weakref.WeakSet(_heap.objects(kind))
         begin = kind.capture_begin
 
         @functools.wraps(begin)

@@ -165,7 +165,7 @@ def _is_own(value: object) -> bool:
 
 
 class _Kinds:
-    """What a search knows of types: values are many, their types few."""
+    """The knowledge of types in one search: values are many, their types few."""
 
     def __init__(self) -> None:
         self._opened: set[type] = set()

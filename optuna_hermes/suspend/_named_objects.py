@@ -22,7 +22,7 @@ from optuna_hermes.errors import (
     UnstorableError,
 )
 from optuna_hermes.suspend._state import copied, moved, on_device, plain
-from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._tree import NUMBERS, frozen
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private, tensor_attributes
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from optuna_hermes.suspend._values import Classes, Owned, ValueWriter
 
 _CONTAINERS = (list, tuple, dict)
-_NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _OF_TORCH = frozenset(vars(nn.Module()))
-_LEAVES = (*_NUMBERS, torch.Size, torch.dtype, torch.device)
+_LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
 SMALL_BYTES = 1 << 20
 """Most bytes that are copied of all values at each epoch's begin."""
 _PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
@@ -121,9 +120,7 @@ class NamedObjects:
                     _put_parameters_back(present[name], trained[name])
             except Exception as error:
                 raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
-        for optimizer, first in groups:
-            if optimizer.param_groups is not first.param_groups:
-                optimizer.param_groups = first.param_groups
+        share_groups(groups)
         self._unsaved.load_state_dict(state.get("unsaved", {}))
         self._read(state["kept"], state["kept_order"])
 
@@ -180,8 +177,7 @@ class NamedObjects:
         for name, own in state["others"].items():
             if own is not None:
                 self._owners[name].load_state_dict(own)
-        if state["kept"] is not None:
-            self._read(state["kept"], state["kept_order"])
+        self._read(state["kept"], state["kept_order"])
 
     def _tensors(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The tensors of the named objects, at the same places in each process."""
@@ -321,7 +317,7 @@ def _memories_of_plain(value: object) -> list[Hashable] | None:
             if id(each) not in seen:
                 seen.add(id(each))
                 waiting += others
-        elif type(each) in _NUMBERS:
+        elif type(each) in NUMBERS:
             continue
         elif isinstance(each, torch.Tensor | np.ndarray):
             if isinstance(each, torch.Tensor) and each.requires_grad:
@@ -348,7 +344,7 @@ def _size(value: object, most: int) -> int:
     size, waiting, seen = _PART_BYTES, [value], set()
     while waiting and size <= most:
         each = waiting.pop()
-        if id(each) in seen or type(each) in _NUMBERS:
+        if id(each) in seen or type(each) in NUMBERS:
             continue
         seen.add(id(each))
         size += _PART_BYTES
@@ -362,7 +358,7 @@ def _size(value: object, most: int) -> int:
 
 
 def _no_numbers(items: Iterable[Any]) -> list[Any]:
-    return [each for each in items if type(each) not in _NUMBERS]
+    return [each for each in items if type(each) not in NUMBERS]
 
 
 def _inside(value: Any) -> Collection[Any]:
@@ -447,6 +443,13 @@ def first_with_groups(owners: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     ]
 
 
+def share_groups(groups: Iterable[tuple[Any, Any]]) -> None:
+    """Let optimizers have the same groups again, as ``first_with_groups`` has found them."""
+    for optimizer, first in groups:
+        if optimizer.param_groups is not first.param_groups:
+            optimizer.param_groups = first.param_groups
+
+
 def _attributes(owners: Mapping[str, Any]) -> Unsaved:
     """Attributes of modules and their parts that are in no ``state_dict``."""
     modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
@@ -528,7 +531,7 @@ def _state_of(owner: Any) -> dict[str, Any]:
     return {
         # None of the rest is in a module's ``state_dict``, and all of it matters to the bit.
         "state": state,
-        "buffers": {name: part for name, part in _buffers(owner) if name not in state},
+        "buffers": {name: part for name, part in all_buffers(owner) if name not in state},
         "gradients": {
             name: gradient(p.grad) for name, p in parameters.items() if p.grad is not None
         },
@@ -617,7 +620,7 @@ def _uncast(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
     return _laid_out(loaded, parameter) if loaded.device == parameter.device else loaded
 
 
-def _buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+def all_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
     """All buffers by name, also those that are None."""
     seen: set[int] = set()
     for place, part in module.named_modules():

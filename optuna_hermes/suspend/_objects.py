@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.suspend._tree import NUMBERS
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _NUMBERS = "biufc"  # NumPy's kinds
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _GLOBAL: Any = np.random.mtrand._rand
@@ -109,7 +109,7 @@ class _Writer:
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
-        if kind in _PLAIN or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
+        if kind in NUMBERS or (isinstance(value, np.generic) and value.dtype.kind in _NUMBERS):
             return ["plain", value]
         if isinstance(value, _CODE):
             return ["present"]  # it stays as the objective has made it

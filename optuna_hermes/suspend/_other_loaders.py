@@ -29,14 +29,17 @@ class OtherLoaders:
     def begin(self) -> None:
         """Collect them when the loop begins."""
         gc.collect()  # else loaders of an earlier trial of this process would be found, too
-        for each in _heap.objects(DataLoader):
+        accelerate = sys.modules.get("accelerate")  # imported if the user has one
+        accelerators = () if accelerate is None else (accelerate.Accelerator,)
+        self._accelerators = []
+        for each in _heap.objects(DataLoader, *accelerators):
+            if issubclass(type(each), accelerators):
+                self._accelerators.append(weakref.ref(each))
+                continue
             samplers = each.batch_sampler, each.sampler
             # One that holds a ``Replay`` is another trial's.
             if not any(isinstance(sampler, Replay) for sampler in samplers):
                 self._idle[each] = idle(each)
-        accelerate = sys.modules.get("accelerate")  # imported if the user has one
-        found = [] if accelerate is None else _heap.objects(accelerate.Accelerator)
-        self._accelerators = [weakref.ref(each) for each in found]
 
     def release(self, loader: object) -> None:
         """Leave out a loader whose batches are counted, or that keeps its position itself."""

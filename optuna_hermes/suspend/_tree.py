@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     import torch
 
 _MAPPINGS = (OrderedDict, Counter)
-_NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _KINDS = "biufc"  # NumPy's kinds: bool, integers with and without sign, real and complex
+NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
+"""Types of values that lead to no other."""
 
 
 def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
@@ -98,7 +99,7 @@ def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
     """
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
-        if _NUMBERS.issuperset(map(type, value)):  # at once: there may be a million of them
+        if NUMBERS.issuperset(map(type, value)):  # at once: there may be a million of them
             return kind(value)
         return kind(mapped(item, replace) for item in value)
     if kind is dict:

@@ -33,7 +33,7 @@ from optuna_hermes.suspend._objects import (
     _Writer,
 )
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
-from optuna_hermes.suspend._tree import storable
+from optuna_hermes.suspend._tree import NUMBERS, storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
@@ -42,7 +42,6 @@ _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
 _REUSED = ("object", "stateful", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
-_LEAVES = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _Place = tuple[Any, ...]
 """Keys that lead from the root of a tree to a tensor."""
 
@@ -387,7 +386,7 @@ class ValueReader(_Reader):
     def _plain_items(self, values: list[Any] | tuple[Any, ...], present: Any) -> list[Any]:
         there = _as_long(present, values)
         pairs = zip(values, there, strict=True)
-        return [each if type(each) in _LEAVES else self.plain(each, at) for each, at in pairs]
+        return [each if type(each) in NUMBERS else self.plain(each, at) for each, at in pairs]
 
     def node(self, node: list[Any], present: Any = None) -> Any:
         kind = node[0]

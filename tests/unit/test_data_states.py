@@ -33,9 +33,7 @@ Objective = Callable[["Trial"], None]
 @pytest.fixture(autouse=True)
 def _warn_anew() -> None:
     torch.set_num_threads(1)
-    missing = getattr(_generators, "_warn_of_missing", None)
-    if missing is not None:
-        missing.cache_clear()
+    _generators._warn_of_missing.cache_clear()
 
 
 class Trial:
