@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 
 pytest.importorskip("starlette", reason="needs the extra [web]")
+pytest.importorskip("uvicorn", reason="needs the extra [web]")
 pytest.importorskip("httpx2", reason="needs httpx2 for starlette's TestClient")
 
 from starlette.testclient import TestClient
 
 from optuna_hermes.errors import BrokerError, InvalidInputError
-from optuna_hermes.view._web._app import FILES, Actions, make_app
+from optuna_hermes.view._web import _server
+from optuna_hermes.view._web._app import FILES, Actions, Address, make_app
 from optuna_hermes.view._web._feed import Feed
 from optuna_hermes.view._web._guard import COMMAND_HEADER, HEADERS, Guard
 
@@ -252,3 +255,66 @@ def test_a_number_that_no_trial_has_is_not_found(
     assert answer.status_code == 404
     assert len(answer.text) < 100
     assert study.done == []
+
+
+# -- who asks --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at() -> Iterator[Address]:
+    """The address of a listening server."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()
+
+
+def status_of(study: Study, at: Address, client: Address, **headers: str) -> int:
+    """The status of a request without a token, over a connection from ``client`` to ``at``."""
+    guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, names=frozenset({"localhost"}))
+    actions = Actions(override=study.override, event_log=study.event_log)
+    app = make_app(Feed(dict), actions, guard, trusts_own=True)
+    browser = TestClient(app, base_url=f"http://127.0.0.1:{at[1]}", client=client)
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return int(browser.get("/api/trials/3", headers=named).status_code)
+
+
+def test_a_process_of_this_user_needs_no_token(study: Study, at: Address) -> None:
+    """Its connection is its own; at a port that it does not have there is nobody."""
+    with socket.create_connection(at) as mine:
+        assert status_of(study, at, mine.getsockname()) == 200
+        assert status_of(study, at, ("127.0.0.1", 1)) == 401
+
+
+@pytest.mark.parametrize("header", ["forwarded", "via", "x_forwarded_for", "x_real_ip"])
+def test_whoever_comes_by_a_proxy_needs_the_token(study: Study, at: Address, header: str) -> None:
+    """A proxy of this user is no reason to let in everybody who reaches it."""
+    with socket.create_connection(at) as proxy:
+        assert status_of(study, at, proxy.getsockname(), **{header: "192.0.2.1"}) == 401
+
+
+def test_no_header_says_who_asks(study: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user may know the port of a page that is open, and is not taken for its user."""
+    seen = []
+
+    def ask(self: Any, sockets: list[socket.socket]) -> None:
+        at = sockets[0].getsockname()
+        self.config.load()
+        with socket.create_connection(at) as mine:  # of a page that this user has open
+            stranger = TestClient(
+                self.config.loaded_app,
+                base_url=f"http://127.0.0.1:{at[1]}",
+                client=("127.0.0.1", 1),
+            )
+            forged = {"x-forwarded-for": f"127.0.0.1:{mine.getsockname()[1]}"}
+            status = stranger.get("/api/trials/3", headers=forged).status_code
+            seen.append((self.config.proxy_headers, status))
+
+    monkeypatch.setattr(_server._Server, "run", ask)
+    _server.serve(
+        Feed(dict),
+        Actions(override=study.override, event_log=study.event_log),
+        host="127.0.0.1",
+        port=0,
+        token=None,
+        ready=lambda address: None,
+    )
+    assert seen == [(False, 401)]

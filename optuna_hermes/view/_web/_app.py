@@ -37,6 +37,9 @@ Address = tuple[str, int]
 _ESTABLISHED = "01"
 _TABLES = {socket.AF_INET: "tcp", socket.AF_INET6: "tcp6"}
 
+# Of requests that a proxy has passed on: their connection is not that of the one who asks.
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
+
 FILES = Path(__file__).parent / "static"
 # Every valid request is smaller; a larger body would only fill memory.
 MAX_FORM_BYTES = 4096
@@ -162,7 +165,8 @@ class _Gate:
 
     def _asked(self, request: Request) -> RequestParts:
         client, server = request.scope.get("client"), request.scope.get("server")
-        is_own = self._trusts_own and client and server and is_ours(client, server)
+        is_direct = not any(name in request.headers for name in _FORWARDED)
+        is_own = self._trusts_own and is_direct and client and server and is_ours(client, server)
         return RequestParts(
             method=request.method,
             # As requests are routed: Starlette makes ``request.url`` of the Host header.

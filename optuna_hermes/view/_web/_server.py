@@ -64,6 +64,8 @@ def serve(
         # No access log: addresses may hold the token.
         config = uvicorn.Config(
             app,
+            # The gate asks the kernel whose connection it is: no header may name another one.
+            proxy_headers=False,
             access_log=False,
             log_level="warning",
             lifespan="off",
