@@ -103,6 +103,6 @@ class ShortestRemaining(Ranked):
     def rank(self, trial: TrialView) -> tuple[float, float, int]:
         """Rank by the time left on the devices it wants, then by arrival."""
         if trial.expected_seconds is None:
-            raise ValueError(f"Run {trial.number} must have expected_seconds but has none.")
+            raise ValueError(f"Job {trial.number} must have expected_seconds but has none.")
         left = (trial.expected_seconds - trial.attained_seconds) / trial.devices_wanted
         return left, trial.submitted, trial.number

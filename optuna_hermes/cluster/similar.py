@@ -106,7 +106,7 @@ class _Columns:
         return [column for column, codes in enumerate(self._codes) if codes is not None]
 
     def rows(self, wanted: Sequence[Mapping[str, Any]]) -> Numbers:
-        """Parameters as rows; NaN where one is missing, or is a choice not seen before."""
+        """Parameters as rows; NaN where one is missing."""
         rows = np.full((len(wanted), len(self._names)), np.nan)
         for row, params in enumerate(wanted):
             for column, name in enumerate(self._names):
@@ -119,7 +119,7 @@ class _Columns:
         gaps = np.abs(self.known - row) / self._spans
         # Codes have no distance: two choices are alike or not.
         for column in self.categories:
-            gaps[:, column] = gaps[:, column] != 0
+            gaps[:, column] = np.where(np.isnan(gaps[:, column]), np.nan, gaps[:, column] != 0)
         missing = np.isnan(self.known) != np.isnan(row)
         gaps = np.where(missing, 1.0, np.where(np.isnan(gaps), 0.0, gaps))
         far = gaps.sum(axis=1)
@@ -129,7 +129,7 @@ class _Columns:
     def _number(self, column: int, value: Any) -> float:
         codes = self._codes[column]
         if codes is not None:
-            return codes.get(repr(value), math.nan)
+            return float(codes.get(repr(value), len(codes)))  # one not seen before is like no other
         if not _is_number(value):
             return math.nan
         if self._logs[column]:

@@ -128,7 +128,7 @@ class Smd(Policy):
         alone = float(each.seconds[:, each.wanted, 0].min())
         target = self.patience * (had + alone)
         # What it would have if all others went first; the gain is that of a second of a slice.
-        later = self.utility(waited + delay + alone + float(each.seconds[:, 1:].min()), target)
+        later = self.utility(waited + delay + alone, target)
         return lambda seconds: (self.utility(waited + seconds, target) - later) / max(seconds, 1e-9)
 
     def utility(self, seconds: float, target_seconds: float) -> float:

@@ -52,7 +52,8 @@ def _final(trial: TrialView) -> float:
     fall = trial.curve.values[-1 - units // 2] - last
     if not 0 < fall < math.inf:
         return last
-    return last - fall * math.log1p((trial.units_left or 0) / units)
+    past = math.log(units / (units - units // 2))
+    return last - fall * math.log1p((trial.units_left or 0) / units) / past
 
 
 def _last(trial: TrialView) -> float:

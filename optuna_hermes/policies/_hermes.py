@@ -29,6 +29,8 @@ _MEASURED = 256
 _LEAST_GREED = 0.3
 _REST, _MOST_REST = 0.25, 2.0
 _NUMBER = attrgetter("number")
+# Share of what trials took that their openings can have.
+_MOST_OPENING = 0.9
 # Number of pairs of trials compared at once, which bounds the memory of a decision.
 _CELLS = 100_000
 
@@ -43,7 +45,7 @@ class Hermes(Policy):
     as they were. Of its life, the share ``s`` is over. The trial goes next that minimises
     ``(place * lead) ** (alpha / 2 * (1 + s)) * sqrt(units * seconds) * (1 - s) ** (1 / 4)``, with
     its device time in mean units. So its share of the devices falls as a power of its rank,
-    nothing is killed and nothing starves; an expensive trial gets fewer units in more time; a
+    nothing is killed; an expensive trial gets fewer units in more time; a
     trial that is behind late in its life gets less, and one about to end is brought to its end.
     NaN and infinite values rank last, and of equal ones the earlier trial goes first.
 
@@ -52,6 +54,9 @@ class Hermes(Policy):
     the more the share of life that is left does, so that what was begun is rather finished: with
     the difference ``z`` of Fisher's z, ``alpha`` is multiplied by ``exp(z)``, from 0.3 to 1, and
     the power 1 / 4 by ``exp(-4 * z)``, from 1 to 8.
+
+    Of a study with a number of trials none starves. Without one, a trial that falls behind may give
+    way to new ones for good.
 
     Every trial gets its first unit before it is ranked. Of a list whose parameters are known the
     first 15 trials are opened in order. Then a Gaussian process over parameters foresees which rank
@@ -278,13 +283,13 @@ class _Ranking:
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
-        if not (seconds and len(self._rows)):
+        total, opened = float(self._seconds.sum()), len(self._rows)
+        if not (opened and 0 < total < math.inf):
             return 1.0
-        # Each trial's first unit has its opening.
-        trained = self._seconds.sum() - seconds * len(self._rows)
-        if not 0 < trained < math.inf:
-            return 1.0
-        return 1.0 + seconds * float(self._units.sum() / trained)
+        # Each trial's first unit has its opening. The newest openings, which are told, may have
+        # taken longer than those of these trials can have.
+        seconds = min(seconds, _MOST_OPENING * total / opened)
+        return 1.0 + seconds * float(self._units.sum()) / (total - seconds * opened)
 
 
 def _newest(trials: Sequence[TrialView]) -> Places:

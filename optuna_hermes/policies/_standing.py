@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 from scipy.special import ndtr, ndtri
 
 from optuna_hermes.curves import CurveTable
@@ -31,15 +32,19 @@ class Standing:
     chance: float
 
 
-def standing(curves: Mapping[int, Curve], number: int) -> Standing | None:
+def standing(
+    curves: Mapping[int, Curve], number: int, length: int | None = None
+) -> Standing | None:
     """Rank a trial among all of a study; None if it has no finite value.
 
-    Ranks now and at the end, on a normal scale, are taken to be jointly normal, correlated as
-    they were found to be in this study.
+    The chance is that of its place among all, each pair compared at the age of the younger one.
+    Places now and at the end, on a normal scale, are taken to be jointly normal, correlated as
+    ranks were found to be in this study.
 
     Args:
         curves: of all trials by number, lower is better.
         number: of the trial.
+        length: units of a whole training; if None, twice as many as the oldest trial has.
 
     Example:
         >>> def curve(*values):
@@ -56,10 +61,16 @@ def standing(curves: Mapping[int, Curve], number: int) -> Standing | None:
     units = table.units[rows]
     means = table.smoothed(smoothing(map(noise, known.values())))[rows]
     age = known[number].units
+    own = means[list(known).index(number)]
     then = means[units >= age, age - 1]
-    rank = 1 + int((then < means[list(known).index(number), age - 1]).sum())
-    found = Predictivity().with_end(table.values, rows, units, age, int(units.max()))
-    score = -float(ndtri((rank - 0.5) / len(then)))
+    rank = 1 + int((then < own[age - 1]).sum())
+    oldest = int(units.max())
+    length = 2 * oldest if length is None else max(length, oldest)
+    found = Predictivity().with_end(table.values, rows, units, age, length)
+    # Those that got as old as it is were chosen for their ranks: among them its rank says less.
+    ages = np.minimum(units, age) - 1
+    ahead = int((means[np.arange(len(units)), ages] < own[ages]).sum())
+    score = -float(ndtri((ahead + 0.5) / len(known)))
     best = -float(ndtri(1 / len(known))) if len(known) > 1 else -math.inf
     chance = float(ndtr((found * score - best) / math.sqrt(max(1 - found**2, 1e-6))))
     return Standing(rank=rank, among=len(then), units=age, chance=chance)

@@ -315,7 +315,7 @@ def test_a_dear_opening_is_put_off() -> None:
     trials = (parked(0, 0.5, 0.4), parked(1, 0.6))
     # The smallest index is 2, the bound 1.30 without openings. With two of 0.5 s in the 3 s of
     # three units a first unit takes 1.75 times as long as another.
-    for seconds, expected in ((0.0, None), (0.3, None), (0.5, 0), (1e9, None)):
+    for seconds, expected in ((0.0, None), (0.3, None), (0.5, 0), (1.4, 0), (1.6, 0), (1e9, 0)):
         snapshot = Snapshot(
             devices=(Device(id="cpu:0", free=True),),
             trials=trials,
@@ -507,6 +507,19 @@ def test_what_ends_higher_than_a_finished_trial_is_not_due() -> None:
     assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(failed,)) == 0
     nan = replace(done, curve=curve([math.nan]))
     assert last(Budget(seconds=3.0), BEST, YOUNG, finished=(nan,)) == 0
+
+
+def test_a_fall_with_the_logarithm_of_age_is_foreseen() -> None:
+    """A trial that falls by 1 at each doubling ends 1 lower at twice its age."""
+    done = replace(ending(9, 7.2, left=0), state="done")
+    for units, end in ((4, 7.0), (3, 10 - math.log2(6))):
+        falls = ending(0, *(10 - math.log2(age) for age in range(1, units + 1)), left=units)
+        device = Device(id="cpu:0", free=True)
+        snapshot = Snapshot(
+            devices=(device,), trials=(falls,), finished=(done,), left=Budget(seconds=units + 1.0)
+        )
+        found = due(snapshot)
+        assert (found is not None) == (end < 7.2)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

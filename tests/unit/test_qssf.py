@@ -73,6 +73,17 @@ def test_the_nearest_are_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Service(kinds).of([parked(9, 0.0, kind="b")]) == [pytest.approx(10.0)]
 
 
+def test_trials_that_lack_a_choice_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice that neither has does not part them; one that none has had parts it from all."""
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    plain = [done(n, 10.0, x=1.0) for n in range(5)]
+    kernels = [done(n, 1000.0, x=1.0, kernel="a") for n in range(5, 10)]
+    service = Service(plain + kernels)
+    assert service.of([parked(99, 0.0, x=1.0)]) == [pytest.approx(10.0)]
+    assert service.of([parked(99, 0.0, x=1.0, kernel="a")]) == [pytest.approx(1000.0)]
+    assert service.of([parked(99, 0.0, x=1.0, kernel="b")]) == [pytest.approx(100.0)]
+
+
 def test_what_has_least_left_goes_first(lightgbm: bool) -> None:
     """A long trial that is nearly done goes before a short one that has just begun."""
     trials = (parked(50, 380.0, layers=4), parked(51, 10.0, layers=1), parked(52, 10.0, layers=3))

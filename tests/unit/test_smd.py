@@ -136,6 +136,19 @@ def test_who_can_still_be_in_time_goes_first() -> None:
     assert chosen(Snapshot(now=1000.0, devices=cluster(2), trials=(late, timely))) == {0: 1, 1: 1}
 
 
+def test_who_loses_nothing_by_waiting_waits() -> None:
+    """One that comes just now, and can wait for the other, is worth nothing yet."""
+
+    def one(number: int, seconds: float, submitted: float) -> TrialView:
+        measured = Curve(steps=(1,), values=(0.5,), device_seconds=(seconds,))
+        return TrialView(
+            number=number, state="parked", submitted=submitted, units_left=1, curve=measured
+        )
+
+    trials = (one(0, 1.0, 0.0), one(1, 10.0, 5.2))
+    assert chosen(Snapshot(now=5.2, devices=cluster(1), trials=trials)) == {0: 1}
+
+
 def test_devices_are_enumerated() -> None:
     """A trial gets the number of devices on which it is worth most, not as many as there are."""
 

@@ -48,12 +48,31 @@ def test_the_chance_falls_with_the_rank_and_is_shared_by_all() -> None:
     curves[50] = curve(2.0, *np.linspace(1.9, 1.0, 29).tolist())  # how long a training is
     chances = []
     for number in range(50):
-        found = standing(curves, number)
+        found = standing(curves, number, length=30)
         assert found is not None
         chances.append(found.chance)
     assert chances == sorted(chances, reverse=True)
     assert 0.7 < sum(chances) < 1.3
     assert chances[0] > 5 / 50
+
+
+def test_the_oldest_that_leads_is_the_likeliest() -> None:
+    """It is compared with those that are younger as it was at their age."""
+    curves = {number: curve(*[0.5 + number / 10] * 5) for number in range(1, 10)}
+    curves[0] = curve(*np.linspace(0.4, 0.1, 20).tolist())
+    found = standing(curves, 0)
+    assert found is not None
+    assert (found.rank, found.among) == (1, 1)
+    assert found.chance > 0.5
+
+
+def test_one_unit_settles_nothing() -> None:
+    """Where all have trained one unit of many, the first may still be overtaken."""
+    curves = {number: curve(0.1 + number / 10) for number in range(10)}
+    for length, most in ((27, 0.5), (None, 0.9)):
+        found = standing(curves, 0, length)
+        assert found is not None
+        assert 0.2 < found.chance < most
 
 
 @given(
