@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 import filelock
 
 from optuna_hermes._surroundings import job_label
-from optuna_hermes.broker._holders import started
+from optuna_hermes.broker._holders import boot, started
 from optuna_hermes.broker._privacy import (
     check_private,
     open_private,
@@ -36,8 +37,8 @@ def runtime_dir() -> Path:
     """The private folder of lock, socket and log, made if missing.
 
     It is ``$OPTUNA_HERMES_RUNTIME_DIR``, or a folder in ``$XDG_RUNTIME_DIR``, or one of the user's
-    own in the folder for temporary files. Each job of SLURM has one of its own: jobs that share a
-    node have devices of their own, and so brokers.
+    own in the folder for temporary files. There each job of SLURM has one of its own: jobs that
+    share a node have devices of their own, and so brokers.
 
     Raises:
         BrokerConflictError: see ``private_folder``.
@@ -58,13 +59,18 @@ def _runtime_path() -> Path:
         return Path(named)
     session, label = os.environ.get("XDG_RUNTIME_DIR"), job_label(os.environ)
     of_job = "" if label is None else f"-{label}"
-    if session and _is_ours(session):
-        return Path(session) / f"optuna-hermes{of_job}"
+    # A session's folder comes with a login and goes with it, while a job's processes go on.
+    if session and label is None and _is_ours(session):
+        return Path(session) / "optuna-hermes"
     return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}{of_job}"
 
 
+@functools.cache
 def _is_ours(session: str) -> bool:
-    """True if a session's folder is this user's: after ``su`` it is that of the first user."""
+    """True if a session's folder is this user's: after ``su`` it is that of the first user.
+
+    It is looked at once: a process and those it has started keep to one runtime directory.
+    """
     try:
         return os.stat(session).st_uid == os.getuid()
     except OSError:
@@ -127,8 +133,7 @@ class Office:
             ) from error
         # Only the holder of the lock may do this: a socket that is left over is a dead broker's.
         socket_path(directory).unlink(missing_ok=True)
-        card = json.dumps({"pid": os.getpid(), "devices": devices})
-        write_private(directory / "broker.json", card)
+        write_private(directory / "broker.json", json.dumps(_card(devices)))
 
     def leave(self) -> None:
         """Release the lock, after the socket is gone."""
@@ -143,8 +148,18 @@ def incumbent(directory: Path) -> dict[str, object] | None:
         card = json.loads(read_private(directory / "broker.json", WAY_OUT))
     except (OSError, ValueError):
         return None
-    return card if isinstance(card, dict) and _alive(card.get("pid")) else None
+    return card if isinstance(card, dict) and _alive(card) else None
 
 
-def _alive(pid: object) -> bool:
-    return isinstance(pid, int) and started(pid) > 0
+def _card(devices: str) -> dict[str, object]:
+    """Card of a broker that this process is: its process id may be another one's later."""
+    pid = os.getpid()
+    return {"pid": pid, "started": started(pid), "boot": boot(), "devices": devices}
+
+
+def _alive(card: dict[str, object]) -> bool:
+    """True if the process that wrote a card has not ended."""
+    pid = card.get("pid")
+    if not isinstance(pid, int) or card.get("boot") != boot():
+        return False
+    return 0 < started(pid) == card.get("started")

@@ -40,22 +40,23 @@ def save(directory: Path, holders: Sequence[Holder]) -> None:
     """
     path = directory / HOLDERS
     if holders:
-        write_private(path, msgspec.json.encode((_boot(), holders)).decode())
+        write_private(path, msgspec.json.encode((boot(), holders)).decode())
     else:
         path.unlink(missing_ok=True)
 
 
 def living(directory: Path) -> tuple[Holder, ...]:
     """Holders of the last broker that have not ended; none if that cannot be known."""
-    boot: str | None = None
+    of_boot: str | None = None
     with contextlib.suppress(OSError, msgspec.MsgspecError):
-        boot, held = msgspec.json.decode((directory / HOLDERS).read_bytes(), type=_Content)
-    if boot != _boot():
+        of_boot, held = msgspec.json.decode((directory / HOLDERS).read_bytes(), type=_Content)
+    if of_boot != boot():
         return ()
-    return tuple(each for each in held if started(each.pid) == each.started)
+    return tuple(each for each in held if 0 < started(each.pid) == each.started)
 
 
-def _boot() -> str:
+def boot() -> str:
+    """Name of the boot of this host, new each time it starts; empty if that cannot be read."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

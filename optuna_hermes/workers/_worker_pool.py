@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes.broker import connect_or_start
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, runtime_dir
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._forked import fork_server, has_fileno, why_new_python
@@ -56,6 +57,7 @@ def start(
     Raises:
         InvalidInputError: the policy or the objective does not exist, or this process was itself
             started by ``optimize``.
+        BrokerError: the runtime directory cannot be used.
     """
     refuse_inside()
     if settings.policy != next(iter(POLICIES)):  # the default needs nothing that may be missing
@@ -93,6 +95,7 @@ class WorkerPool:
         self.began = time.monotonic()
         self.new_python = new_python
         packed = b"" if new_python is None else pack(objective, new_python)
+        environment = _environment(devices)
         self._ready = False
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
@@ -105,14 +108,14 @@ class WorkerPool:
         self._process: ForkedProcess | subprocess.Popen[bytes]
         with end:
             if new_python is None and not isinstance(objective, str):
-                self._process = fork_server(objective, end, self._socket, _environment(devices))
+                self._process = fork_server(objective, end, self._socket, environment)
                 return
             self._process = subprocess.Popen(
                 command("_fork_server", end.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if has_fileno(sys.stderr) else None,
                 pass_fds=(end.fileno(),),
-                env=_environment(devices),
+                env=environment,
             )
         # With this process's sys.path, workers can import the same modules.
         self._send((packed, sys.path, arguments(packed)))
@@ -235,12 +238,23 @@ class WorkerPool:
 
 
 def _environment(devices: str) -> dict[str, str]:
-    """The environment of workers; CPU slots share the cores, unless the user has said how many."""
+    """The environment of workers; CPU slots share the cores, unless the user has said how many.
+
+    Raises:
+        BrokerError: the runtime directory cannot be used.
+    """
     slots = devices.removeprefix("cpu:")
     share = max(1, usable_cpus() // int(slots)) if slots.isdigit() and int(slots) else 1
     # A fit in several processes leaves its port behind: Lightning would take it for each next fit,
     # and of two trials that are alive at once the second could not bind it.
     own = {name: value for name, value in os.environ.items() if name != "MASTER_PORT"}
-    # Torch looks for GPUs by NVML then: forks cannot use CUDA once it is initialised.
-    asked = {THREADS_VARIABLE: str(share), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-    return {**asked, **own, INSIDE_VARIABLE: "1"}
+    asked = {
+        THREADS_VARIABLE: str(share),
+        # Torch looks for GPUs by NVML then: forks cannot use CUDA once it is initialised.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        # Else a set of texts, and a vocabulary made of it, has another order in the next process.
+        "PYTHONHASHSEED": "0",
+    }
+    # Not looked for anew by each: a login makes a folder that this process has not found.
+    told = {INSIDE_VARIABLE: "1", RUNTIME_DIR_VARIABLE: str(runtime_dir())}
+    return {**asked, **own, **told}

@@ -171,7 +171,7 @@ def test_two_tasks_of_an_array_on_one_node_are_two_hosts(
             "SLURM_JOB_END_TIME": f"{time.time() + 3600:.0f}",
             "OPTUNA_HERMES_RUNTIME_DIR": "",
             "OPTUNA_HERMES_BROKER_IDLE_SECONDS": "0.5",
-            "XDG_RUNTIME_DIR": str(runtime_dir),
+            "TMPDIR": str(runtime_dir),
         }
         more = ("--checkpoint-dir", tmp_path / "checkpoints", "--devices", "cpu:1")
         running.append(start_cli(*command(postgres_url, target, *more), env=job))

@@ -29,7 +29,7 @@ def env(cluster: Cluster, runtime_dir: Path, tmp_path: Path) -> dict[str, str]:
         **cluster.env,
         "OPTUNA_HERMES_RUNTIME_DIR": "",
         "OPTUNA_HERMES_BROKER_IDLE_SECONDS": "1",
-        "XDG_RUNTIME_DIR": str(runtime_dir),
+        "TMPDIR": str(runtime_dir),
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "OMP_NUM_THREADS": "1",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._server import _socket_server
 from optuna_hermes.broker._server._server import Server
-from optuna_hermes.errors import BrokerError
+from optuna_hermes.errors import BrokerConflictError, BrokerError
 from optuna_hermes.model import Device
 from support import attacks
 from support.devices import FakeDevices
@@ -147,6 +148,25 @@ def test_who_reads_nothing_is_hung_up_on(
         "connection N of process N closed: it does not read what it is sent: if it is stopped "
         "continue it, else end it"
     )
+
+
+def test_a_process_that_the_broker_cannot_see_is_refused(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of another container could not be killed when it hangs; who only looks is served."""
+    monkeypatch.setattr(_socket_server, "peer", lambda sock: (0, os.getuid()))
+
+    async def attack(_: Callable[[], Awaitable[Streams]]) -> None:
+        for role in ("driver", "worker", "plain"):
+            with pytest.raises(BrokerConflictError) as error:
+                await asyncio.to_thread(connect, role)
+            assert str(error.value) == (
+                "This process is in another container than the broker, which cannot see it: set "
+                "shareProcessNamespace, or give it an OPTUNA_HERMES_RUNTIME_DIR of its own."
+            )
+        (await asyncio.to_thread(connect, "viewer")).close()
+
+    serve(runtime_dir, attack)
 
 
 def test_what_was_said_instead_of_a_message_is_logged(

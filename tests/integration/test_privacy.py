@@ -8,6 +8,7 @@ import pwd
 import signal
 import socket
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import connect, connect_or_start
+from optuna_hermes.broker._holders import boot, started
 from optuna_hermes.errors import BrokerConflictError
 
 SET_IT = r"set OPTUNA_HERMES_RUNTIME_DIR to a folder of your own\."
@@ -111,6 +113,7 @@ def test_the_session_of_another_user_is_not_used(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert election.runtime_dir() == tmp_path / "optuna-hermes"
     os.chown(tmp_path, 65534, 65534)
+    election._is_ours.cache_clear()  # as in the next process
     assert election.runtime_dir() == tmp_path / "optuna-hermes-0"
 
 
@@ -134,7 +137,7 @@ def test_links_to_files_are_not_followed(folder: Path, tmp_path: Path, name: str
 def test_a_card_that_is_a_link_is_not_believed(folder: Path, tmp_path: Path) -> None:
     """Whoever reads it sees none, and the broker that takes office replaces it."""
     card = folder / "broker.json"
-    forged = json.dumps({"pid": os.getpid()})
+    forged = json.dumps(election._card("cpu:1"))
     (tmp_path / "card").write_text(forged)
     card.symlink_to(tmp_path / "card")
     assert election.incumbent(folder) is None
@@ -142,6 +145,29 @@ def test_a_card_that_is_a_link_is_not_believed(folder: Path, tmp_path: Path) -> 
     assert (tmp_path / "card").read_text() == forged
     assert (election.incumbent(folder) or {})["pid"] == os.getpid()
     office.leave()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"started": 1}, {"boot": "an earlier one"}, {"started": None, "boot": None}]
+)
+def test_a_card_of_a_process_that_is_another_one_now_is_not_believed(
+    folder: Path, wrong: dict[str, object]
+) -> None:
+    """A broker that is killed leaves it and its socket, also to the next boot: another starts."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(election.socket_path(folder)))
+    election.socket_path(folder).chmod(0o600)
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        card = {"pid": other.pid, "started": started(other.pid), "boot": boot()}
+        (folder / "broker.json").write_text(json.dumps(card))
+        assert election.incumbent(folder) == card
+        (folder / "broker.json").write_text(json.dumps(card | wrong))
+        assert election.incumbent(folder) is None
+        connect_or_start("viewer", "cpu:1").close()
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_a_link_to_a_socket_is_not_followed(folder: Path, tmp_path: Path) -> None:

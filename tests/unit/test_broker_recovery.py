@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
+from optuna_hermes.broker._holder import Holder
 from optuna_hermes.broker._holders import HOLDERS
 from optuna_hermes.broker._server._outbox import proof_of_end
-from optuna_hermes.broker._server._succession import Succession
+from optuna_hermes.broker._server._succession import Succession, instance_in
 from optuna_hermes.ledger._records import LeaseRecord, ReportRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
@@ -689,6 +692,32 @@ def remembered(directory: Path) -> list[tuple[int, int]]:
     """Processes and epochs in the file of holders."""
     _, held = json.loads((directory / HOLDERS).read_text())
     return [(each["pid"], each["epoch"]) for each in held]
+
+
+def test_a_process_that_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
+    """One of another container has the process id 0, and no start time."""
+    unseen = Holder(pid=0, started=0, role="worker", study="s", number=0, epoch=1, device="cpu:0")
+    pid = os.getpid()
+    seen = replace(unseen, pid=pid, started=_holders.started(pid), epoch=2)
+    _holders.save(tmp_path, [unseen, seen])
+    assert _holders.living(tmp_path) == (seen,)
+
+
+def test_the_name_of_a_broker_is_of_one_host_and_boot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays with the directory, but not with a copy of it: two hosts would be one broker."""
+    built = instance_in(tmp_path, "build")
+    assert built.startswith("build-")
+    assert instance_in(tmp_path, "build") == built
+    copied = instance_in(tmp_path, "pod-0")
+    assert copied.startswith("pod-0-")
+    monkeypatch.setattr(_holders, "boot", lambda: "the next one")
+    cloned = instance_in(tmp_path, "pod-0")
+    assert cloned not in (built, copied)
+    assert instance_in(tmp_path, "pod-0") == cloned
+    (tmp_path / "instance").write_text("pod-0-of-an-earlier-release")
+    assert len(instance_in(tmp_path, "pod-0")) == len(cloned)
 
 
 def test_a_trial_is_read_again_only_when_nobody_has_it() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 
-from optuna_hermes.broker._server._processes import watch
+import pytest
+
+from optuna_hermes.broker._server._processes import kill, watch
 
 DEADLINE_SECONDS = 20.0
 
@@ -56,3 +59,12 @@ def test_a_watch_that_is_over_leaves_the_next_one_alone() -> None:
             await asyncio.wait_for(second_ended.wait(), DEADLINE_SECONDS)
 
     asyncio.run(see())
+
+
+def test_a_process_that_cannot_be_seen_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel calls one of another container 0, and takes that for the whole group."""
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
+    kill(0)
+    kill(-1)
+    assert killed == []

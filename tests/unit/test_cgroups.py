@@ -145,3 +145,11 @@ def test_live_processes_and_threads_follow_the_limits(monkeypatch: pytest.Monkey
     monkeypatch.setattr(_worker_pool, "usable_cpus", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert _worker_pool._environment("cpu:2")["OMP_NUM_THREADS"] == "2"
+
+
+def test_sets_of_text_have_one_order_in_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vocabulary that is made of a set is the same when its trial comes back."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert _worker_pool._environment("cpu:1")["PYTHONHASHSEED"] == "0"
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert _worker_pool._environment("cpu:1")["PYTHONHASHSEED"] == "7"

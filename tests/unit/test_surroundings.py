@@ -22,6 +22,7 @@ from optuna_hermes._surroundings import (
 )
 from optuna_hermes.broker import _election as election
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.workers import _worker_pool
 
 JOB = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1"}
 TASK = {"SLURM_JOB_ID": "19", "SLURM_ARRAY_JOB_ID": "17", "SLURM_ARRAY_TASK_ID": "2"}
@@ -96,7 +97,7 @@ def test_jobs_on_one_node_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable of one's own counts for more, and outside of SLURM nothing changes."""
+    """The variable of one's own counts for more, and outside of SLURM that of the session."""
     named = election.runtime_dir()
     folder = named / "s"  # short: a socket's path has a limit
     folder.mkdir()
@@ -105,12 +106,29 @@ def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> No
     assert election.runtime_dir() == named
     monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    assert election.runtime_dir() == folder / "optuna-hermes-slurm-17_2"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}-slurm-17_2"
     monkeypatch.delenv("SLURM_JOB_ID")
+    assert election.runtime_dir() == folder / "optuna-hermes"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}"
+
+
+@pytest.mark.parametrize("job", [JOB, {}])
+def test_a_login_moves_no_runtime_directory(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, job: dict[str, str]
+) -> None:
+    """It makes the folder of a session, which a job may have been told of long before."""
+    for name, value in job.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
+    session = runtime_dir / "run"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
+    monkeypatch.setattr("tempfile.tempdir", str(runtime_dir))
+    before = election.runtime_dir()
+    session.mkdir(mode=0o700)
+    assert election.runtime_dir() == before
+    assert _worker_pool._environment("cpu:1")[election.RUNTIME_DIR_VARIABLE] == str(before)
 
 
 def test_squeue_is_asked_for_an_end_that_no_variable_has(fake: Fake) -> None:

@@ -18,7 +18,9 @@ def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process, unless it is gone already."""
+    """SIGKILL a process, unless it is gone already, or cannot be seen from here."""
+    if pid <= 0:  # that would be a whole group, this process's own among them
+        return
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

@@ -76,6 +76,10 @@ AT_ONCE = 8
 OF_JOBS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that all processes of a job may be sent."""
 _LOST = "bring the database back before `optimize` is run again; live trials send theirs again"
+_UNSEEN = (
+    "This process is in another container than the broker, which cannot see it: set "
+    "shareProcessNamespace, or give it an OPTUNA_HERMES_RUNTIME_DIR of its own."
+)
 
 _CHANGES_MEMORY = (wire.Parked, wire.Ended, wire.Released)
 """Messages whose outcome depends on the memory that is free at that moment."""
@@ -235,6 +239,9 @@ class Server:
         hello = await self._sockets.read(connection)
         if not isinstance(hello, wire.Hello) or hello.version != wire.VERSION:
             self._sockets.send(connection, wire.Refused(reason=_other_version()))
+            return
+        if pid == 0 and hello.role != "viewer":  # it could not be killed, nor be told from others
+            self._sockets.send(connection, wire.Refused(reason=_UNSEEN))
             return
         started = _holders.started(pid)
         self._apply(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator
@@ -142,7 +143,9 @@ def instance_in(directory: Path, host: str) -> str:
     """Return the name of a directory's broker: made by the first one, kept by the next ones.
 
     A directory has one broker at a time, which holds its lock: so what the one before had is the
-    next one's, and no broker of another directory or host ever has the name.
+    next one's, and no broker of another directory or host ever has the name. A directory may
+    have come with the copy of an image or a disk, so a new name is made where the host has
+    another name, or was started again since.
 
     Args:
         directory: the runtime directory.
@@ -151,7 +154,11 @@ def instance_in(directory: Path, host: str) -> str:
     Raises:
         OSError: the file system refuses.
     """
-    path = directory / "instance"
-    if not path.exists():
-        write_private(path, f"{host[:64]}-{uuid.uuid4().hex[:16]}")
-    return path.read_text()
+    path, here = directory / "instance", f"{host}\n{_holders.boot()}"
+    with contextlib.suppress(OSError, ValueError):  # there is none, or one of another version
+        name, made = path.read_text().split("\n", 1)
+        if made == here:
+            return name
+    name = f"{host[:64]}-{uuid.uuid4().hex[:16]}"
+    write_private(path, f"{name}\n{here}")
+    return name
