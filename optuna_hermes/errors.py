@@ -15,8 +15,8 @@ class ExitStatus(IntEnum):
     NOTHING_SUCCEEDED = 3
     """Every trial of a study has failed, or so many alike that it was stopped."""
     SUSPENDED = 75
-    """``EX_TEMPFAIL``: a signal, the end of the job, or a database that was away for long,
-    suspended all; run the same command again.
+    """``EX_TEMPFAIL``: a signal, the end of the job, or a database or checkpoints that were away
+    for long, suspended all, or let nothing begin; run the same command again.
     """
     INTERRUPTED = 130
     """Ctrl-C, as shells report it."""
@@ -55,7 +55,7 @@ class StorageError(InvalidInputError):
 
 
 class DatabaseAwayError(HermesError, RuntimeError):
-    """The study's database did not answer for so long that all was suspended: exit status 75."""
+    """The database did not answer for long: all is suspended, or nothing was begun; status 75."""
 
 
 class MonitorError(InvalidInputError):
@@ -75,7 +75,7 @@ class LedgerAwayError(LedgerError):
 
 
 class StaleEpochError(LedgerError):
-    """A lease was committed with an epoch that is not above every earlier one of its device."""
+    """A lease was committed with an epoch that is not above every earlier one."""
 
 
 class NotOwnerError(LedgerError):
@@ -132,6 +132,10 @@ class SuspendError(HermesError, RuntimeError):
 
 class CheckpointError(SuspendError):
     """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
+
+
+class CheckpointAwayError(CheckpointError):
+    """A checkpoint cannot be read on this host at this moment; it may be whole: try again later."""
 
 
 class UnstorableError(CheckpointError, InvalidInputError):

@@ -250,8 +250,15 @@ class _Fits:
         """The loop of the last one."""
 
 
-_fits: weakref.WeakKeyDictionary[Any, _Fits] = weakref.WeakKeyDictionary()
-"""Fits by session, or by trial if it has no session."""
+_fits: dict[int, _Fits] = {}
+"""Fits by the ``id`` of a session, or of a trial without one: a ``FrozenTrial`` has no hash."""
+
+
+def _fits_of(owner: Any) -> _Fits:
+    if id(owner) not in _fits:
+        _fits[id(owner)] = _Fits()
+        weakref.finalize(owner, _fits.pop, id(owner))
+    return _fits[id(owner)]
 
 
 def _loop_of(trainer: Trainer | None) -> _FitLoop | None:
@@ -353,7 +360,7 @@ class _FitLoop(CooperativeLoop):
         session = self._session or session_of(self._trial)
         if session is None or self._rank is not None:
             return
-        fits = _fits.setdefault(session, _Fits())
+        fits = _fits_of(session)
         if not fits.count and fits.found is None:
             fits.found = self._find(session)
         callbacks = {} if fits.found is None else fits.found[1]["callbacks"]
@@ -370,7 +377,7 @@ class _FitLoop(CooperativeLoop):
             InvalidInputError: another callback is in a fit of this trial.
         """
         session = self._session or session_of(self._trial)
-        fits = self._fits = _fits.setdefault(session or self._trial, _Fits())
+        fits = self._fits = _fits_of(session or self._trial)
         other = fits.loop() if fits.loop is not None else None
         if other is not None and other is not self and other._trainer is not None:
             raise InvalidInputError(
@@ -381,7 +388,7 @@ class _FitLoop(CooperativeLoop):
             other._fits = _Fits()  # it may still load a checkpoint, which must not count here
         if fits.count:
             self._unit = fits.units
-        # Weak: a loop leads to its session and trial, which are the keys of ``_fits``.
+        # Weak: a loop leads to its session and trial, whose fits are in ``_fits``.
         fits.loop, fits.units = weakref.ref(self), self._unit
         fits.count += 1
         self._number = fits.count

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend._code import Code
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user
 from optuna_hermes.suspend._named_objects import NamedObjects
@@ -76,6 +77,8 @@ class Run(CooperativeLoop):
         self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
         self._epoch_state: dict[str, Any] = {}
+        self._epoch_code: list[Any] = []
+        self._code = Code()
         self._locals = Locals()
         self._caller: FrameType | None = None
         self._reports = False
@@ -264,13 +267,16 @@ class Run(CooperativeLoop):
         self._epoch, self._batches_due = epoch, True
         if self._session is None:
             return
+        self._code.enter(sys._getframe())
         if self._restored is not None:
             # Code before the epoch's batches runs again, and must draw what it drew.
             set_rng_state(self._restored["epoch_rng"])
+            self._code.set_states(sys._getframe(), self._restored["epoch_code"])
             self._named.load_small_state(frozen(self._restored["epoch_state"]))
         if self._session.checkpoint_dir is not None:  # else no checkpoint will hold them
             self._epoch_rng = rng_state()
             self._epoch_state = self._named.small_state()
+            self._epoch_code = self._code.states(sys._getframe())
 
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         session, restored = self._session, self._restored
@@ -278,6 +284,9 @@ class Run(CooperativeLoop):
             self._position.batch = 0
             return iter(loader)
         self._other_loaders.release(loader)
+        self._code.enter(sys._getframe())
+        if restored is not None:  # before the loader, whose data may draw from the same
+            self._code.set_states(sys._getframe(), restored["code"])
         iterator = self._position.iterate(
             loader, None if restored is None else restored["position"]
         )
@@ -291,13 +300,16 @@ class Run(CooperativeLoop):
     def waits_for_next_point(self) -> bool:
         """See ``CooperativeLoop``: true after the last batch of an epoch, if it can be stored."""
         # After an epoch's last batch the loop may still use its loss, which would not be restored.
-        return self.storable and self._position.batch == self._position.length
+        return self.storable and self._position.ends_here()
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def inexact(self) -> str | None:
         """See ``CooperativeLoop``: a warning about the loader, once."""
         return self._position.warning()
+
+    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
+        return super()._dump(self._position.rng_state(rng))
 
     def position(self) -> dict[str, Any]:
         """See ``CooperativeLoop``: the epoch, and where it is in its loader."""
@@ -307,6 +319,8 @@ class Run(CooperativeLoop):
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
             "epoch_state": self._epoch_state,
+            "epoch_code": self._epoch_code,
+            "code": self._code.states(self._caller),
             "other_loaders": self._other_loaders.state(),
             "steps": self._other_loaders.accelerator_steps(),
         }

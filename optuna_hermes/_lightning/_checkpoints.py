@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes._lightning._callbacks import tuner_state
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
-from optuna_hermes._lightning._loops import add_up, count_anew, loop_state, restore_loop_state
+from optuna_hermes._lightning._loops import (
+    add_up,
+    code_of,
+    count_anew,
+    loop_state,
+    restore_loop_state,
+)
 from optuna_hermes._lightning._module import restore_attributes, tensors_of
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._optimizers import inner_states, restore_optimizers
@@ -17,6 +24,7 @@ from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend._generators import Watched, set_states
 from optuna_hermes.suspend._named_objects import all_buffers, set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
@@ -45,6 +53,7 @@ class Checkpoints:
         self._unsaved = Unsaved({})
         self._at_start: dict[str, dict[str, int]] = {}
         self._made: Mapping[Any, torch.Tensor] = {}
+        self._code = Watched()
         self._folder: Path | None = None
 
     @property
@@ -63,7 +72,8 @@ class Checkpoints:
     def leave(self) -> None:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
-        self._made = {}  # a weak mapping could not be pickled for ranks of a next fit
+        # These could not be pickled for ranks of a next fit.
+        self._made, self._code = {}, Watched()
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
@@ -71,6 +81,7 @@ class Checkpoints:
         own = checkpoint[_KEY] = {
             "rng": rng,
             "loop": loop_state(trainer, self._made),
+            "code": self._code.states(functools.partial(code_of, trainer)),
             "loggers": logger_state(trainer),
             "unsaved": self._unsaved.state_dict(),
             "loaders": hooks.loader_states(),
@@ -158,6 +169,8 @@ class Checkpoints:
     def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
         trainer = hooks.trainer
         hooks.end_resume()
+        if loaded["rng"] is not None:  # before those of data, which may draw from the same
+            set_states(code_of(trainer), loaded["code"])
         restore_optimizers(trainer, hooks.shape.groups, *loaded["optimizers"])
         restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])

@@ -17,9 +17,11 @@ from optuna_hermes._lightning._namespace import (
     Trainer,
     _ResultCollection,
     _ResultMetric,
+    callbacks_of,
     part,
 )
-from optuna_hermes.suspend._generators import holders_in, set_states, states_of
+from optuna_hermes.suspend._code import classes_of
+from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
 from optuna_hermes.suspend._loader import data_of, is_stream
 from optuna_hermes.suspend._named_objects import (
     gradient,
@@ -148,6 +150,13 @@ def _data_generators(trainer: Trainer) -> list[Any]:
     return [found for each in loaders for found in holders_in(*data_of(each))]
 
 
+def code_of(trainer: Trainer) -> list[Holder]:
+    """The generators that classes of the user's module, its parts, data and callbacks draw from."""
+    data = getattr(trainer, "datamodule", None)
+    every = (*trainer.lightning_module.modules(), data, *callbacks_of(trainer))
+    return holders_in(*classes_of(every))
+
+
 def _keeps_gradients(module: LightningModule) -> bool:
     """True if gradients of a batch may have an effect on later ones."""
     # Where Lightning accumulates gradients itself no checkpoint is taken: see ``clean``.
@@ -218,6 +227,6 @@ def _take_up_epoch(fit_loop: Any, set_epoch: Callable[..., None]) -> None:
 
 def _take_up_batches(epoch_loop: Any, begin: Callable[..., None], fetcher: Any) -> None:
     """Begin the batches, and end what differs in a resumed fit; undoes its own override."""
-    vars(epoch_loop).pop("on_run_start")
+    vars(epoch_loop)["on_run_start"] = begin
     begin(fetcher)
     epoch_loop._restarting = False

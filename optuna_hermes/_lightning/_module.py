@@ -163,6 +163,9 @@ def _has_state(value: Any, known: set[int]) -> bool:
         return False
     if isinstance(value, nn.Module) and any(id(p) in known for p in value.parameters()):
         return False
+    # What metrics hold is mostly not in their ``state_dict``: see ``ValueWriter``.
+    if isinstance(value, nn.Module) and any(map(is_metric, value.modules())):
+        return False
     kind = type(value)
     return (
         hasattr(kind, "load_state_dict")

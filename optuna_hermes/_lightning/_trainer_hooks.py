@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
 from optuna_hermes._lightning._callbacks import skip_tuners
 from optuna_hermes._lightning._namespace import (
     LightningDataModule,
@@ -32,10 +36,12 @@ from optuna_hermes.suspend._loader import (
     idle,
     is_stateful,
     is_stream,
+    keeps_iterator,
 )
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved, reachable
+from optuna_hermes.suspend._wrapped import replay_of
 
 # Loaded on first use: most trials train on map-style data, without worker processes.
 if TYPE_CHECKING:
@@ -54,13 +60,14 @@ class TrainerHooks:
         self.trainer = trainer
         self.shape = Shape(trainer)
         self._name = trial
-        self._replay = replay or Replay
+        self._replay = replay or replay_of
         self._replays: list[tuple[Any, Replay | Stream]] = []
         self._streams: Streams | None = None
         self._watches: list[tuple[Any, RandomWatch]] = []
         self._validated: list[tuple[Any, Replay | OwnStates]] = []
         self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._masks: dict[str, Any] = {}
+        self._weights: dict[str, torch.Tensor] = {}
         self._users_path: Any = None
         self._made: dict[str, Any] = {}
         self._made_again: dict[str, Any] = {}
@@ -73,13 +80,19 @@ class TrainerHooks:
         self.override(fit_loop, "setup_data", self._set_up, fit_loop.setup_data)
         epoch_loop = fit_loop.epoch_loop
         self.override(epoch_loop, "reset", self._reset, epoch_loop.reset)
+        begin = epoch_loop.on_run_start
+        self.override(epoch_loop, "on_run_start", self._begin_batches, begin)
+        # Within a fetch, a loader that is at its end may begin anew.
+        for name, within in (("_on_before_fetch", True), ("_on_after_fetch", False)):
+            note = functools.partial(self._expect, within)
+            self.override(epoch_loop, name, _noted, note, getattr(epoch_loop, name))
         self.override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
         connector, shape = trainer._checkpoint_connector, self.shape
-        for name, note in (
+        for name, note_shape in (
             ("resume_start", shape.note_weights),
             ("restore_training_state", shape.note_groups),
         ):
-            self.override(connector, name, _noted, note, getattr(connector, name))
+            self.override(connector, name, _noted, note_shape, getattr(connector, name))
 
     def override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
         """Replace a method of an object by a function with these first arguments."""
@@ -214,11 +227,33 @@ class TrainerHooks:
     def end_resume(self) -> None:
         """Undo what only Lightning's own loading of the checkpoint needs."""
         self._hide_loader_states()
+        self._put_weights_back()
         # Masks only now, when the optimizers have the parameters.
         prune(self.trainer.lightning_module, self._masks)
         self._masks = {}
         # ``trainer.ckpt_path`` is the user's again: ModelCheckpoint never deletes that file.
         self.trainer._checkpoint_connector._ckpt_path = self._users_path
+
+    def _note_weights(self, restore: Callable[[], None]) -> None:
+        """Restore the callbacks, and note the weights that are loaded by then."""
+        connector = self.trainer._checkpoint_connector
+        vars(connector).pop("restore_callbacks")
+        saved = connector._loaded_checkpoint["state_dict"]
+        restore()
+        for name, tensor in _weights(self.trainer.lightning_module):
+            self._weights[name] = _content(tensor, saved.get(name))
+
+    def _put_weights_back(self) -> None:
+        """Undo what hooks of the fit's beginning did to weights: they were called before."""
+        module = self.trainer.lightning_module
+        loaded, self._weights = self._weights, {}
+        self.shape.make_room(loaded)
+        with torch.no_grad():
+            for name, tensor in _weights(module):
+                if name in loaded and loaded[name].shape == tensor.shape:
+                    value = loaded[name].to(tensor.device, tensor.dtype)
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
 
     def _hide_loader_states(self) -> None:
         """Hide the positions: from here on a user's checkpoints must load without this package."""
@@ -242,6 +277,21 @@ class TrainerHooks:
             fit_loop._load_combined_loader_states()
             assert fit_loop._data_fetcher is not None
             iter(fit_loop._data_fetcher)
+        self._expect(False)
+
+    def _expect(self, expected: bool = True) -> None:
+        """Follow the next pass over each training loader, or none: hooks may begin others."""
+        for _, replay in self._replays:
+            replay.expect(expected)
+
+    def _begin_batches(self, begin: Callable[[Any], None], fetcher: Any) -> None:
+        """Begin an epoch's batches; the first epoch's passes were begun with its loaders."""
+        combined = self.trainer.fit_loop._combined_loader
+        before = None if combined is None else combined._iterator
+        self._expect()
+        begin(fetcher)
+        if combined is not None and combined._iterator is before:
+            self._expect(False)
 
     def _reset(self, reset: Callable[[], None]) -> None:
         """Reset the counts of an epoch's batches, from which the loaders' positions are taken."""
@@ -357,6 +407,7 @@ class TrainerHooks:
                 # Now: with workers, the first indices are drawn as soon as there is an iterator.
                 _set_epoch(loader, fit_loop)
         load_states()
+        self._expect()
 
     def _stream_of(self, loader: Any, progress: Any) -> Stream:
         from optuna_hermes.suspend._streams import Stream, Streams
@@ -397,6 +448,9 @@ class TrainerHooks:
     ) -> None:
         connector = self.trainer._checkpoint_connector
         vars(connector).pop("resume_start")  # once only: learning rate finders call it later
+        self.override(
+            connector, "restore_callbacks", self._note_weights, connector.restore_callbacks
+        )
         self.shape.note_weights()
         checkpoint["state_dict"], self._masks = without_masks(
             checkpoint["state_dict"], self.shape.weights
@@ -431,6 +485,8 @@ def why_not_storable(trainer: Trainer) -> str | None:
         return None
     if fetcher.length is None:
         return "the length of its train loader is unknown"
+    if any(keeps_iterator(each) and not is_stateful(each) for each in combined.flattened):
+        return "its train loader keeps one iterator for all epochs"
     if len({id(each) for each in combined.flattened}) < len(combined.flattened):
         return "it trains on one loader in several places, with persistent workers or a state"
     if not all(is_stateful(each) or Replay.fits(each) for each in combined.flattened):
@@ -497,6 +553,20 @@ def unsynchronised(trainer: Trainer, name: str) -> bool:
 def _noted(note: Callable[[], None], call: Callable[..., None], *args: Any, **kw: Any) -> None:
     note()
     call(*args, **kw)
+
+
+def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """The parameters and buffers of a module."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not is_lazy(tensor):
+            yield name, tensor
+
+
+def _content(tensor: torch.Tensor, saved: Any) -> torch.Tensor:
+    """A copy of a tensor; ``saved``, which it was loaded from, if that is one."""
+    apart = isinstance(saved, torch.Tensor) and not saved.is_set_to(tensor)
+    same = apart and saved.dtype == tensor.dtype and saved.device == tensor.device
+    return saved if same and torch.equal(saved, tensor) else tensor.detach().clone()
 
 
 def _ready(progress: Any) -> int:

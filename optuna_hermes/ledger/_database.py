@@ -168,8 +168,12 @@ class Database:
             with begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            kind = LedgerAwayError if is_away(error) else LedgerError
-            raise kind(self._failed(error)) from error
+            away = is_away(error)
+            if away and self.shared:
+                # A server that has become a standby may keep its connections, and the pool would
+                # give them out for ever: the next one looks for the primary anew.
+                self._close(close=True)
+            raise (LedgerAwayError if away else LedgerError)(self._failed(error)) from error
 
     def _failed(self, error: Exception) -> str:
         reason = redacted(_first_line(getattr(error, "orig", None) or error), self._url)

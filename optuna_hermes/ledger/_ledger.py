@@ -242,6 +242,11 @@ class Ledger:
             found = connection.execute(sql.LAST_VALUES, {"of_study": study})
             return {number: value_of(value, word) for number, value, word in found}
 
+    def lowest_values(self, study: str) -> dict[int, float]:
+        """The lowest finite value that each trial has ever reported."""
+        found = self._database.rows(sql.LOWEST_VALUES, {"of_study": study})
+        return {each["number"]: each["value"] for each in found}
+
     def last_epoch(self) -> int:
         """The highest epoch this ledger holds, 0 for an empty one."""
         with self._database.reading() as connection:

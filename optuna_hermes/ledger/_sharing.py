@@ -46,7 +46,7 @@ def check_owner(connection: Connection, study: str, number: int, by: str | None)
     found = connection.execute(sql.OWNER, {"of_study": study, "of_number": number}).first()
     if found is not None and found.owner != by:
         raise NotOwnerError(
-            f"Run {number} of study {study} belongs to {_broker(found.owner)}, so {_broker(by)} "
+            f"Trial {number} of study {study} belongs to {_broker(found.owner)}, so {_broker(by)} "
             "may not write it: another broker may have taken it over. End its process if there is "
             "one, and claim it before it is run again.",
             number,

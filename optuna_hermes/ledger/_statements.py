@@ -95,7 +95,7 @@ _REPORTED = tuple(
     REPORTS.c[name] for name in ("number", "unit", "step", "value", "not_finite", "device_seconds")
 )
 CURVES = select(*_REPORTED).where(_of_study(REPORTS)).order_by(REPORTS.c.id)
-"""Reports as ``reported`` reads them."""
+"""Reports as ``curves_of`` reads them."""
 
 SOME_CURVES = CURVES.where(REPORTS.c.number.in_(bindparam("of_numbers", expanding=True)))
 LATER_REPORTS = (
@@ -117,6 +117,11 @@ LAST_VALUES = (
     )
     .where(_of_study(REPORTS))
     .order_by(REPORTS.c.id)
+)
+LOWEST_VALUES = (
+    select(REPORTS.c.number, func.min(REPORTS.c.value).label("value"))
+    .where(_of_study(REPORTS), REPORTS.c.value.is_not(None))
+    .group_by(REPORTS.c.number)
 )
 
 # -- leases ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optuna_hermes.errors import CheckpointError, UnwritableError
+from optuna_hermes.errors import CheckpointAwayError, CheckpointError, UnwritableError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _remote
 from optuna_hermes.suspend._safetensors import Content, digest
@@ -31,7 +31,7 @@ from optuna_hermes.suspend._tree import pack, unpack
 if TYPE_CHECKING:
     import torch
 
-_FORMAT = {"format": "optuna-hermes checkpoint", "version": "3"}
+_FORMAT = {"format": "optuna-hermes checkpoint", "version": "4"}
 _TREE = "tree"
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
@@ -41,6 +41,7 @@ _BRING_BACK = (
     "--state fail`."
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 T = TypeVar("T")
 _Found = tuple[Checkpoint, Any, list[CheckpointError]]
@@ -108,6 +109,7 @@ def read(
         The checkpoint, and the tree that was written into it.
 
     Raises:
+        CheckpointAwayError: this host cannot read one now, and no newer one can be used.
         CheckpointError: there are checkpoints, but none can be used.
     """
     global _ahead
@@ -233,11 +235,22 @@ def _write_through(
 
     save_file(tensors, path, metadata)
     with path.open("rb", buffering=0) as file:
+        _let_others_read(file.fileno())
         # In parallel: fsync waits for the disk, the digest needs the CPU, and both take as long.
         synced = _on_thread(os.fsync, file.fileno())
         sha256 = digest(file)
         synced.result()
         return os.fstat(file.fileno()).st_size, sha256
+
+
+def _let_others_read(descriptor: int) -> None:
+    """Give a file the mode of any new file: safetensors keeps it to this user."""
+    # Not by ``os.umask``, which would change it for the other threads meanwhile.
+    with contextlib.suppress(OSError):  # not every file system has modes
+        status = Path("/proc/self/status").read_bytes()  # a process may have any name
+        found = re.search(rb"^Umask:\s*([0-7]+)$", status, re.MULTILINE)
+        if found is not None:
+            os.fchmod(descriptor, 0o666 & ~int(found[1], 8))
 
 
 def _upload(path: Path, url: str, written: Checkpoint, known: Collection[Checkpoint]) -> Checkpoint:
@@ -331,6 +344,8 @@ def _search(
                     "no link: give the checkpoint_dir that it was written to."
                 )
             return state, _load_here(folder, state, trial), problems
+        except CheckpointAwayError:
+            raise  # it may be whole: no older one is taken for it
         except CheckpointError as error:
             problems.append(error)
     if not problems:
@@ -355,7 +370,8 @@ def _load_here(folder: Path | None, state: Checkpoint, trial: str) -> Any:
     """As ``_load``; a copy of one in a store is fetched if it is missing or cannot be used.
 
     Raises:
-        CheckpointError: it cannot be fetched, or used.
+        CheckpointAwayError: it cannot be fetched, or read, on this host now.
+        CheckpointError: it is gone, or cannot be used.
     """
     if folder is None or not _remote.is_url(state.path):
         return _load(state, trial)
@@ -381,7 +397,8 @@ def _load(state: Checkpoint, trial: str) -> Any:
                 raise CheckpointError(f"{name} must have {state.size_bytes} bytes but has {size}.")
             content = Content.read(file, size)
     except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {error.strerror or error}.") from error
+        kind = CheckpointError if error.errno in _GONE else CheckpointAwayError
+        raise kind(f"{name} cannot be read: {error.strerror or error}.") from error
     if content.sha256 != state.sha256:
         raise CheckpointError(
             f"{name} is damaged: its SHA-256 must be {state.sha256} but is {content.sha256}."

@@ -69,6 +69,7 @@ class ElasticReplay(Replay):
     def resize(self, size: int) -> None:
         """Set the batch size with which the next iterator goes on."""
         batches, state = self._trained(), self.state_dict()
+        self.expect()
         self._go_on({**state, "batches_before": batches, "size": size})
 
     def rewind(self) -> None:
@@ -120,10 +121,10 @@ class ElasticReplay(Replay):
         self._batches_before = state["batches_before"]
         self._show_size(self.size)
 
-    def __iter__(self) -> Iterator[Any]:
+    def _trained_pass(self) -> Iterator[Any]:
         if self._resume is None:
             self.rewind()
-        return super().__iter__()
+        return super()._trained_pass()
 
     def __len__(self) -> int:
         left = self.samples - self._samples_before

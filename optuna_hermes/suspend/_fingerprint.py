@@ -34,13 +34,13 @@ _CODE = (
     types.ModuleType,
 )
 DATA = (DataLoader, Dataset, Sampler)
-_LOOKED_INTO = {"builtins", "collections", "itertools", "pathlib", "random"}
+_LOOKED_INTO = {"argparse", "builtins", "collections", "itertools", "pathlib", "random", "types"}
 """Packages of the standard library whose objects are values; others are files, clocks, threads."""
 _SHOWING = {
     *("accelerate", "aim", "clearml", "comet_ml", "lightning", "lightning_fabric"),
     *("lightning_utilities", "matplotlib", "mlflow", "neptune", "optuna", "optuna_hermes"),
     *("_pytest", "pytorch_lightning", "rich"),
-    *("tensorboard", "tensorboardX", "torchmetrics", "tqdm", "wandb"),
+    *("tensorboard", "tensorboardX", "tqdm", "wandb"),
 }
 """Libraries that show or log, or that look after their own state."""
 _OF_TORCH = ("torch.utils.data", "torch.utils.tensorboard", "torch.profiler", "torch.distributed")

@@ -1,4 +1,4 @@
-"""Random generators of data sets, collate functions and samplers: in attributes and in code.
+"""Random generators of data sets, collate functions and samplers, and of the training's code.
 
 Code holds generators where functions close over them, have them as defaults or find them in their
 module, and where classes have them as attributes.
@@ -68,7 +68,7 @@ class Holder(NamedTuple):
 
 
 def holders_in(*roots: Holder) -> list[Holder]:
-    """The holders of generators in data sets and functions and all their parts, nearest first."""
+    """The holders of generators in objects and functions and all their parts, nearest first."""
     found: list[Holder] = []
     values, places, kinds = 0, Counter[str](), _Kinds()
     waiting = deque((0, root) for root in roots if not kinds.is_leaf(root.owner))
@@ -78,6 +78,8 @@ def holders_in(*roots: Holder) -> list[Holder]:
         if id(holder.owner) in seen:
             continue
         seen.add(id(holder.owner))
+        if issubclass(type(holder.owner), _CODE):
+            holder = holder._replace(in_code=True)
         parts = [*_parts(holder), *kinds.classes(holder.owner)]
         values += 1 + len(parts)
         places[holder.place] += 1
@@ -207,7 +209,6 @@ class _Kinds:
 def _parts(holder: Holder) -> list[Holder]:
     """The attributes or items of a holder."""
     place, owner, in_code = holder
-    in_code = in_code or issubclass(type(owner), types.FunctionType | type)
     items = _items(owner).items()
     return [Holder(f"{place}.{name}", value, in_code) for name, value in items]
 
@@ -236,6 +237,7 @@ _SLOTS: dict[type, tuple[str, ...]] = {
     classmethod: ("__func__",),
     property: ("fget",),
 }
+_CODE = (types.FunctionType, type, *_SLOTS)
 
 
 def _items_of_function(function: types.FunctionType) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
@@ -20,6 +21,8 @@ from optuna_hermes.suspend._state import copied, kept_rng, plain, rng_state, set
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._workers import Workers
+
+log = logging.getLogger(__name__)
 
 
 def is_stateful(loader: Any) -> bool:
@@ -33,17 +36,26 @@ def is_stateful(loader: Any) -> bool:
 
 
 def is_stream(loader: Any) -> bool:
-    """True for a loader over an iterable data set without persistent workers."""
+    """True for a loader over an iterable data set that begins anew in each epoch."""
     if not isinstance(loader, DataLoader) or hasattr(loader, "base_dataloader"):
         return False
     if type(loader)._get_iterator is not DataLoader._get_iterator:
         return False
-    ends = not (loader.num_workers and loader.persistent_workers)
-    return isinstance(loader.dataset, IterableDataset) and ends
+    kept = keeps_iterator(loader) or (loader.num_workers and loader.persistent_workers)
+    return isinstance(loader.dataset, IterableDataset) and not kept
 
 
 def has_workers(loader: object) -> bool:
     return isinstance(loader, DataLoader) and loader.num_workers > 0
+
+
+def keeps_iterator(loader: object) -> bool:
+    """True for a loader that goes on with one iterator in all its epochs.
+
+    For example timm's ``MultiEpochsDataLoader``, and ``InfiniteDataLoader`` of ultralytics.
+    """
+    own = {**getattr(loader, "__dict__", {}), "_iterator": None}  # of workers that persist
+    return any(isinstance(each, _BaseDataLoaderIter) for each in own.values())
 
 
 def data_of(loader: Any) -> list[Holder]:
@@ -94,16 +106,27 @@ class Replay:
         """True if a loader's position is given by the indices that it has drawn itself."""
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return False
-        return not hasattr(loader, "base_dataloader")  # the inner loader draws them
+        # Of a wrapper the inner loader draws them, and an iterator that is there has its own.
+        return not hasattr(loader, "base_dataloader") and not keeps_iterator(loader)
 
     def unwrap(self) -> None:
         if getattr(self._loader(), self._slot, None) is self:
             self._set_sampler(self._sampler)
             self._pool.uninstall()
 
+    def expect(self, expected: bool = True) -> None:
+        """Follow the next pass over the loader only: others may begin beside the trained one.
+
+        Args:
+            expected: False to follow none.
+        """
+        self._pool.expected = expected
+
     def state_dict(self) -> dict[str, Any]:
         if self._resume is not None:  # the iterator that resumes has drawn nothing yet
             return self._resume
+        if self._pool.expected:  # so has one that is made with the first batch
+            return {**_NOT_BEGUN, "before": self._trained(), **self.idle_state()}
         trained = self._trained() - self._before
         return {
             "skip": trained,
@@ -128,6 +151,9 @@ class Replay:
                 "A trial that was trained with elastic_batch must go on with it, but "
                 "HermesCallback was given none: give it as before."
             )
+        if state["opened"] is None and state["begin"] is None:
+            self.load_idle_state(state)
+            return
         self._resume = state
         self._pool.load_state(state)
 
@@ -160,8 +186,9 @@ class Replay:
         return random_warning(loader)
 
     def stores_here(self) -> bool:
-        """Return True: a trial can return to any batch, unlike in a stream."""
-        return True
+        """True if the batches of this epoch are of indices that were drawn here."""
+        drew = self._drawn > 0 or self._resume is not None or self._trained() == self._before
+        return drew and not self._pool.interrupted
 
     def __iter__(self) -> Iterator[Any]:
         if self._pool.is_extra_call():  # torch draws the workers' seed after this first call
@@ -172,12 +199,7 @@ class Replay:
                 self._own.load_state((self._resume["opened"] or self._resume)["own"])
             self._pool.before_seed()
             return iter(())
-        self._pool.begin_pass()
-        # Here, not when the first index is drawn: workers may never ask for one.
-        self._begin, self._drawn, self._ended = None, 0, False
-        self._before = self._trained()
-        self._ahead.clear()
-        return self._fresh() if self._resume is None else self._again()
+        return self._trained_pass() if self._pool.begin_pass() else self._batches(self._items())
 
     def __len__(self) -> int:
         return len(self._sampler)
@@ -190,6 +212,14 @@ class Replay:
             super().__setattr__(name, value)
         else:  # a loop sets its sampler's epoch, for example, by which that draws
             setattr(self._sampler, name, value)
+
+    def _trained_pass(self) -> Iterator[Any]:
+        """The pass whose batches are counted as trained."""
+        # Here, not when the first index is drawn: workers may never ask for one.
+        self._begin, self._drawn, self._ended = None, 0, False
+        self._before = self._trained()
+        self._ahead.clear()
+        return self._fresh() if self._resume is None else self._again()
 
     def _fresh(self) -> Iterator[Any]:
         """An epoch from its beginning."""
@@ -261,6 +291,7 @@ class Replay:
         self._own.load_state(states["own"])
 
 
+_NOT_BEGUN: dict[str, Any] = dict(skip=0, drawn=0, ahead=None, ended=False, opened=None, begin=None)
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
@@ -379,6 +410,11 @@ class _Pool:
         self._count = loader.num_workers
         self.most_ahead = 1 + self._count * (loader.prefetch_factor or 0)
         """Most batches that are drawn and not trained."""
+        self.expected: bool | None = None
+        """True if the next pass is the trained one, False if it is not; None if each may be."""
+        self.interrupted = False
+        """True if another pass has taken the processes from the trained one."""
+        self._trains = False
         self._workers: Workers | None = None
         self._iterator: Callable[[], Any] = lambda: None
         self._seed: torch.Tensor | None = None
@@ -442,6 +478,8 @@ class _Pool:
     def _get_iterator(self) -> Any:
         loader = self._loader()
         assert loader is not None
+        if self.expected is False and not loader.persistent_workers:
+            return type(loader)._get_iterator(loader)
         # By its class, which may wrap torch's iterator in one of its own (PyTorch Geometric's do).
         with _iterators_made_by(self._make):
             return type(loader)._get_iterator(loader)
@@ -481,8 +519,16 @@ class _Pool:
         (torch.default_generator if generator is None else generator).set_state(self._seed)
         self._revived = None
 
-    def begin_pass(self) -> None:
-        """Begin an epoch, or resume one."""
+    def begin_pass(self) -> bool:
+        """Begin a pass; return True if it is one to be followed."""
+        trains = self.expected is not False
+        self.expected = None if self.expected is None else False
+        if trains or getattr(self._loader(), "persistent_workers", False):
+            self._begin_in_workers(trains)
+        return trains
+
+    def _begin_in_workers(self, trains: bool) -> None:
+        trained, self._trains = self._trains, trains
         kept, self._kept = self._kept, None
         if kept is not None:  # undo what drawing the seed again did to the global generators
             set_rng_state(kept[0])
@@ -491,8 +537,21 @@ class _Pool:
             return
         iterator = self._iterator()
         if iterator is not None and hasattr(iterator, "_send_idx"):  # the processes persist
+            if trained and not trains and iterator._rcvd_idx < iterator._send_idx:
+                self._interrupt()
             self._fetched = self._counts(self._sent(iterator))
             self._first = self._skipped = 0
+
+    def _interrupt(self) -> None:
+        if not self.interrupted:
+            loader: Any = self._loader()
+            log.warning(
+                "A trial can only wait in memory from here on: within an epoch it begins a second "
+                "pass over a loader of %s, and takes its persistent workers from the first. Use "
+                "another loader there.",
+                type(loader.dataset).__name__,
+            )
+        self.interrupted = True
 
     def rotate(self, skipped: int) -> None:
         """Begin with the worker that is next in turn after ``skipped`` batches."""

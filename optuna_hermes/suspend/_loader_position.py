@@ -8,10 +8,17 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
-from optuna_hermes.suspend._loader import Replay, data_of, has_workers, is_stateful, is_stream
+from optuna_hermes.suspend._loader import (
+    Replay,
+    data_of,
+    has_workers,
+    is_stateful,
+    is_stream,
+    keeps_iterator,
+)
 from optuna_hermes.suspend._streams import Known, Stream, Streams
 from optuna_hermes.suspend._workers import RandomWatch
-from optuna_hermes.suspend._wrapped import Wrapped, inner_of
+from optuna_hermes.suspend._wrapped import Wrapped, inner_of, replay_of
 
 Batch = TypeVar("Batch")
 
@@ -67,6 +74,8 @@ class LoaderPosition:
         elif state is not None and source is not None:
             source.load_state_dict(state["loader"])
         self._watch(loader)
+        if isinstance(source, Replay):
+            source.expect()
         iterator = iter(loader)
         if source is None:
             # A sequence, or a loader with a ``problem``: its batches are read and dropped.
@@ -78,7 +87,7 @@ class LoaderPosition:
         return iterator
 
     def state_dict(self) -> dict[str, Any]:
-        """The position; to be read right before a batch is fetched."""
+        """The position; to be read right before a batch is fetched, or after ``ends_here``."""
         loader = None if self._source is None else self._source.state_dict()
         return {
             "batch": self.batch,
@@ -89,7 +98,19 @@ class LoaderPosition:
 
     def stores_here(self) -> bool:
         """True if the position before the next batch can be restored."""
-        return not isinstance(self._source, Stream) or self._source.stores_here()
+        source = self._source
+        return not isinstance(source, Replay | Wrapped | Stream) or source.stores_here()
+
+    def ends_here(self) -> bool:
+        """True after an epoch's last batch; where no length is certain, the next is fetched."""
+        source = self._source
+        return source.ends_here() if isinstance(source, Stream) else self.batch == self.length
+
+    def rng_state(self, now: dict[str, Any]) -> dict[str, Any]:
+        """The random states before the next batch, which may be fetched already."""
+        source = self._source
+        before = source.before_next if isinstance(source, Stream) else None
+        return now if before is None else before[0]
 
     def leave(self) -> None:
         """Restore the loaders' own samplers and functions, and drop all references to them."""
@@ -124,8 +145,8 @@ class LoaderPosition:
                 made = Stream(loader, lambda: self.batch, self.streams, self._name)
                 self._replays[loader] = made
             else:
-                kind = Wrapped if wrapped else Replay
-                self._replays[loader] = kind(loader, lambda: self.batch)
+                make = Wrapped if wrapped else replay_of
+                self._replays[loader] = make(loader, lambda: self.batch)
         return self._replays[loader]
 
     def _watch(self, loader: Any) -> None:
@@ -138,6 +159,8 @@ class LoaderPosition:
             return None
         if self.length is None:
             return "the length of its loader is unknown"
+        if self._source is None and keeps_iterator(loader):
+            return "its loader keeps one iterator for all epochs"
         if self._source is None and not hasattr(loader, "__getitem__"):
             return (
                 "its loader is neither a DataLoader over a map-style data set, nor stateful, nor a "

@@ -64,15 +64,22 @@ def carried(
     """
     found: dict[_Key, int] = {}
     for each in frames_of_user(frame):
-        values, shared = each.f_locals, _shared(each)
+        values, shared = variables(each), _shared(each)
         for name in _live_after(each.f_code, each.f_lasti, shared):
             if name in without or name.startswith(_HIDDEN):
                 continue
             value = values.get(name, each.f_globals.get(name) if name in shared else None)
             if (name in values or name in shared) and id(value) not in known:
                 found[each.f_code, name] = fingerprint(value, known)
-        if type(values) is dict:  # a copy before Python 3.13: it would keep the values alive
-            values.clear()
+    return found
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a frame, and those of functions around it that it uses."""
+    values = frame.f_locals
+    found = dict(values)
+    if type(values) is dict:  # a copy before Python 3.13: it would keep the values alive
+        values.clear()
     return found
 
 

@@ -483,8 +483,7 @@ def _is_no_setting(name: str, value: Any) -> bool:
 
 
 def _is_saved_apart(part: nn.Module, name: str, value: Any) -> bool:
-    is_metric = isinstance(part, _of_torchmetrics("Metric"))
-    return name in _OF_TORCH or (is_metric and of_metrics(part, name))
+    return name in _OF_TORCH or (is_metric(part) and of_metrics(part, name))
 
 
 def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
@@ -673,9 +672,24 @@ def _of_torchmetrics(name: str) -> Any:
     return getattr(sys.modules.get("torchmetrics"), name, ())
 
 
+def is_metric(part: object) -> bool:
+    return isinstance(part, _of_torchmetrics("Metric"))
+
+
 def _metrics(module: nn.Module) -> list[tuple[str, Any]]:
-    kind = _of_torchmetrics("Metric")
-    return [(name, part) for name, part in module.named_modules() if isinstance(part, kind)]
+    return [(name, part) for name, part in module.named_modules() if is_metric(part)]
+
+
+def parts_with_metrics(value: object) -> list[tuple[str, nn.Module]]:
+    """A module and its parts, by their places, if there are metrics among them; else none."""
+    parts = list(value.named_modules()) if isinstance(value, nn.Module) else []
+    return parts if any(is_metric(part) for _, part in parts) else []
+
+
+def attributes_of(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that neither ``state_dict`` nor ``metric_state`` holds."""
+    ignores = _ignores(part)
+    return {name: each for name, each in vars(part).items() if not ignores(name, each)}
 
 
 def of_metrics(metric: Any, name: str) -> bool:
@@ -701,14 +715,19 @@ def metric_state(metric: Any) -> dict[str, Any]:
 
 def restore_metrics(module: nn.Module, states: Mapping[str, Any]) -> None:
     """Restore the metrics of a module and its parts, also those that trackers have added."""
-    kind = _of_torchmetrics("MetricTracker")
-    trackers = [(place, part) for place, part in module.named_modules() if isinstance(part, kind)]
-    for place, part in trackers:
-        while any(f"{name}.".startswith(f"{place}.{len(part)}.".lstrip(".")) for name in states):
-            part.increment()
+    grow_trackers(module, states)
     for name, metric in _metrics(module):
         if name in states:
             restore_metric(metric, moved(states[name], metric.device))
+
+
+def grow_trackers(module: nn.Module, names: Collection[str]) -> None:
+    """Let trackers add metrics until there are all of these names."""
+    kind = _of_torchmetrics("MetricTracker")
+    trackers = [(place, part) for place, part in module.named_modules() if isinstance(part, kind)]
+    for place, part in trackers:
+        while any(f"{name}.".startswith(f"{place}.{len(part)}.".lstrip(".")) for name in names):
+            part.increment()
 
 
 def restore_metric(metric: Any, state: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ A checkpoint there is a whole object: it has its name only once all of it is the
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -17,7 +18,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from optuna_hermes.errors import CheckpointError, InvalidInputError, UnwritableError
+from optuna_hermes.errors import (
+    CheckpointAwayError,
+    CheckpointError,
+    InvalidInputError,
+    UnwritableError,
+)
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a ``Path`` has lost one of its slashes
 _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})
@@ -29,6 +35,9 @@ _S3 = {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}
 AWAY_SECONDS = 120.0
 """Time for which a store may be away while a checkpoint is read."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
+
+_NO_PLACE = (errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+"""Errors of the local copy that would last longer than a read waits."""
 
 _log = logging.getLogger("optuna_hermes.suspend")
 
@@ -117,7 +126,8 @@ def get(url: str, path: Path) -> None:
     would be taken, or the study would end for want of one.
 
     Raises:
-        CheckpointError: it is not there, or cannot be reached.
+        CheckpointAwayError: it cannot be reached, is not for this user, or has no place here.
+        CheckpointError: it is not there.
     """
     until, pause = time.monotonic() + AWAY_SECONDS, _PAUSE_SECONDS
     while True:
@@ -125,13 +135,20 @@ def get(url: str, path: Path) -> None:
             _download(url, path)
             return
         except Exception as error:
-            gone = isinstance(error, FileNotFoundError | PermissionError)
-            if gone or time.monotonic() + pause > until:
-                raise CheckpointError(f"Checkpoint {url} cannot be read: {_line(error)}") from error
+            problem = f"Checkpoint {url} cannot be read: {_line(error)}"
+            if isinstance(error, FileNotFoundError):
+                raise CheckpointError(problem) from error
+            if _lasts(error) or time.monotonic() + pause > until:
+                raise CheckpointAwayError(problem) from error
             if pause == _PAUSE_SECONDS:
                 _log.warning("waits for checkpoint %s, which cannot be read: %s", url, _line(error))
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def _lasts(error: Exception) -> bool:
+    """True if waiting is of no use: another host, or user, might read the file."""
+    return isinstance(error, PermissionError) or getattr(error, "errno", None) in _NO_PLACE
 
 
 def _download(url: str, path: Path) -> None:

@@ -144,7 +144,11 @@ class Stream:
         self._name = trial
         self._opened: dict[str, Any] | None = None
         self._resume: dict[str, Any] | None = None
+        self._expected: bool | None = None
+        self.before_next: tuple[dict[str, Any], dict[str, Any]] | None = None
+        """Random states, and the loader's own, before a batch that ``ends_here`` has fetched."""
         self._waiting: _Batches | None = None
+        self._batches: Callable[[], _Batches | None] = lambda: None
         self._shared: list[int] = []
         self._before = self._fetched = 0
         self._seconds = 0.0
@@ -152,6 +156,7 @@ class Stream:
         self._after: _Numbers | None = None
         self._drawn = False
         self._whole = False
+        self._beside = False
         self._late = False
         vars(loader)["_get_iterator"] = self._start
         log.info(
@@ -168,15 +173,21 @@ class Stream:
     def begin(self, state: dict[str, Any] | None) -> None:
         """Prepare the next iterator: for a new epoch, or to resume one."""
         self._opened, self._whole = None, False
+        self.before_next, self._batches = None, lambda: None
+        self.expect()
         self._streams.begin(self._loader().dataset)  # type: ignore[union-attr]  # it is iterated
         if state is not None:
             self.load_own_state(state["own"])
             self._resume = state
 
+    def expect(self, expected: bool = True) -> None:
+        """See ``Replay``."""
+        self._expected = expected
+
     def state_dict(self) -> dict[str, Any]:
         if self._resume is not None:
             return self._resume
-        own = self.own_state()
+        own = self.own_state() if self.before_next is None else self.before_next[1]
         if self._opened is None:
             return {"opened": None, "own": own}
         skip = self._trained() - self._before
@@ -185,7 +196,8 @@ class Stream:
             "own": own,
             "before": self._before,
             "skip": skip,
-            "ahead": self._fetched - skip,
+            # One that ``ends_here`` has fetched will be fetched again, under the states before it.
+            "ahead": self._fetched - skip if self.before_next is None else 0,
             "under": [[number, each.tree()] for number, each in self._under.items()],
         }
 
@@ -209,6 +221,11 @@ class Stream:
         # The others of the data set are among its attributes.
         in_code = (each for each in holders_in(data) if each.in_code)
         return [Holder("loader", loader), *holders_in(collate), *in_code]
+
+    def ends_here(self) -> bool:
+        """True after the epoch's last batch: the next one is fetched to know, and given later."""
+        batches = self._batches()
+        return batches is not None and batches.ended()
 
     def warning(self) -> str | None:
         """Return None: worker processes draw the same numbers once more."""
@@ -235,6 +252,8 @@ class Stream:
         # A data set that draws from it (a replay buffer) would give others when passed over.
         if self._marks() != self._shared:
             return f"the training changes what {name} gives"
+        if self._beside:
+            return f"within an epoch it begins a second pass over {name}"
         return None
 
     # -- called by Lightning and torch ---------------------------------------------------------
@@ -302,15 +321,20 @@ class Stream:
         self._fetched += 1
         return batch
 
-    def _start(self) -> _Batches:
+    def _start(self) -> Any:
+        if self._expected is False:
+            self._beside = True
+            return DataLoader._get_iterator(self._loader())  # type: ignore[arg-type]
+        self._expected = None if self._expected is None else False
         batches = _Batches(self)
+        self._batches = weakref.ref(batches)  # weak: worker processes end with the iterator
         if self._resume is None:
             batches.open()
         return batches
 
     def _made(self) -> Any:
         self._fetched, self._seconds, self._under = 0, 0.0, {}
-        self._shared, self._whole = self._marks(), False
+        self._shared, self._whole, self._beside = self._marks(), False, False
         loader = self._loader()
         assert loader is not None
         iterator = DataLoader._get_iterator(loader)
@@ -346,7 +370,21 @@ class _Batches:
                 self._stream._waiting = self
                 return PLACEHOLDER
             self.open()
+        self._stream.before_next = None
         return self._ahead.pop(0) if self._ahead else self._stream.fetch(self._iterator)
+
+    def ended(self) -> bool:
+        """True if no batch is left; False if none was given yet."""
+        if self._iterator is None or self._ahead:
+            return False
+        before = rng_state(), self._stream.own_state()
+        try:
+            self._ahead.append(self._stream.fetch(self._iterator))
+        except StopIteration:
+            self._iterator = iter(())
+            return True
+        self._stream.before_next = before
+        return False
 
 
 class _Numbers:

@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,14 @@ import torch
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
+from optuna_hermes.suspend._named_objects import (
+    attributes_of,
+    grow_trackers,
+    is_metric,
+    metric_state,
+    parts_with_metrics,
+    restore_metric,
+)
 from optuna_hermes.suspend._objects import (
     _OF_PYTHON,
     Region,
@@ -40,7 +48,7 @@ _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 """Packages whose classes a user's class is derived from, but that no user's values are of."""
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
-_REUSED = ("object", "stateful", "array", "tensor", "reshaped tensor", "drawing")
+_REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
 _Place = tuple[Any, ...]
 """Keys that lead from the root of a tree to a tensor."""
@@ -296,13 +304,24 @@ class ValueWriter(_Writer):
             return ["enum", *name, value.name]
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return ["named tuple", *name, self._items(value, place)]
+        with_metrics = parts_with_metrics(value)
+        if with_metrics:  # whose ``state_dict`` leaves most of them out
+            weights = self.node(dict(value.state_dict()), place)
+            return ["metrics", *name, weights, [self._part(*each, place) for each in with_metrics]]
         if callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"):
             return ["stateful", *name, self.node(dict(value.state_dict()), place)]
         # Slots and fields of C are beside the attributes, and would be lost without a word.
-        if is_iterator(value) or kind.__basicsize__ != _PLAIN_SIZE or kind.__itemsize__:
+        sized = kind.__basicsize__ == _PLAIN_SIZE and not kind.__itemsize__
+        if is_iterator(value) or not (sized or kind is SimpleNamespace):
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
         parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
         return ["object", *name, parts]
+
+    def _part(self, at: str, part: torch.nn.Module, place: tuple[str, ...]) -> list[Any]:
+        """A part of a module that has metrics: its place there, its state and its attributes."""
+        state = self.node(metric_state(part) if is_metric(part) else None, place)
+        own = [[n, self.node(v, (*place, n))] for n, v in attributes_of(part).items()]
+        return [at, state, own]
 
     def _of_library(self, value: Any, place: tuple[str, ...]) -> list[Any] | None:
         kind = type(value)
@@ -443,7 +462,23 @@ class ValueReader(_Reader):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
             present.load_state_dict(self.node(rest[2]))
             return present
+        if kind == "metrics":
+            return self._with_metrics(rest, present)
         return super()._without(kind, rest, present)
+
+    def _with_metrics(self, rest: list[Any], present: Any) -> Any:
+        if not _is_a(present, *rest[:2]):
+            raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
+        grow_trackers(present, [at for at, _, _ in rest[3]])
+        present.load_state_dict(self.node(rest[2]))
+        parts = dict(present.named_modules())
+        for at, state, nodes in rest[3]:
+            own: Any = vars(parts[at]) if at in parts else {}
+            metric = self.node(state)
+            own.update({name: self.node(each, own.get(name)) for name, each in nodes})
+            if at in parts and metric is not None:
+                restore_metric(parts[at], moved(metric, parts[at].device))
+        return present
 
     def _member(self, kind: str, rest: list[Any], present: Any) -> Any:
         module, name, told = rest

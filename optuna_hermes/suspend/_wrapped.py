@@ -1,11 +1,13 @@
 """The loaders of Fabric's ``setup_dataloaders`` and Accelerate's ``prepare``.
 
-Both wrap a plain loader, and ask it for an iterator only with an epoch's first batch. Accelerate's
-fetches each batch before the one before it is trained.
+Both wrap a plain loader, and ask it for an iterator only with an epoch's first batch, as loaders do
+whose ``__iter__`` is a generator. Accelerate's fetches each batch before the one before it is
+trained.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,30 +34,34 @@ class Wrapped:
     def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
         self._name = _EPOCHS[type(loader).__name__]
         self._replay = _LazyReplay(inner_of(loader), trained)
-        self._trained = trained
         self._epochs = 0
 
     def begin(self, loader: Any, state: dict[str, Any] | None) -> None:
         """Prepare for the wrapper's next iterator."""
         if state is not None:
             setattr(loader, self._name, state["epochs"])
-            if state["idle"] is not None:
-                self._replay.load_idle_state(state["idle"])
-            else:
-                self._replay.load_state_dict(state["position"])
+            self._replay.load_state_dict(state["position"])
+        self._replay.expect()
         self._epochs = getattr(loader, self._name)
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's position in its epoch, and the number of the epoch."""
-        if self._trained() or self._replay.resumes:
-            return {"epochs": self._epochs, "idle": None, "position": self._replay.state_dict()}
-        return {"epochs": self._epochs, "idle": self._replay.idle_state(), "position": None}
+        return {"epochs": self._epochs, "position": self._replay.state_dict()}
+
+    def stores_here(self) -> bool:
+        return self._replay.stores_here()
 
     def warning(self) -> str | None:
         return self._replay.warning()
 
     def unwrap(self) -> None:
         self._replay.unwrap()
+
+
+def replay_of(loader: DataLoader[Any], trained: Callable[[], int]) -> Replay:
+    """Make the ``Replay`` of a plain loader, which may make its iterator with the first batch."""
+    is_late = inspect.isgeneratorfunction(type(loader).__iter__)
+    return (_LazyReplay if is_late else Replay)(loader, trained)
 
 
 class _LazyReplay(Replay):
@@ -70,11 +76,6 @@ class _LazyReplay(Replay):
         self._now: dict[str, Any] | None = None
         self._watched = Watched()
 
-    @property
-    def resumes(self) -> bool:
-        """True if the next iterator resumes an epoch."""
-        return self._resume is not None
-
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
         if "under" not in state:
@@ -82,11 +83,11 @@ class _LazyReplay(Replay):
             state["under"] = list(self._under)[-ahead:] if ahead and self._fetches else []
         return state
 
-    def __iter__(self) -> Iterator[Any]:
+    def _trained_pass(self) -> Iterator[Any]:
         if self._resume is not None and self._fetches:
             # Torch draws a seed after this, as it did when the epoch began.
             self._now, self._again_under = rng_state(), list(self._resume["under"])
-        return super().__iter__()
+        return super()._trained_pass()
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:
         rng, self._now = self._now, None

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from optuna_hermes import _optuna
 from optuna_hermes._surroundings import end_of_job, host_name, surroundings
 from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
 from optuna_hermes.broker._imports import anywhere
+from optuna_hermes.broker._privacy import private_folder
 from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenStudy, StudyStatus
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -198,6 +200,10 @@ class Driver:
         folder = None if chosen is None else Path(chosen).expanduser()
         root = _optuna.checkpoint_root(self._study, folder)
         problem = why_unwritable(root)
+        if problem is not None and url is not None:  # as where a user has no home
+            with contextlib.suppress(BrokerConflictError):
+                root = _optuna.checkpoint_root(self._study, _folder_of_copies())
+                problem = why_unwritable(root)
         if problem is None and url is not None:
             problem = _remote.why_unwritable(url)
         return root, url, problem
@@ -514,8 +520,19 @@ class Driver:
             suspended=self._stopped and self._stops.from_outside,
             taken_by=self._taken_by,
             problem=self._problem,
+            problem_may_pass=last is not None and last.problem_may_pass,
             failure=None if self._taken_by is not None else failure_of(trials, failures),
         )
+
+
+def _folder_of_copies() -> Path:
+    """A folder of this user for copies of what is in a store.
+
+    Raises:
+        BrokerConflictError: it cannot be used.
+    """
+    path = Path(tempfile.gettempdir()) / f"optuna-hermes-copies-{os.getuid()}"
+    return private_folder(path, "set TMPDIR to a folder of your own")
 
 
 def _counted(mine: StudyStatus) -> Counted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, TrialLoss
+from optuna_hermes.view.formats import printable
 from optuna_hermes.workers._words import described
 
 STATUS_SECONDS = 2.0
@@ -23,7 +23,6 @@ NOTED_SECONDS = 3.0
 _LAST_LINES = 5
 _LAST_BYTES = 16384
 _CRASH = "Fatal Python error"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Losses:
@@ -115,14 +114,14 @@ def _last_words(number: int, reason: str, folder: Path) -> str:
 
 
 def _last_lines(log: Path) -> list[str]:
-    """The last lines of a trial's output, without control characters."""
+    """The last lines of a trial's output, control characters escaped."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _LAST_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return []
-    lines = [_CONTROL.sub(" ", line).strip()[:200] for line in text.splitlines()]
+    lines = [printable(line).strip()[:200] for line in text.splitlines()]
     lines = [line for line in lines if line]
     crashes = [place for place, line in enumerate(lines) if line.startswith(_CRASH)]
     if crashes:  # the first lines of a crash's traceback name its place

@@ -11,6 +11,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import (
+    CheckpointAwayError,
     ExitStatus,
     HermesError,
     InvalidInputError,
@@ -90,6 +91,8 @@ def optimize(
 
     Raises:
         InvalidInputError: before anything is changed.
+        CheckpointAwayError: no checkpoint could be read on this host for minutes, and every live
+            trial is suspended: make the same call again.
         DatabaseAwayError: the database did not answer for minutes, and every live trial is
             suspended: make the same call again.
         TrialsFailedError: every trial has failed, or so many alike that it was stopped.
@@ -127,7 +130,7 @@ def optimize(
     if result.suspended:
         raise SystemExit(int(ExitStatus.SUSPENDED))
     if result.problem:
-        raise HermesError(result.problem)
+        raise (CheckpointAwayError if result.problem_may_pass else HermesError)(result.problem)
     if result.failure:
         raise TrialsFailedError(result.failure)
     return result

@@ -63,6 +63,8 @@ class OptimizeResult:
         taken_by: the process that goes on with the study, for which this call waited until it had
             to end; None if there is none.
         problem: the reason of an early end, None if there is none.
+        problem_may_pass: true if it is of this host and this moment: the same call is to be made
+            again.
         failure: the reason why no trial has succeeded or will; None if one has or may.
     """
 
@@ -81,6 +83,7 @@ class OptimizeResult:
     suspended: bool = False
     taken_by: int | None = None
     problem: str | None = None
+    problem_may_pass: bool = False
     failure: str | None = None
 
     @property

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
-import filelock
 import optuna
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_patiently, sessions
 from optuna_hermes.broker._devices._visible import environment
-from optuna_hermes.broker._election import runtime_dir
+from optuna_hermes.broker._election import lock, runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
-from optuna_hermes.errors import HermesError, Suspended
+from optuna_hermes.errors import CheckpointAwayError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._disk import remove_copies
+from optuna_hermes.suspend._saver import is_first
 from optuna_hermes.suspend._state import seed_everything, trial_seed
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
@@ -47,6 +47,8 @@ LEAVE_SECONDS = 1.0
 """Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
 
 _TERMINATED = 128 + signal.SIGTERM
+
+_log = logging.getLogger("optuna_hermes.suspend")  # whose warnings are shown on the screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ class _Engagement:
             return
         folder, url = self._job.place_of(trial.number)
         if not write_output_to(folder / "output.log") and self._job.unwritable:
-            logging.getLogger("optuna_hermes.suspend").setLevel(logging.ERROR)  # once is enough
+            _log.setLevel(logging.ERROR)  # once is enough
         faulthandler.enable(file=2, all_threads=False)  # a crash leaves a traceback there
         note = _optuna.Note(self._study, _optuna.trial_id(trial), self._session)
         notes = _Notes(note, partial(_optuna.disconnect, self._study))
@@ -160,7 +162,10 @@ class _Engagement:
             _optuna.flush_reports(self._study, LEAVE_SECONDS)
         except HermesError as error:
             traceback.print_exc()
-            self._session.release(f"Trial {trial.number}: {error}")
+            away = isinstance(error, CheckpointAwayError)
+            if away:
+                _log.warning("Trial %d waits, or goes on on another host. %s", trial.number, error)
+            self._session.release(f"Trial {trial.number}: {error}", away=away)
         finally:
             notes.close()
 
@@ -238,22 +243,27 @@ class _Engagement:
                 _leave_fork(status)
             # Read now: later study.tell() calls the sampler, which may stop the study too.
             self._stopped = _optuna.asked_to_stop(self._study)
+            if self._session.left and not isinstance(sys.exc_info()[1], Suspended):
+                self._warn_of_caught(trial.number)
+                raise Suspended("The objective has caught what unwinds it.")
+
+    def _warn_of_caught(self, number: int) -> None:
+        if is_first(self._job.checkpoint_root, "caught"):
+            _log.warning(
+                "Trial %d is suspended and goes on later, but its objective has caught the "
+                "exception by which it leaves its process: write `except Exception:` in place of "
+                "`except:`, and no `return` in `finally:`.",
+                number,
+            )
 
 
 @contextlib.contextmanager
 def _opening(root: Path) -> Iterator[None]:
-    """Lock the opening of trials of this study against other processes of this host."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(root / "open.lock")
-        lock.acquire()
-    except OSError:  # nothing can be written there
-        lock = filelock.FileLock(runtime_dir() / f"open-{root.name}.lock")
-        lock.acquire()
-    try:
+    """Lock the opening of trials of this study against other workers of its broker."""
+    # Not in ``root``, which hosts may share: one that hangs must not hold up the others. A study in
+    # SQLite has one broker, and other databases lock the row of a trial that waits.
+    with lock(runtime_dir() / f"open-{root.name}.lock", timeout=-1):
         yield
-    finally:
-        lock.release()
 
 
 def _die(words: str) -> NoReturn:

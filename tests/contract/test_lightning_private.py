@@ -218,6 +218,23 @@ def test_hook_between_loaders_and_their_iterators() -> None:
     assert seen == [(1, True)]
 
 
+def test_iterators_over_training_loaders() -> None:
+    """They are made with the loaders, where an epoch's batches begin, and within a fetch."""
+    made = inspect.getsource(_FitLoop.setup_data)
+    assert made.index("._load_combined_loader_states()") < made.index("iter(self._data_fetcher)")
+    begun = inspect.getsource(_TrainingEpochLoop.on_run_start)
+    assert "iter(data_fetcher)" in begun
+    assert "_stop_profiler = self._on_after_fetch" in begun
+
+
+def test_weights_are_loaded_before_the_hooks_of_a_fit_s_beginning() -> None:
+    """By the time that ``restore_callbacks`` returns."""
+    source = inspect.getsource(_CheckpointConnector._restore_modules_and_callbacks)
+    assert source.index("self.restore_model()") < source.index("self.restore_callbacks()")
+    run = inspect.getsource(Trainer._run)
+    assert run.index("._restore_modules_and_callbacks(") < run.index('"on_fit_start"')
+
+
 def test_restart_stage() -> None:
     """The stage that skips a validation is read by the epoch loop; before 2.5 it only restarts."""
     source = inspect.getsource(_TrainingEpochLoop)

@@ -76,6 +76,9 @@ def test_batches_go_to_the_workers_in_turn(workers: int) -> None:
         _MultiProcessingDataLoaderIter._try_put_index
     )
     assert "_send_idx = 0" in inspect.getsource(_MultiProcessingDataLoaderIter._reset)
+    assert each._rcvd_idx == 0
+    list(each)
+    assert each._rcvd_idx == each._send_idx
 
 
 def test_persistent_workers_hang_on_the_loader() -> None:

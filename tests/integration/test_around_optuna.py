@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -257,9 +258,10 @@ def test_a_worker_says_who_has_called_stop() -> None:
     """Its objective, or the sampler once the trial is told."""
     study = optuna.create_study()
     job = WorkerInput(study=b"", spec=None, seed=0, checkpoint_root=Path())  # type: ignore[arg-type]
+    session: Any = SimpleNamespace(left=False)
     found = []
     for calls in (False, True):
-        worker = _Engagement(job, study, None, lambda word, reason: None)  # type: ignore[arg-type]
+        worker = _Engagement(job, study, session, lambda word, reason: None)
         with _optuna.optimize_loop(study):
             worker._run(study.ask(), lambda trial: trial.study.stop() if calls else 0.0)  # noqa: B023
             found.append(worker.end)

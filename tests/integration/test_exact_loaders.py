@@ -194,6 +194,14 @@ class HalvingLoader(DataLoader[Any]):
         return Halving(super()._get_iterator())
 
 
+class LateLoader(DataLoader[Any]):
+    """A loader that begins with the first batch of an epoch."""
+
+    def __iter__(self) -> Any:
+        for x, y in super().__iter__():
+            yield x / 2, y
+
+
 def seed_numpy(worker: int) -> None:
     np.random.seed(torch.initial_seed() % 2**32)
     random.seed(worker)
@@ -721,6 +729,12 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "train": functools.partial(loader, ALL, num_workers=3, kind=HalvingLoader),
         "val": workers(kind=HalvingLoader),
     },
+    "late": {"train": functools.partial(loader, ALL, kind=LateLoader)},
+    "late-persistent": {"train": workers(kind=LateLoader), "val": workers(kind=LateLoader)},
+    "late-reloaded": {
+        "train": functools.partial(loader, ALL, kind=LateLoader),
+        "reload_dataloaders_every_n_epochs": 2,
+    },
     "collate-function": {
         "train": functools.partial(loader, make=noisy_collate),
         "val": functools.partial(loader, make=noisy_collate),
@@ -730,6 +744,53 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "val": workers(make=noisy_collate),
     },
 }
+
+
+class Looks(Net):
+    """Looks at a first batch before the first one."""
+
+    def on_train_start(self) -> None:
+        next(iter(self.trainer.train_dataloader))  # type: ignore[call-overload]
+
+
+class Centred(Net):
+    """Keeps what it begins with in a buffer, and changes its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.zeros(8))
+
+    def on_fit_start(self) -> None:
+        nn.init.constant_(self.net[3].bias, 0.5)  # type: ignore[arg-type]
+
+    def on_train_start(self) -> None:
+        with torch.no_grad():
+            self.center.copy_(self.net[0](torch.ones(1, 4))[0])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("net", [Looks, Centred])
+def test_hooks_before_the_first_batch(net: type[Net], tmp_path: Path) -> None:
+    """What they do in the process that goes on is undone, and takes no batch of the training."""
+    check(functools.partial(fit, net=net), tmp_path)
+
+
+class Evaluates(Net):
+    """Goes through its training data after each epoch, and looks at them within it."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            next(iter(self.trainer.train_dataloader))  # type: ignore[call-overload]
+
+    def on_train_epoch_end(self) -> None:
+        for batch in self.trainer.train_dataloader:  # type: ignore[attr-defined]
+            self.loss(batch)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_lightning_passes_beside_the_trained_one(workers: int, tmp_path: Path) -> None:
+    """Hooks may go through the training loader, also between two of its batches."""
+    make = functools.partial(loader, ALL, num_workers=workers)
+    check(functools.partial(fit, net=Evaluates, train=make), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -751,6 +812,8 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "one-train-loader-twice-generator",
         "one-train-loader-twice-workers",
         "one-train-loader-twice-reloaded",
+        "late",
+        "late-persistent",
         "collate-function",
         "collate-object",
     ),
@@ -835,6 +898,11 @@ LOOPS: dict[str, dict[str, Any]] = {
         "val": workers(kind=HalvingLoader),
     },
     "own-iterators-persistent": {"train": workers(kind=HalvingLoader), "val": loader},
+    "late": {"train": functools.partial(loader, ALL, kind=LateLoader), "val": loader},
+    "late-workers": {
+        "train": functools.partial(loader, ALL, num_workers=2, kind=LateLoader),
+        "val": loader,
+    },
     "collate-function": {
         "train": functools.partial(loader, make=noisy_collate),
         "val": workers(make=noisy_collate),

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import event, text
 
 from optuna_hermes.errors import LedgerAwayError
-from optuna_hermes.ledger import _engine, open_ledger
+from optuna_hermes.ledger import EventRecord, _engine, open_ledger
 from optuna_hermes.ledger._engine import connectable, parse
 
 PATIENT_SECONDS = 20.0
@@ -106,3 +106,16 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
             connection.execute(text("SELECT SLEEP(60)"))
         assert time.monotonic() - begin < PATIENT_SECONDS
         assert ledger.last_epoch() == 0
+
+
+def test_a_standby_that_keeps_its_connections_is_left(postgres_url: str) -> None:
+    """A server that takes no writes any more is connected to anew: another may be the primary."""
+    written = EventRecord(study="s", number=0, kind="granted", at=1.0)
+    with closing(open_ledger(postgres_url)) as ledger:
+        database: Any = ledger
+        with database._database.reading() as connection:
+            connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
+        with pytest.raises(LedgerAwayError, match="read-only transaction"):
+            ledger.add_event(written)
+        ledger.add_event(written)
+        assert ledger.load_events("s") == [written]

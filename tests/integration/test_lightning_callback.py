@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,20 @@ class Batches:
         return 3
 
 
+class Infinite(DataLoader[Any]):
+    """Goes on with one iterator in all epochs."""
+
+    def __init__(self, data: Any) -> None:
+        super().__init__(data, batch_size=1)
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Any:
+        return itertools.islice(self.iterator, len(self))
+
+
 WORKERS = {"num_workers": 1, "persistent_workers": True, "multiprocessing_context": "fork"}
 
 
@@ -137,6 +152,14 @@ def test_pruned() -> None:
     trial = ask(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
     with pytest.raises(optuna.TrialPruned, match="after unit 1 at val_loss="):
         fit(None, trial=trial)
+
+
+def test_a_frozen_trial() -> None:
+    """The best trial may be trained once more by its objective; it has no hash, and stays equal."""
+    best: Any = optuna.trial.create_trial(value=1.0)
+    before = dict(vars(best))
+    assert fit(None, trial=best).value is not None
+    assert vars(best) == before
 
 
 def test_maximized_values_are_turned_for_the_session_only() -> None:
@@ -204,6 +227,7 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
         ("two streams", {"loader": {"a": DataLoader(Stream(), 1), "b": DataLoader(Stream(), 1)}}),
         ("one of two loaders", {"loader": {"a": data(), "b": Batches()}}),
         ("not a DataLoader", {"loader": Batches()}),
+        ("an iterator of its own", {"loader": Infinite(TensorDataset(torch.ones(6, 4)))}),
         ("one pool of workers for two", {"loader": dict.fromkeys("ab", data(**WORKERS))}),
     ],
 )

@@ -262,12 +262,9 @@ def test_an_old_driver_lists_processes_the_old_way(nvml_library: Path) -> None:
 
 
 def test_memory_of_a_process(nvml_library: Path) -> None:
-    """A process has its bytes; where NVML withholds them, or lists nobody, they are unknown."""
-    expression = "NvmlDevices(['GPU-bbbb']).holders('GPU-bbbb')"
-    assert on_host(nvml_library, "foreign", expression) == {"4242": 3 * GIB, "4343": None}
-    unlisted = "NvmlDevices(['GPU-bbbb']).holders('GPU-bbbb')"
-    assert on_host(nvml_library, "no-processes", unlisted) is None
-    assert on_host(nvml_library, "", unlisted) == {}
+    """A process has its bytes; one whose bytes NVML withholds is not listed with any."""
+    (device,) = on_host(nvml_library, "foreign", "poll('GPU-bbbb')")
+    assert device["processes"] == [[4242, 3 * GIB]]
 
 
 def test_memory_that_is_not_supported_is_unknown(nvml_library: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import open_ledger
+from optuna_hermes.pytorch import suspendable
 from optuna_hermes.workers import _driver
 from optuna_hermes.workers._optimize import OptimizeResult
 
@@ -85,3 +86,25 @@ def test_a_trial_that_can_only_wait_in_memory_begins_again(
     stop_when(lambda mine: False)
     again = run(study, forgetful)
     assert [trial.state for trial in again.trials] == ["COMPLETE"] * 3
+
+
+def test_an_objective_that_catches_all(study: optuna.Study, stop_when: Any, tmp_path: Path) -> None:
+    """Its trials are suspended all the same, not pruned, and go on with the next call."""
+    mark = tmp_path / "short"
+
+    def careless(trial: optuna.Trial) -> float:
+        run = suspendable(trial)
+        try:
+            for _ in run.epochs(3 if mark.exists() else 1_000_000):
+                run.report(1.0)
+        except:  # noqa: E722
+            raise optuna.TrialPruned from None
+        return 0.0
+
+    stop_when(lambda mine: mine.counts.parked > 0)
+    first = run(study, careless)
+    assert "STORED" in {trial.state for trial in first.trials}
+    assert {trial.state.name for trial in study.trials} == {"RUNNING"}
+    mark.touch()
+    stop_when(lambda mine: False)
+    assert [trial.state for trial in run(study, careless).trials] == ["COMPLETE"] * 3

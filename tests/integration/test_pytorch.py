@@ -527,6 +527,99 @@ class Stream(IterableDataset[torch.Tensor]):
         return iter(torch.arange(3.0))
 
 
+class Misjudged(Stream):
+    """A stream that says a length which it does not have."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+@pytest.mark.parametrize(
+    "data", [Stream(), Misjudged(2), Misjudged(9)], ids=["unknown", "too short", "too long"]
+)
+def test_not_after_the_last_batch_of_a_stream(data: Stream, tmp_path: Path) -> None:
+    """A run asked there waits an epoch on too, though no length says that it is the last one."""
+
+    def loop(session: FakeSession) -> float | None:
+        run = Run(new_trial(), {"model": nn.Linear(1, 1)}, session)
+        for _ in run.epochs(2):
+            for x in run.batches(DataLoader(data, batch_size=1)):
+                last = float(x)
+                session.tick()
+            run.report(last)
+        return run.value
+
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        loop(session)
+    assert [unit for unit, *_ in session.reports] == [1]
+    assert loop(session.again()) == 2.0
+
+
+class Recent(IterableDataset[float]):
+    """Draws from what the training puts there."""
+
+    def __init__(self, recent: list[float]) -> None:
+        self._recent = recent
+
+    def __iter__(self) -> Iterator[float]:
+        return (random.choice(self._recent) for _ in range(4))
+
+
+def test_a_stream_that_the_training_feeds(tmp_path: Path) -> None:
+    """Where the run waits, too, a batch is drawn after the one before it was trained."""
+
+    def loop(session: FakeSession | None) -> list[float]:
+        scramble(1)
+        run = Run(new_trial(), {}, session)
+        recent: list[float] = run.kept.setdefault("recent", [0.5])
+        seen = []
+        for _ in run.epochs(3):
+            for drawn in run.batches(DataLoader(Recent(recent), batch_size=None)):
+                seen.append(float(drawn))
+                recent.append(random.random())
+                if session is not None:
+                    session.tick()
+            run.report(0.0)
+        return seen
+
+    asked: dict[int, TierName] = {1: "resident", 2: "resident", 4: "resident", 6: "disk"}
+    session = FakeSession(asked, checkpoint_dir=tmp_path, while_parked=scramble)
+    assert loop(session) == loop(None)
+    assert session.parks == ["resident"] * 4
+
+
+class Repeat:
+    """Gives what a sampler gives, again and again."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield from iter(self.sampler)
+
+
+class InfiniteDataLoader(DataLoader[torch.Tensor]):
+    """Keeps its workers by keeping its iterator, as those of timm and ultralytics do."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        object.__setattr__(self, "batch_sampler", Repeat(self.batch_sampler))
+        self.iterator = super().__iter__()
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler.sampler)  # type: ignore[union-attr]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:  # type: ignore[override]
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+
 def persisting() -> DataLoader[torch.Tensor]:
     return DataLoader(Stream(), batch_size=1, num_workers=1, persistent_workers=True)
 
@@ -538,6 +631,7 @@ def persisting() -> DataLoader[torch.Tensor]:
         ("a stream in workers that persist", persisting()),
         ("neither", {1.0, 2.0, 3.0}),
         ("no state after all", Stateless(torch.arange(3.0))),
+        ("an iterator of its own", InfiniteDataLoader(torch.arange(3.0), batch_size=1)),
     ],
 )
 def test_trials_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) -> None:

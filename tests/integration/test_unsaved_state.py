@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import itertools
 import random
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -23,7 +25,15 @@ import tqdm
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
-from torchmetrics import MeanMetric, Metric, MetricTracker, RunningMean
+from torchmetrics import (
+    MaxMetric,
+    MeanMetric,
+    Metric,
+    MetricCollection,
+    MetricTracker,
+    RunningMean,
+    SumMetric,
+)
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
@@ -510,6 +520,88 @@ def test_what_metrics_keep_beside_their_states(
     assert said(caplog) == []
 
 
+class Metered(pl.Callback):
+    """Metrics of its own, on which training depends."""
+
+    def __init__(self) -> None:
+        self.mean, self.best = MeanMetric(), Best()
+        self.tracker = MetricTracker(MeanMetric(), maximize=False)
+        self.all = MetricCollection({"mean": MeanMetric(), "most": MaxMetric(), "sum": SumMetric()})
+        self.options = SimpleNamespace(scale=1.0)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        loss = outputs["loss"].detach()
+        if trainer.is_last_batch:
+            self.tracker.increment()
+        elif self.tracker.n_steps:
+            self.tracker.update(loss)
+        for each in (self.mean, self.best, self.all):
+            each.update(loss)
+        self.options.scale *= 0.99
+        seen = [self.mean.compute(), self.best.compute(), *self.all.compute().values()]
+        pl_module.bias = 0.1 * self.options.scale * (float(sum(seen)) + self.tracker.n_steps)
+
+
+class Listed(Net):
+    """Metrics that are no parts of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = {"mean": MeanMetric(), "all": MetricCollection([Best(), SumMetric()])}
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        for each in self.metrics.values():
+            each.update(loss.detach())
+        self.bias = 0.01 * float(self.metrics["mean"].compute())
+        self.bias += 0.01 * float(sum(self.metrics["all"].compute().values()))
+        return loss
+
+
+@pytest.mark.parametrize("after", [(7,), (3, 4, 5)])
+@pytest.mark.parametrize(("net", "kinds"), [(Net, [Metered]), (Listed, [])])
+def test_metrics_that_are_no_parts_of_a_module(
+    net: type[Net],
+    kinds: list[type[Metered]],
+    after: tuple[int, ...],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Those of a callback, and those in a module's dictionary, come back with all they keep."""
+
+    def callbacks() -> list[Any]:
+        return [kind() for kind in kinds]
+
+    expected = fit(FakeSession(), net, callbacks())
+    assert by_way_of_disk(tmp_path, net, callbacks, *after).losses == expected.losses
+    assert said(caplog) == []
+
+
+_mixing = random.Random(21)
+
+
+class Mixes(Net):
+    """Draws from a generator of this module."""
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return super().training_step([batch[0] * mixing()], index)
+
+
+def mixing() -> float:
+    return _mixing.random()
+
+
+def test_a_generator_of_a_modules_code(tmp_path: Path) -> None:
+    """It goes on, although no data set draws from it."""
+
+    def make() -> Mixes:
+        _mixing.seed(21)  # as in a new process
+        return Mixes()
+
+    expected = fit(FakeSession(), make, [])
+    assert by_way_of_disk(tmp_path, make, list, 7, 4).losses == expected.losses
+
+
 # -- loops of one's own ------------------------------------------------------------------------
 
 
@@ -740,6 +832,27 @@ def test_what_is_carried_through_functions_and_wrappers_is_named(
         apart(objective)
     names = [re.findall(r"(\w+) \(a variable of the loop\)", line) for line in said(caplog)]
     assert names == [["best", "seen"], ["total"]]
+
+
+def metered(session: FakeSession) -> None:
+    """A loop with a metric that is not named, and settings that it changes."""
+    run = Run(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
+    mean, args = MeanMetric(), argparse.Namespace(tau=1.0)
+    for _ in run.epochs(3):
+        for x in run.batches([1.0, 2.0, 3.0]):
+            mean.update(x * args.tau)
+            args.tau *= 0.9
+            session.tick()
+        run.report(float(mean.compute()))
+
+
+def test_a_metric_of_a_loop_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is no less lost than other variables, and so is a namespace of arguments."""
+    with pytest.raises(Suspended):
+        apart(metered, FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t"))
+    (line,) = said(caplog)
+    assert "mean (a variable" in line
+    assert "args (a variable" in line
 
 
 STEP = 0

@@ -118,7 +118,7 @@ class SharingContract:
         done = trial_record(0, state="done", owner="a1")
         ledger.save_trial(done, by="a1")
         ledger.save_trial(trial_record(1))
-        with pytest.raises(NotOwnerError, match=r"Run 1 .*no broker, so broker a1 may not"):
+        with pytest.raises(NotOwnerError, match=r"Trial 1 .*no broker, so broker a1 may not"):
             ledger.save_trial(trial_record(1, owner="a1"), by="a1")
         assert ledger.load_trials(STUDY) == [done, trial_record(1)]
 

@@ -9,6 +9,7 @@ import msgspec
 from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus
 
 _HOLDER: dict[str, Any] = {
+    "key": "s",
     "study": "s",
     "trial": None,
     "state": "running",

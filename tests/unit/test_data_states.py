@@ -462,6 +462,53 @@ def test_a_generator_that_the_training_draws_from(
     check(objective, tmp_path, *stops)
 
 
+def test_a_generator_that_only_the_training_draws_from(tmp_path: Path) -> None:
+    """A generator of a module that no data set draws from goes on."""
+
+    def objective(trial: Trial) -> None:
+        as_in_a_new_process()
+        loader = DataLoader(numbers(), batch_size=SIZE)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                trial.seen[epoch, batch, "mixed"] = float(_of_module.beta(1, 1))
+
+    check(objective, tmp_path, 5, 1)
+
+
+class Noisy(torch.nn.Module):
+    """Draws from a generator of this module, and from one of its class."""
+
+    rng = random.Random(10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return noisy(x) + self.rng.random()
+
+
+def test_generators_of_the_code_of_a_loop(tmp_path: Path) -> None:
+    """Those that its functions close over, and that methods of its objects draw from, go on.
+
+    Code before an epoch's batches runs again, and draws what it drew; what is made anew in the
+    loop has no state.
+    """
+
+    def objective(trial: Trial) -> None:
+        as_in_a_new_process()
+        Noisy.rng.seed(10)
+        layers, mixed = torch.nn.Sequential(Noisy()), closing_over()
+
+        def step(trial: Trial, epoch: int, loader: Any) -> None:
+            for batch in trial.train(epoch, loader):
+                anew = drawing()
+                value = anew(layers(mixed([torch.zeros(())])))
+                trial.seen[epoch, batch, "mixed"] = value.tolist()
+
+        for epoch in trial.epochs():
+            order = _of_module.permutation(SAMPLES)
+            step(trial, epoch, DataLoader(numbers()[order], batch_size=SIZE))
+
+    check(objective, tmp_path, 2, 5, 1)
+
+
 def test_a_generator_of_a_streams_function(tmp_path: Path) -> None:
     """A stream whose method draws from its module's generator is passed over with its states."""
     check(
@@ -733,6 +780,67 @@ def test_an_attribute_set_in_one_epoch(
 
 
 # -- loaders beside the one that is trained on ----------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_look_into_the_loader_within_its_pass(workers: int, tmp_path: Path) -> None:
+    """A second pass over the loader is not taken for the trained one."""
+
+    def objective(trial: Trial) -> None:
+        loader = DataLoader(numbers(), batch_size=SIZE, shuffle=True, num_workers=workers)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                if batch == 1:
+                    next(iter(loader))
+
+    check(objective, tmp_path, 6, 1)
+
+
+def test_a_look_into_a_stream_within_its_pass(tmp_path: Path) -> None:
+    """A trial that does so is stored between its epochs only: the data set may notice."""
+
+    def objective(trial: Trial) -> None:
+        loader = DataLoader(Shuffled(0), batch_size=SIZE)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                if batch == 1:
+                    next(iter(loader))
+
+    check(objective, tmp_path, 5, 4)
+
+
+def test_a_look_that_takes_the_workers_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Workers that persist serve one pass at a time: the trial waits in memory from then on."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path / "trial")
+    trial = Trial(optuna.create_study().ask(), session, {})
+    loader = DataLoader(numbers(), batch_size=SIZE, num_workers=1, persistent_workers=True)
+    for epoch in trial.epochs():
+        for batch in trial.train(epoch, loader):
+            if (epoch, batch) == (0, 1):
+                next(iter(loader))
+    assert session.parks == ["resident"]
+    (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    assert line.startswith("A trial can only wait in memory from here on: within an epoch it ")
+
+
+class Doubling(DataLoader[Any]):
+    """Asks for its own iterator with the first batch."""
+
+    def __iter__(self) -> Any:
+        for batch in super().__iter__():
+            yield 2 * batch
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_a_loader_that_begins_with_the_first_batch(
+    workers: int, persistent: bool, tmp_path: Path
+) -> None:
+    """A trial that is stored between two epochs does not train the first one's order again."""
+    options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+    make = functools.partial(Doubling, numbers(), batch_size=SIZE, shuffle=True, **options)
+    check(one_loader(make), tmp_path, 4, 6, 1)
 
 
 class Turning(Sampler[int]):

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from optuna_hermes.errors import CheckpointError, UnwritableError
+from optuna_hermes.errors import CheckpointAwayError, CheckpointError, UnwritableError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _disk, read, write
 from optuna_hermes.suspend._disk import read_ahead
@@ -84,7 +84,7 @@ def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
     with safe_open(stored(tmp_path).path, "pt") as file:
         assert file.metadata() == {
             "format": "optuna-hermes checkpoint",
-            "version": "3",
+            "version": "4",
             "trial": RUN,
         }
         assert file.get_tensor("0").tolist() == [1.0] * 4
@@ -102,6 +102,17 @@ def test_what_the_ledger_names_stays_with_all_that_is_newer(tmp_path: Path) -> N
     last = stored(tmp_path, 5, known=(states[3], states[1]))
     kept = [*(Path(states[i].path).name for i in (1, 3, 4)), Path(last.path).name, "output.log"]
     assert names(tmp_path) == kept
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o002, 0o664), (0o077, 0o600)])
+def test_who_may_read_it_is_as_for_any_new_file(mask: int, mode: int, tmp_path: Path) -> None:
+    """Users of one group share a study if their umask says so, which is not changed."""
+    before = os.umask(mask)
+    try:
+        state = stored(tmp_path)
+    finally:
+        assert os.umask(before) == mask
+    assert Path(state.path).stat().st_mode & 0o777 == mode
 
 
 def test_no_name_is_used_twice(tmp_path: Path) -> None:
@@ -294,6 +305,27 @@ def test_the_one_before_is_read_when_the_newest_is_bad(
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_one_that_cannot_be_read_now_is_no_bad_one(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that is away for a moment: no older checkpoint is taken for the newest."""
+    older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
+    real = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == newest.path:
+            raise OSError(number, os.strerror(number))
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        reason = os.strerror(number)
+        with pytest.raises(CheckpointAwayError, match=f"unit-2.* cannot be read: {reason}"):
+            found(newest, older)
+    assert found(newest, older)[0] == newest
+
+
 def test_none_is_good(tmp_path: Path) -> None:
     """Checkpoints of which none can be read are an error that names them all."""
     states = stored(tmp_path, 2), stored(tmp_path, 1)
@@ -322,7 +354,7 @@ def of_another_trial(path: Path) -> None:
 
 
 def of_a_later_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"3"', b'"version":"4"'))
+    path.write_bytes(path.read_bytes().replace(b'"version":"4"', b'"version":"5"'))
 
 
 def of_someone_else(path: Path) -> None:
@@ -365,7 +397,7 @@ def of_nothing(path: Path) -> None:
     ("wrote", "reason"),
     [
         (of_another_trial, "must be of trial 7 but is of trial 8"),
-        (of_a_later_version, "must have format version 3 but has 4"),
+        (of_a_later_version, "must have format version 4 but has 5"),
         (of_someone_else, "must be a file that optuna-hermes wrote"),
         (without_metadata, "must be a file that optuna-hermes wrote"),
         (without_a_tree, "cannot be decoded: KeyError"),

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
+import optuna
 import pytest
 import torch
 
-from optuna_hermes.errors import CheckpointError, InvalidInputError, UnwritableError
+from optuna_hermes.errors import (
+    CheckpointAwayError,
+    CheckpointError,
+    InvalidInputError,
+    UnwritableError,
+)
 from optuna_hermes.suspend import _remote, _saver, read, write
 from optuna_hermes.suspend._disk import read_ahead, remove_copies
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
+from optuna_hermes.workers._driver import Driver
+from optuna_hermes.workers._settings import Settings
 from support.tier_contract import Training
 
 NAME = "trial 7"
@@ -193,8 +205,29 @@ def test_a_store_that_stays_away_is_not_waited_for_without_end(
     monkeypatch.setattr(_remote, "_PAUSE_SECONDS", 0.01)
     only = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)
     AwayStore(monkeypatch)
-    with pytest.raises(CheckpointError, match="cannot be read: Could not connect"):
+    with pytest.raises(CheckpointAwayError, match="cannot be read: Could not connect"):
         read([only], NAME, tmp_path / "b", url)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError("Access Denied"), OSError(errno.ENOSPC, "No space left on device")],
+    ids=["not for this user", "no place here"],
+)
+def test_what_another_host_could_read_is_not_waited_for(
+    error: OSError, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is an older one taken for it."""
+    first = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)
+    second = write(tmp_path / "a", tree(2), trial=NAME, units=2, known=[first], url=url)
+
+    def refuse(*words: object) -> None:
+        raise error
+
+    monkeypatch.setattr(_remote, "_download", refuse)
+    monkeypatch.setattr(time, "sleep", None)
+    with pytest.raises(CheckpointAwayError, match="cannot be read"):
+        read([second, first], NAME, tmp_path / "b", url)
 
 
 def test_a_trial_waits_in_memory_while_its_store_is_away(
@@ -242,6 +275,22 @@ def test_a_store_is_tried_before_a_study_begins(tmp_path: Path, url: str) -> Non
     assert names(url) == []
     (tmp_path / "file").touch()
     assert "Cannot write into file://" in str(_remote.why_unwritable(f"file://{tmp_path}/file/x"))
+
+
+def test_copies_are_elsewhere_where_the_usual_place_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container: without a copy a trial of another host could not be read."""
+    (tmp_path / "study.db.hermes").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = f"file://{tmp_path}/bucket"
+    unused: Any = SimpleNamespace(began=0.0, note=None, shared=False)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db")
+    driver = Driver(study, unused, Settings(checkpoint_dir=url), unused)
+    root, place, problem = driver._checkpoint_place(unused)
+    assert problem is None
+    assert root.parent == tmp_path / f"optuna-hermes-copies-{os.getuid()}"
+    assert str(place).startswith(f"{url}/")
 
 
 def test_a_store_that_is_away_is_no_empty_one(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import queue
 import struct
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import optuna
 import pytest
 
 from optuna_hermes.broker import TrialSession
@@ -20,6 +22,7 @@ from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.broker._client._reconnecting import PendingEndings
 from optuna_hermes.errors import BrokerError, Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint
+from optuna_hermes.pytorch import Run
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 READY = wire.Ready(study="s")
@@ -252,6 +255,32 @@ def test_a_trial_that_has_not_begun_can_be_sent_away(brokers: Brokers, connect: 
     with pytest.raises(Suspended):
         session.park(AtFirstBatch())
     assert not brokers.last.of(wire.Parked)
+    with pytest.raises(Suspended):
+        session.wait_for_device()  # its objective has caught it
+
+
+def test_an_objective_that_catches_all(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Once its trial is on disk it trains no batch more, and reports nothing half trained."""
+    session = connect()
+    session.checkpoint_dir = tmp_path
+    training(brokers, session)
+    run = Run(optuna.create_study().ask(), {}, session)
+    trained: list[tuple[int, int]] = []
+    for epoch in run.epochs(3):
+        with contextlib.suppress(BaseException):
+            for number in run.batches(range(4)):
+                trained.append((epoch, number))
+                if len(trained) == 2:
+                    brokers.last.say(wire.Yield(epoch=7, tier="disk"))
+                    wait_for(lambda: session.must_yield)
+        with pytest.raises(Suspended):
+            run.report(0.5)
+    assert trained == [(0, 0), (0, 1)]
+    assert session.left
+    assert [each.tier for each in brokers.last.of(wire.Parked)] == ["disk"]
+    assert not brokers.last.of(wire.Report)
 
 
 def test_a_trial_that_is_set_up_says_so_to_the_next_broker(
@@ -475,6 +504,15 @@ def test_the_text_of_an_error_is_cut_to_what_a_message_may_hold(
     assert wire.frame(released)
     assert wire.frame(ended)
     assert text.startswith(ended.error)
+
+
+def test_a_checkpoint_that_is_away_is_told_as_such(brokers: Brokers, connect: Any) -> None:
+    """Else a broker would end the study for what another host can read."""
+    session = connect()
+    training(brokers, session)
+    session.release("It cannot be read.", away=True)
+    (released,) = brokers.last.of(wire.Released)
+    assert (released.reason, released.away) == ("It cannot be read.", True)
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,11 @@ from optuna_hermes.cli import run
 from optuna_hermes.errors import (
     BrokerError,
     CheckpointError,
+    DatabaseAwayError,
     HermesError,
     ObjectiveError,
     StorageError,
+    Suspended,
     SuspendError,
 )
 from optuna_hermes.ledger import TrialRecord, open_ledger
@@ -212,7 +214,9 @@ def test_errors_that_are_the_device_s(
 
     released: list[tuple[str, bool]] = []
     session: Any = types.SimpleNamespace(
-        alone=False, release=lambda reason, outgrown: released.append((reason, outgrown))
+        left=False,
+        alone=False,
+        release=lambda reason, outgrown: released.append((reason, outgrown)),
     )
     monkeypatch.setattr(_worker, "is_of_device", lambda error, devices: of_device)
     monkeypatch.setattr("os._exit", leave)
@@ -228,6 +232,40 @@ def test_errors_that_are_the_device_s(
         reason = "Trial 0 has outgrown its share of the device: 17 GiB"
         assert released == [(reason, True)]
     assert study.trials[0].state.name == "RUNNING"
+
+
+def prunes(trial: optuna.Trial) -> float:
+    raise optuna.TrialPruned
+
+
+def ends_its_process(trial: optuna.Trial) -> float:
+    raise SystemExit(1)
+
+
+@pytest.mark.parametrize("then", [prunes, ends_its_process, lambda trial: float("inf")])
+def test_an_objective_that_catches_a_suspension(
+    then: Callable[[optuna.Trial], float], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its trial is told nothing else, and the study's user what to write, once."""
+    session: Any = types.SimpleNamespace(left=False)
+
+    def objective(trial: optuna.Trial) -> float:
+        session.left = True
+        return then(trial)
+
+    job: Any = types.SimpleNamespace(checkpoint_root=tmp_path)
+    study = optuna.create_study()
+    engagement = _worker._Engagement(job, study, session, None)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(Suspended):
+            engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"] * 2
+    said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said == [
+        "Trial 0 is suspended and goes on later, but its objective has caught the exception by "
+        "which it leaves its process: write `except Exception:` in place of `except:`, and no "
+        "`return` in `finally:`."
+    ]
 
 
 # -- checkpoints -------------------------------------------------------------------------------
@@ -264,7 +302,7 @@ def test_values_that_wait_longer_than_anybody(monkeypatch: pytest.MonkeyPatch) -
     study = optuna.create_study()
     monkeypatch.setattr(_patient, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(_patient, "flush_reports", lambda study, seconds: False)
-    with pytest.raises(StorageError) as error:
+    with pytest.raises(DatabaseAwayError) as error:
         _optuna.tell(study, study.ask(), 1.0, None)
     assert str(error.value) == (
         "The study's database does not answer: its last values wait for it. Bring it back, then "

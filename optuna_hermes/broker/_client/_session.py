@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -78,6 +78,8 @@ class TrialSession:
         self.must_yield = False
         self.asked: TierName = "resident"
         self.managed = False
+        self.left = False
+        """True once ``Suspended`` was raised: the trial is no longer this process's."""
         self.checkpoint_dir = checkpoint_dir
         self.checkpoint_url: str | None = None
         self.place_of: Callable[[int], tuple[Path, str | None]] | None = None
@@ -186,9 +188,10 @@ class TrialSession:
         """Wait for the trial's first lease, if it has none yet; to be called where it has begun.
 
         Raises:
-            Suspended: it is not to begin now.
+            Suspended: it is not to begin now, or has left this process.
             BrokerError: no broker can be found.
         """
+        self._check_left()
         with self._connection.lock:
             if not self._sets_up:
                 return
@@ -306,11 +309,12 @@ class TrialSession:
         """See ``suspend.Session``; without a state the trial can only wait in its process.
 
         Raises:
-            Suspended: the trial is on disk.
+            Suspended: the trial is on disk, or has left this process before.
             CheckpointError: it should go there and cannot.
             BrokerError: no broker can be found and the trial cannot be stored, or it is another
                 process's by now.
         """
+        self._check_left()
         if self._refused is not None:
             raise BrokerError(self._refused)
         begin = time.monotonic()
@@ -347,17 +351,18 @@ class TrialSession:
             self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=text)
             self._connection.send(self._lease.end)
 
-    def release(self, reason: str, *, outgrown: bool = False) -> None:
+    def release(self, reason: str, *, outgrown: bool = False, away: bool = False) -> None:
         """Give the lease back: this process cannot serve the trial, which stays as it was.
 
         Args:
             reason: for people.
             outgrown: the device's memory did not suffice beside what others hold there.
+            away: its checkpoint cannot be read on this host now.
         """
         self.wait_for_device()
         with self._connection.lock:
             epoch, text = self._lease.epoch, reason[:_MOST_CHARACTERS]
-            self._lease.end = wire.Released(epoch=epoch, reason=text, outgrown=outgrown)
+            self._lease.end = wire.Released(epoch=epoch, reason=text, outgrown=outgrown, away=away)
             self._connection.send(self._lease.end)
 
     def close(self) -> None:
@@ -388,7 +393,16 @@ class TrialSession:
         self._say_parked(state, tier, held, time.monotonic() - begin)
         if held is not None and held.stored is not None:
             self.noted("stored")
-            raise Suspended(f"The trial is stored in {held.stored.path}.")
+            self._leave(f"The trial is stored in {held.stored.path}.")
+
+    def _leave(self, reason: str) -> NoReturn:
+        # A loop whose objective catches it comes here again at its next batch.
+        self.left = self.must_yield = True
+        raise Suspended(reason)
+
+    def _check_left(self) -> None:
+        if self.left:
+            self._leave("The trial has left this process before.")
 
     def _say_parked(
         self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
@@ -445,7 +459,7 @@ class TrialSession:
             elif isinstance(message, wire.Refused):
                 raise BrokerError(message.reason)
             elif isinstance(message, wire.Dismiss):
-                raise Suspended("The trial has not begun.")
+                self._leave("The trial has not begun.")
             elif isinstance(message, wire.Grant) and self._is_present(message):
                 self._take(message)
                 if self._back(state):

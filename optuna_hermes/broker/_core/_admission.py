@@ -183,7 +183,8 @@ def take_charge(
     study.limit = message.limit
     study.device_seconds = message.device_seconds
     study.ends_at = None if message.seconds_left is None else now + message.seconds_left
-    study.draining, study.problem = False, None
+    study.draining, study.problem, study.problem_may_pass = False, None, False
+    study.retry_at, study.failed_reads = {}, 0
     # A driver that comes back to a new broker brings its counters along.
     if message.counted is None:
         study.switches, study.overhead_seconds, study.spent_seconds = 0, {}, 0.0

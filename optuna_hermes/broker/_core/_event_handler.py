@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _checkpoints_away as checkpoints_away
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _failures as failures
@@ -168,6 +169,7 @@ class EventHandler:
         elif isinstance(event, events.Tick):
             self._forgive(now)
             outage.give_up(turn)
+            checkpoints_away.end_waits(turn)
             self._watchdog.end(turn)
             if self.state.awaited:
                 self._recovery.end(turn)
@@ -193,6 +195,7 @@ class EventHandler:
 
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._watchdog.wakeups(), *outage.wakeups(self.state)]
+        times += checkpoints_away.wakeups(self.state)
         if self.state.awaited:
             times += self._recovery.wakeups()
         for slot in self.state.slots.values():
@@ -411,6 +414,8 @@ class EventHandler:
         self._ends.take_back(turn, trial)
         if message.outgrown:
             self._ends.out_of_memory(turn, slots, trial, "outgrew its memory on")
+        elif message.away:
+            checkpoints_away.released(turn, trial, message.reason)
         else:
             self.state.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}

@@ -85,6 +85,8 @@ def training(
     # Only now it is known that this objective waits for its device at its first batch.
     study.sets_up = study.sets_up or (study.spec.sets_up and message.stores)
     kind: OverheadKind = "opening"
+    if lease.from_tier == "disk":
+        study.failed_reads = 0
     if lease.from_tier is not None:
         kind = "resuming"
         study.measure(lease.from_tier, now - lease.started)

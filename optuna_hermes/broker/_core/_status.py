@@ -121,6 +121,7 @@ def _residents(slot: Slot, state: BrokerState, memory: MemoryManager) -> Iterato
         # While it trains what it has changes with every batch.
         held = trial.need_bytes if trial is holder else trial.held_bytes
         yield ResidentStatus(
+            key=trial.study,
             study=state.studies[trial.study].spec.name,
             trial=trial.number,
             pid=state.pid_of(trial.connection),
@@ -133,6 +134,7 @@ def _residents(slot: Slot, state: BrokerState, memory: MemoryManager) -> Iterato
 
 def _holder(lease: Lease, state: BrokerState, now: float) -> HolderStatus:
     return HolderStatus(
+        key=lease.study,
         study=state.studies[lease.study].spec.name,
         trial=lease.number,
         state="yielding" if lease.yielding else "running",
@@ -157,6 +159,7 @@ def study_status(
         driver_pid=state.pid_of(study.driver),
         draining=study.draining,
         problem=study.problem,
+        problem_may_pass=study.problem_may_pass,
         away_seconds=None if study.away_since is None else now - study.away_since,
         away_reason="" if study.away_since is None else study.away_reason,
         held=_wanted(study, "held"),

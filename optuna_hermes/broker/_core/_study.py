@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,10 @@ class Study:
         promised: trials that other hosts have asked for.
         listed: the trials of a fixed list that had not begun when its driver came, if it has told
             the parameters of all of them.
+        retry_at: when trials may begin again whose checkpoints were away, by their numbers.
+        failed_reads: how often in a row, each a minute after the one before, no checkpoint could be
+            read; last at ``failed_read_at``.
+        problem_may_pass: it is of this host and this moment: the same command is to be run again.
     """
 
     spec: StudySpec
@@ -123,6 +128,10 @@ class Study:
     failures: Failures = field(default_factory=Failures)
     overrides: dict[int, Override] = field(default_factory=dict)
     listed: dict[int, TrialView] = field(default_factory=dict)
+    retry_at: dict[int, float] = field(default_factory=dict)
+    failed_reads: int = 0
+    failed_read_at: float = -math.inf
+    problem_may_pass: bool = False
 
     def override_of(self, trial: LiveTrial) -> Override | None:
         """Override of a trial; None once it is over."""
@@ -220,8 +229,8 @@ class Study:
         served = trial.connection is not None or self.driver is not None
         left = trial.owner is None and (self.defers or trial.number in self.promised)
         here = not (left or self.is_elsewhere(trial))
-        free = not (trial.stranded or trial.awaited or self.is_barred(trial))
-        return waits and served and here and free
+        barred = self.is_barred(trial) or trial.number in self.retry_at
+        return waits and served and here and not (trial.stranded or trial.awaited or barred)
 
     @property
     def attended(self) -> bool:

@@ -233,13 +233,16 @@ class Ended(Message, frozen=True, kw_only=True):
 class Released(Message, frozen=True, kw_only=True):
     """The worker cannot run what it was given, for a reason that is not the trial's fault.
 
-    ``outgrown`` says that the device's memory did not suffice beside what others hold there.
+    ``outgrown`` says that the device's memory did not suffice beside what others hold there,
+    ``away`` that the trial's checkpoint cannot be read on this host at this moment.
     """
 
     epoch: Count
     reason: str
     # The trial goes back to its last checkpoint and is tried again with the device to itself.
     outgrown: bool = False
+    # It waits for a minute, or goes on on another host.
+    away: bool = False
 
 
 class Drain(Message, frozen=True, kw_only=True):

@@ -20,11 +20,13 @@ class HostMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HolderStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The lease of a device; ``study`` is the study's name, ``trial`` is None for a new one.
+    """The lease of a device; ``trial`` is None for a new one.
 
-    It was granted ``since_seconds`` ago, and ``left_seconds`` are left of its slice.
+    ``key`` and ``study`` are the study's key and name. It was granted ``since_seconds`` ago, and
+    ``left_seconds`` are left of its slice.
     """
 
+    key: str
     study: str
     trial: int | None
     state: Literal["running", "yielding"]
@@ -39,6 +41,7 @@ class ResidentStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A trial whose process has memory of a device: the one that trains there, or a parked one.
 
     Args:
+        key, study: the study's key and name.
         tier: where its state is, None while it trains.
         held_bytes: what the trial has of the device, or was seen to need while it trains; None if
             unknown.
@@ -47,6 +50,7 @@ class ResidentStatus(msgspec.Struct, frozen=True, kw_only=True):
         measured: whether ``process_bytes`` was measured for this process.
     """
 
+    key: str
     study: str
     trial: int
     pid: int | None
@@ -182,6 +186,7 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         driver_pid: the process that has called ``optimize``, None if there is none.
         problem: why it is being ended, None if it is not for a problem.
+        problem_may_pass: that is of this host and this moment: the command is to be run again.
         away_seconds: since when its database does not answer, None if it does.
         held, boosted, finishing: the numbers of the trials with these overrides.
         all_held: nothing can be trained before a hold is released.
@@ -205,6 +210,7 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     driver_pid: int | None
     draining: bool
     problem: str | None
+    problem_may_pass: bool = False
     away_seconds: float | None
     away_reason: str
     held: tuple[int, ...]

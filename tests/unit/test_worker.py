@@ -1,0 +1,41 @@
+"""What a worker does around the training of a trial."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import filelock
+
+from optuna_hermes.workers._worker import _opening
+
+
+def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
+    """A lock in a folder that hosts share, held by one that hangs, holds up no other."""
+    entered = threading.Event()
+
+    def work() -> None:
+        with _opening(tmp_path):
+            entered.set()
+
+    with filelock.FileLock(tmp_path / "open.lock", is_singleton=False):
+        threading.Thread(target=work, daemon=True).start()
+        assert entered.wait(2.0)
+
+
+def test_one_worker_of_a_study_opens_a_trial_at_a_time(tmp_path: Path) -> None:
+    """Two could take the same one from SQLite; those of another study do not wait."""
+    own, other = threading.Event(), threading.Event()
+
+    def work(root: Path, entered: threading.Event) -> None:
+        with _opening(root):
+            entered.set()
+
+    with _opening(tmp_path / "one"):
+        waits = threading.Thread(target=work, args=(tmp_path / "one", own), daemon=True)
+        waits.start()
+        threading.Thread(target=work, args=(tmp_path / "two", other), daemon=True).start()
+        assert other.wait(10.0)
+        assert not own.is_set()
+    waits.join(10.0)
+    assert own.is_set()
