@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna._storages import line
-from optuna_hermes.errors import StorageError
+from optuna_hermes.errors import DatabaseAwayError, StorageError
 
 PATIENCE_SECONDS = 330.0
 """Longest retry of a call in seconds: a little longer than a broker waits to suspend all trials."""
@@ -27,14 +27,19 @@ T = TypeVar("T")
 
 
 def patiently(
-    call: Callable[..., T], *args: object, seconds: float = PATIENCE_SECONDS, **named: object
+    call: Callable[..., T],
+    *args: object,
+    seconds: float = PATIENCE_SECONDS,
+    since: float | None = None,
+    **named: object,
 ) -> T:
     """Retry a call, which may run twice, with growing pauses while its database does not answer.
 
-    It waits for ``seconds`` at most, from the first error on.
+    It waits for ``seconds`` at most: from the first error on, or from ``since``, a time of
+    ``time.monotonic()``.
 
     Raises:
-        StorageError: the database did not answer for longer.
+        DatabaseAwayError: the database did not answer for longer.
         Exception: the call's error if it has another cause.
     """
     pause, end, notice_at = FIRST_PAUSE_SECONDS, None, math.inf
@@ -46,7 +51,8 @@ def patiently(
                 raise
             now = time.monotonic()
             if end is None:
-                end, notice_at = now + seconds, now + NOTICE_SECONDS
+                end = (now if since is None else since) + seconds
+                notice_at = now + NOTICE_SECONDS
             if now + pause > end:
                 raise away(error) from error
             if now >= notice_at:
@@ -59,12 +65,17 @@ def patiently(
 def waits(error: Exception) -> str:
     """The warning about a database that is waited for."""
     full = f" {ledger.FULL}" if ledger.is_full(line(error)) else ""
-    return f"Waiting for the study's database, which does not answer: {line(error)}{full}"
+    return f"Waiting for the study's database, which does not answer: {_reason(error)}{full}"
 
 
-def away(error: Exception) -> StorageError:
+def away(error: Exception) -> DatabaseAwayError:
     """The error of a database that was waited for in vain."""
-    return StorageError(
-        f"The study's database does not answer: {line(error)} Bring it back, then run the same "
+    return DatabaseAwayError(
+        f"The study's database does not answer: {_reason(error)} Bring it back, then run the same "
         "command again: nothing that was trained is lost."
     )
+
+
+def _reason(error: Exception) -> str:
+    # A storage that cannot be opened is named, without its password: its URL may be wrong.
+    return str(error) if isinstance(error, StorageError) else line(error)

@@ -85,7 +85,7 @@ def tell(
     """As ``study.tell``, after the trial's values are written, with retries during an outage.
 
     Raises:
-        StorageError: the outage was too long; the trial is unchanged.
+        DatabaseAwayError: the outage was too long; the trial is unchanged.
     """
     called = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -24,4 +25,7 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> NoReturn:
     """Run the command line of this process and exit with its status."""
+    # A name, or the dots of a chart, may have characters that the encoding of a terminal lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))

@@ -15,9 +15,11 @@ from optuna_hermes.cli._output import (
     NOTHING_SUCCEEDED,
     SUSPENDED,
     complain,
+    discard_unwritten,
     note,
     show,
     show_json,
+    show_result,
 )
 from optuna_hermes.cli._studies import (
     MOST_TRIALS,
@@ -179,14 +181,12 @@ def optimize(
     # Workers import the objective while the study is opened.
     with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
         result = run_shown(study, pool, settings)
-    if json:
-        show_json(result.document())
-    else:
-        show(summary_view(result.document()))
+    document = result.document()
+    unprinted = show_result(lambda: show_json(document) if json else show(summary_view(document)))
     status = conclude(result, same_command())
     if requeue and job is not None and status == SUSPENDED:
         _requeue(job)
-    return status
+    return status or unprinted
 
 
 def _requeue(job: str) -> None:
@@ -206,12 +206,14 @@ def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeRes
         return run_study(study, pool, settings, progress)
     finally:
         progress.close()
+        # It may have ended before: what it could not write would be tried once more at the end.
+        discard_unwritten()
 
 
 def conclude(result: OptimizeResult, again: str) -> int:
     """Print the problem of a study, or the command line ``again``; return the exit status."""
     if result.problem is not None:
-        return complain(result.problem, BAD_INPUT)
+        return complain(result.problem, SUSPENDED if result.problem_may_pass else BAD_INPUT)
     if result.failure is not None and not (result.interrupted or result.suspended):
         rest = f" To go on: {again}" if result.stopped else ""
         return complain(result.failure + rest, NOTHING_SUCCEEDED)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from optuna_hermes.errors import ExitStatus
@@ -27,13 +28,31 @@ INTERRUPTED = ExitStatus.INTERRUPTED
 
 def complain(message: str, status: int) -> int:
     """Print an error as one line and return its exit status."""
-    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
+    note(f"error: {' '.join(message.split())}")
     return status
 
 
 def note(text: str) -> None:
-    """Print a line to standard error."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """Print a line to standard error, unless nobody reads it any more."""
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        discard_unwritten()
+
+
+def discard_unwritten() -> None:
+    """Redirect standard output and standard error to nowhere, each if it cannot be flushed.
+
+    The flush at the end of the process would fail too, and change its exit status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 @contextlib.contextmanager
@@ -55,11 +74,15 @@ def show(view: RenderableType) -> None:
     """Print a result for people."""
     # A string is not wrapped: its lines may be copied.
     if isinstance(view, str):
-        print(printable(view))
+        _write(f"{printable(view)}\n")
         return
     from rich.console import Console
 
-    Console(highlight=False, markup=False).print(view)
+    console = Console(highlight=False, markup=False)
+    # Not printed by the console, which ends the process where nobody reads.
+    with console.capture() as shown:
+        console.print(view)
+    _write(shown.get())
 
 
 class Printable(io.TextIOBase):
@@ -81,7 +104,38 @@ class Printable(io.TextIOBase):
 
 def show_json(document: Any) -> None:
     """Print a result for programs."""
-    print(json.dumps(finite(document), indent=2, default=str))
+    _write(f"{json.dumps(finite(document), indent=2, default=str)}\n")
+
+
+def show_result(show_it: Callable[[], None]) -> int:
+    """Print the result of a study that has ended; return ``FAILED`` if there is no room for it.
+
+    What is said and done after it must not depend on a reader: Ctrl-C ends the ``tee`` behind a
+    pipe as well, and a terminal may be closed.
+    """
+    try:
+        show_it()
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            return complain(
+                f"The result cannot be printed ({error.strerror or error}): send it elsewhere, and "
+                "run the same command again.",
+                FAILED,
+            )
+    return ExitStatus.DONE
+
+
+def _write(text: str) -> None:
+    """Print to standard output.
+
+    Raises:
+        OSError: nobody reads it, or there is no room.
+    """
+    try:
+        print(text, end="", flush=True)
+    except OSError:
+        discard_unwritten()
+        raise
 
 
 def finite(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optuna_hermes.cli._optimize import Devices, conclude, run_shown
-from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._output import note, show, show_json, show_result
 from optuna_hermes.cli._studies import MOST_TRIALS, PROGRAM, SEED, Json, study_to_optimize
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.chart import BEST_MARK, chart
@@ -68,12 +68,12 @@ def quickstart(
     ):
         _explain(n_trials, slots)
         result = run_shown(study, pool, settings)
-    if json:
-        show_json(result.document())
-    else:
-        _show_all(study, result, url)
+    unprinted = show_result(
+        lambda: show_json(result.document()) if json else _show_all(study, result, url)
+    )
     options = ["--storage", url, "--devices", devices, "--n-trials", str(n_trials)]
-    return conclude(result, _command("quickstart", *options, "--seed", str(seed)))
+    status = conclude(result, _command("quickstart", *options, "--seed", str(seed)))
+    return status or unprinted
 
 
 def _require_packages() -> None:

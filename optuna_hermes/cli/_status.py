@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,12 +58,9 @@ def status(
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
     if probe:
-        try:
-            answers = broker_status() is not None
-        except BrokerSilentError:
-            answers = False
-        if not answers:
-            return complain("No broker answers on this host: nothing trains.", FAILED)
+        broker, silence = heard()
+        if broker is None:
+            return complain(silence or "No broker answers on this host: nothing trains.", FAILED)
         return 0
     if trial is not None:
         if storage is None or study_name is None:
@@ -71,43 +68,51 @@ def status(
                 f"A trial's event log needs its study but got trial {trial} alone: add --storage "
                 "URL and --study-name NAME."
             )
-        broker, silent = _heard()
-        document = trial_document(storage, study_name, trial, broker, silent=silent)
+        broker, silence = heard()
+        if silence:
+            note(silence)
+        document = trial_document(storage, study_name, trial, broker, silent=bool(silence))
         if json:
             show_json(document)
         else:
             show(trial_view(document))
         return 0
     if study_name is None:
-        broker, study = broker_status(curves=True), None
+        broker, silence, study = broker_status(curves=True), "", None
     else:
-        broker, silent = _heard(curves=True)
-        study = _study_document(storage_of(storage, study_name), study_name, broker, silent)
+        broker, silence = heard(curves=True)
+        if silence:
+            note(silence)
+        place = storage_of(storage, study_name)
+        study = _study_document(place, study_name, broker, silent=bool(silence))
+    silent = bool(silence)
     if json:
-        show_json({"broker": msgspec.to_builtins(broker), "study": study})
+        show_json({"broker": msgspec.to_builtins(broker), "silent": silent, "study": study})
     else:
-        show(status_view(broker, study))
+        show(status_view(broker, study, silent=silent))
     return 0
 
 
-def _heard(*, curves: bool = False) -> tuple[BrokerStatus | None, bool]:
-    """The broker's status, and True, with a word, if there is one that does not answer.
+def heard(*, curves: bool = False) -> tuple[BrokerStatus | None, str]:
+    """The broker's status; and the error's text if there is one that does not answer.
 
     The ledger can be shown without it.
     """
     try:
-        return broker_status(curves=curves), False
+        return broker_status(curves=curves), ""
     except BrokerSilentError as error:
-        note(str(error))
-        return None, True
+        return None, str(error)
 
 
-def _study_document(storage: str, name: str, broker: BrokerStatus | None, silent: bool) -> Document:
+def _study_document(
+    storage: str, name: str, broker: BrokerStatus | None, *, silent: bool
+) -> Document:
     from optuna_hermes.ledger import live_hosts
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
         records, values = ledger.load_trials(key), ledger.last_values(key)
+        lowest = ledger.lowest_values(key)
         alive = {host.instance for host in hosts}
         states = trial_states(ledger, facts, records, broker, alive, silent=silent)
         overrides = live_overrides(ledger, key, states)
@@ -124,16 +129,16 @@ def _study_document(storage: str, name: str, broker: BrokerStatus | None, silent
         }
         for record in records
     ]
-    # A trial that has failed or diverged is never the best one.
-    valued = [t for t in trials if t["state"] != "failed" and t["value"] is not None]
-    finite = [t for t in valued if math.isfinite(t["value"])]
-    best = min(finite, key=lambda each: facts.sign * each["value"], default=None)
+    # A trial that has failed is never the best one.
+    kept = [number for number in lowest if states.get(number, "failed") != "failed"]
+    best = min(((lowest[number], number) for number in kept), default=None)
     return {
+        "key": key,
         "name": name,
         "counts": dict(Counter(states.values())),
         "device_seconds": sum(record.device_seconds for record in records),
         "watt_hours": total_watt_hours(records),
-        "best": best and {"trial": best["trial"], "value": best["value"]},
+        "best": best and {"trial": best[1], "value": facts.sign * best[0]},
         "hosts": [
             {"host": host.name, "devices": len(host.devices), "load": host.load} for host in hosts
         ],
@@ -175,7 +180,8 @@ def _trial_document(
     from optuna_hermes.ledger import live_hosts
 
     key, trials = _optuna.study_key(study), _optuna.trial_states(study)
-    record = next((each for each in ledger.load_trials(key) if each.number == number), None)
+    records = ledger.load_trials(key)
+    record = next((each for each in records if each.number == number), None)
     if record is None:
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     alive = {host.instance for host in live_hosts(ledger)}
@@ -189,7 +195,7 @@ def _trial_document(
         "where": _where(record, states[number], broker),
         "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
         "curve": _curve(curves.get(number), _optuna.sign(study)),
-        "standing": _standing(curves, number, states[number]),
+        "standing": _standing(curves, number, states[number], _length(records, curves)),
         "units_trained": record.units,
         **_figures(record),
         "submitted": record.submitted,
@@ -235,12 +241,21 @@ def _where(record: TrialRecord, state: str, broker: BrokerStatus | None) -> Docu
     return {"host": record.host, "tier": tier, "device": device}
 
 
-def _standing(curves: Mapping[int, Curve], number: int, state: str) -> Document | None:
+def _length(records: Sequence[TrialRecord], curves: Mapping[int, Curve]) -> int | None:
+    """Units of a whole training: the most of a trial that is done, None if none is."""
+    done = (each.number for each in records if each.state == "done")
+    units = (curves[number].units for number in done if number in curves)
+    return max(units, default=None)
+
+
+def _standing(
+    curves: Mapping[int, Curve], number: int, state: str, length: int | None
+) -> Document | None:
     """Why it waits, or trains: its rank at equal age. None where there is no such reason."""
     from optuna_hermes.model import LIVE_STATES
     from optuna_hermes.policies import standing
 
-    found = standing(curves, number) if state in LIVE_STATES else None
+    found = standing(curves, number, length) if state in LIVE_STATES else None
     return None if found is None else asdict(found)
 
 

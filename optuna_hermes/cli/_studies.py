@@ -6,6 +6,7 @@ import contextlib
 import math
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
 
 PROGRAM = "optuna-hermes"
+
+START_SECONDS = 60.0
+"""Seconds in which a database must answer when a study begins: its URL may be wrong."""
 
 # More than any study has, and an integer of any database.
 MOST_TRIALS = 10**9
@@ -62,8 +66,11 @@ def optional_storage(help: str) -> Any:
 def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterator[Study]:
     """Load or create a study; one created here is deleted if the block refuses its input.
 
+    It waits for ``START_SECONDS`` while the database does not answer.
+
     Raises:
-        StorageError: the storage cannot be reached, or holds other studies but not this one and
+        DatabaseAwayError: it did not answer for longer.
+        StorageError: the storage cannot be used, or holds other studies but not this one and
             ``make`` is False.
     """
     from optuna_hermes import HermesPruner, HermesSampler, _optuna
@@ -72,12 +79,19 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     _optuna.log_warnings_only()
     file = sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
-    names = _optuna.study_names(storage)
+    begun = time.monotonic()
+    names = _optuna.patiently(_optuna.study_names, storage, seconds=START_SECONDS, since=begun)
     # Among other studies a new name is rather a wrong one.
     if name not in names and names and not make:
         raise _optuna.no_such_study(storage, name, names)
-    study, is_new = _optuna.create_study(
-        storage, name, sampler=HermesSampler(), pruner=HermesPruner()
+    study, is_new = _optuna.patiently(
+        _optuna.create_study,
+        storage,
+        name,
+        seconds=START_SECONDS,
+        since=begun,
+        sampler=HermesSampler(),
+        pruner=HermesPruner(),
     )
     if is_new:
         note(f"Made study {name!r} in {_optuna.hidden(storage)}; it minimises.")

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from optuna_hermes.cli._status import trial_document
+from optuna_hermes.cli._status import heard, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
-    broker_status,
     facts_and_ledger,
     optional_storage,
     storage_of,
@@ -19,6 +18,7 @@ from optuna_hermes.cli._studies import (
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.view import formats
 from optuna_hermes.view.source import StudyReader
 from optuna_hermes.view.tables import trial_view
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 REST_SECONDS = 5.0
 
 _READ_ONLY = "No broker of yours serves this study: what its ledger has is shown, read-only."
+_SILENT = f"{formats.SILENT} What the ledger has is shown, read-only."
 
 
 def top(
@@ -92,7 +93,8 @@ class StudySource:
         broker = self._reader.status()
         if self._name is None:
             if broker is None:
-                raise BrokerError("No broker runs on this host any more.")
+                ended = "No broker runs on this host any more."
+                raise BrokerError(formats.SILENT if self._reader.silent else ended)
         else:
             if not self._named_key:
                 self._read(broker)
@@ -102,7 +104,8 @@ class StudySource:
                 # What ``past`` read while the broker served the study is not shown after it.
                 if history is None or self._served or age > REST_SECONDS:
                     history, self._served = self._read(broker), False
-                return picture_of_history(history, self._name, time.time(), _READ_ONLY)
+                why = _SILENT if self._reader.silent else _READ_ONLY
+                return picture_of_history(history, self._name, time.time(), why)
         self._served = True
         self._before = picture_of(broker, key or self._named_key, time.time(), self._before)
         return self._before
@@ -125,7 +128,9 @@ class StudySource:
 
     def event_log(self, key: str, number: int) -> RenderableType:
         storage, name = self._study_of(key, "An event log is in the ledger")
-        return trial_view(trial_document(storage, name, number, broker_status()))
+        broker, silence = heard()
+        document = trial_document(storage, name, number, broker, silent=bool(silence))
+        return trial_view(document)
 
     def close(self) -> None:
         # A thread that waits for the broker's answer wakes up.

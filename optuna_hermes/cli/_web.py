@@ -10,10 +10,9 @@ import typer
 
 from optuna_hermes.cli._output import finite, note
 from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
-from optuna_hermes.cli._status import trial_document
+from optuna_hermes.cli._status import heard, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
-    broker_status,
     optional_storage,
     storage_of,
     study_facts,
@@ -92,7 +91,8 @@ def _actions(storage: str | None, name: str | None) -> Actions:
                 "A trial's event log is in its study's ledger: start with --storage and "
                 "--study-name."
             )
-        document = trial_document(storage, name, number, broker_status())
+        broker, silence = heard()
+        document = trial_document(storage, name, number, broker, silent=bool(silence))
         events = [
             {"at": each["at"], "text": event_text(each["kind"], each["detail"])}
             for each in document["events"]

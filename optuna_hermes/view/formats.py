@@ -12,6 +12,8 @@ import msgspec
 if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import DeviceStatus
 
+SILENT = "The broker does not answer: trials may train."
+
 _BARS = "▁▂▃▄▅▆▇█"
 # Ratio of the largest to the smallest value from which on a sparkline is logarithmic: losses fall
 # fast and then slowly, and both phases can be seen.

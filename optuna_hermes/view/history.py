@@ -57,7 +57,10 @@ def end_of(bar: Bar, trials: Mapping[int, TrialHistory]) -> float | None:
 
 
 class Best(NamedTuple):
-    """A value that was better than all before it, after ``device_seconds`` of all trials."""
+    """A value that was better than all before it, after ``device_seconds`` of all trials.
+
+    Of equal values that of the trial with the lowest number is the better one.
+    """
 
     device_seconds: float
     value: float
@@ -115,11 +118,13 @@ def read_history(
     facts: StudyFacts,
     *,
     broker: BrokerStatus | None = None,
+    silent: bool = False,
     before: StudyHistory | None = None,
 ) -> StudyHistory:
     """Read the history of a study; only what is newer than ``before``, an earlier result.
 
-    A trial, or its points, that did not change is the same object as before.
+    A trial, or its points, that did not change is the same object as before. ``broker`` and
+    ``silent`` are as for ``trial_states``.
     """
     from optuna_hermes.ledger import live_hosts
 
@@ -135,7 +140,7 @@ def read_history(
     # After the reports, so that each of them finds its trial.
     records = ledger.load_trials(key)
     alive = {host.instance for host in live_hosts(ledger)}
-    states = trial_states(ledger, facts, records, broker, alive)
+    states = trial_states(ledger, facts, records, broker, alive, silent=silent)
     overrides = live_overrides(ledger, key, states)
     return StudyHistory(
         key=key,
@@ -211,17 +216,20 @@ def total_watt_hours(records: Iterable[TrialRecord]) -> float | None:
 
 def _improvements(reports: Iterable[tuple[Point, TrialHistory]], maximize: bool) -> Iterator[Best]:
     spent, had = 0.0, dict[int, float]()
-    best = -math.inf if maximize else math.inf
+    sign = -1.0 if maximize else 1.0
+    best = math.inf, 0
     for point, trial in reports:
         number = trial.number
         # After a crash units are trained again: a report may state less device time than before.
         spent += max(0.0, point.device_seconds - had.get(number, 0.0))
         had[number] = max(point.device_seconds, had.get(number, 0.0))
-        better = point.value > best if maximize else point.value < best
         # A trial that has failed is never the best one.
-        if better and math.isfinite(point.value) and trial.state != "failed":
-            best = point.value
-            yield Best(spent, best, point.at, number)
+        if not math.isfinite(point.value) or trial.state == "failed":
+            continue
+        # Of equal ones the same as a broker's status has.
+        if (sign * point.value, number) < best:
+            best = sign * point.value, number
+            yield Best(spent, point.value, point.at, number)
 
 
 def _trial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -13,10 +14,10 @@ from optuna_hermes.broker._core._curve_shape import shape_of
 from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.model import Curve, Override, TrialStatus
 from optuna_hermes.view import formats
+from optuna_hermes.view.history import StudyHistory, TrialHistory, best_so_far
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus
-    from optuna_hermes.view.history import StudyHistory, TrialHistory
 
 # In the order of a trial's life cycle: `top` counts and sorts by it.
 STATES = ("running", "parked", "stored", "pending", "done", "failed")
@@ -30,7 +31,7 @@ class DeviceLine:
 
     Args:
         state: of its holder, or the reason why it has none, in words.
-        study: name of the holder's study, empty if there is no holder.
+        key: of the holder's study, empty if there is no holder.
         trial: number of the holder, None for a new trial.
         epoch: of the lease, 0 if there is none.
         since_seconds: time since the grant of the lease.
@@ -41,7 +42,7 @@ class DeviceLine:
 
     id: str
     state: str
-    study: str = ""
+    key: str = ""
     trial: int | None = None
     epoch: int = 0
     since_seconds: float = 0.0
@@ -65,8 +66,10 @@ class Picture:
         studies: the keys of all studies of the broker.
         policy: empty if no broker serves the study.
         memory: bytes of devices that trials and their processes have, by the trials' numbers.
-        trials: their device time has that of their present leases, ``device`` all of their devices.
-        best: the best trial and its value.
+        counts: the number of trials in each state, without states that have none.
+        trials: their device time has that of their present leases, ``device`` all of their devices;
+            of very many a broker lists some.
+        best: the trial with the best value ever reported, and that value.
         overhead_fraction: of device time, None if no broker counts it.
         read_only: the reason why no overrides are possible now; empty if they are.
         problem: the study's problem, in words; empty if it has none.
@@ -81,6 +84,7 @@ class Picture:
     maximize: bool = False
     devices: tuple[DeviceLine, ...] = ()
     memory: Mapping[int, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     trials: tuple[TrialRow, ...] = ()
     best: tuple[int, float] | None = None
     device_seconds: float = 0.0
@@ -88,12 +92,6 @@ class Picture:
     overhead_fraction: float | None = None
     read_only: str = ""
     problem: str = ""
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The number of trials in each state, without states that have none."""
-        found = [trial.state for trial in self.trials]
-        return {state: found.count(state) for state in STATES if state in found}
 
 
 def ordered(
@@ -131,7 +129,7 @@ def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None
         return Picture(at=at, host=broker.host, devices=devices)
     held: dict[int | None, list[DeviceLine]] = {}
     for device in devices:
-        if device.study == study.name:
+        if device.key == study.key:
             held.setdefault(device.trial, []).append(device)
     return Picture(
         at=at,
@@ -142,7 +140,8 @@ def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None
         policy=study.policy,
         maximize=study.maximize,
         devices=devices,
-        memory=_memory(broker.devices, study.name),
+        memory=_memory(broker.devices, study.key),
+        counts=_counts(structs.asdict(study.counts)),
         trials=tuple(_trial(row, held.get(row.number, [])) for row in study.trials),
         best=None if study.best is None else (study.best.trial, study.best.value),
         device_seconds=study.device_seconds,
@@ -166,7 +165,7 @@ def _device(device: DeviceStatus) -> DeviceLine:
     return replace(
         line,
         state=holder.state,
-        study=holder.study,
+        key=holder.key,
         trial=holder.trial,
         epoch=holder.epoch,
         since_seconds=holder.since_seconds,
@@ -175,12 +174,12 @@ def _device(device: DeviceStatus) -> DeviceLine:
     )
 
 
-def _memory(devices: Iterable[DeviceStatus], study: str) -> dict[int, int]:
+def _memory(devices: Iterable[DeviceStatus], key: str) -> dict[int, int]:
     """Bytes that trials of a study and their processes have, as far as they are known."""
     found: dict[int, int] = {}
     for device in devices:
         for each in device.residents:
-            if each.study == study and each.held_bytes is not None:
+            if each.key == key and each.held_bytes is not None:
                 taken = each.held_bytes + (each.process_bytes or 0)
                 found[each.trial] = found.get(each.trial, 0) + taken
     return found
@@ -207,6 +206,10 @@ def _trial(row: TrialRow, held: Sequence[DeviceLine]) -> TrialRow:
     )
 
 
+def _counts(counts: Mapping[str, int]) -> dict[str, int]:
+    return {state: counts[state] for state in STATES if counts.get(state)}
+
+
 def _problem(study: StudyStatus) -> str:
     if study.problem:
         return study.problem
@@ -223,16 +226,16 @@ def _problem(study: StudyStatus) -> str:
 def picture_of_history(history: StudyHistory, study: str, at: float, read_only: str) -> Picture:
     """The picture of a study that this host's broker does not serve, from its ledger."""
     trials = tuple(_trial_of_history(trial) for trial in history.trials)
-    known = [(trial.value, trial.number) for trial in trials if trial.value is not None]
-    found = max(known) if history.maximize and known else min(known, default=None)
+    best = best_so_far(history)[-1:]
     return Picture(
         at=at,
         key=history.key,
         study=study,
         studies=(history.key,),
         maximize=history.maximize,
+        counts=_counts(Counter(trial.state for trial in history.trials)),
         trials=trials,
-        best=None if found is None else (found[1], found[0]),
+        best=(best[0].trial, best[0].value) if best else None,
         device_seconds=history.device_seconds,
         watt_hours=history.watt_hours,
         read_only=read_only,

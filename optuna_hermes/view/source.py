@@ -32,6 +32,8 @@ class StudyReader:
     def __init__(self, facts: Callable[[], StudyFacts] | None, *, curves: bool = False) -> None:
         self._read_facts = facts
         self._curves = curves
+        self.silent = False
+        """True if there is a broker that has not answered ``status``."""
         self._connection: Connection | None = None
         self._ledger: Ledger | None = None
         self._history: StudyHistory | None = None
@@ -47,6 +49,7 @@ class StudyReader:
         """The status of this host's broker, None if none answers."""
         from optuna_hermes.broker import connect
 
+        self.silent = False
         # Twice: a kept connection may be that of a broker that has ended.
         for _ in range(2):
             is_new = self._connection is None
@@ -56,7 +59,8 @@ class StudyReader:
                 return self._connection.ask_status(curves=self._curves)
             except BrokerError as error:
                 self.disconnect()
-                if is_new or isinstance(error, BrokerSilentError):
+                self.silent = isinstance(error, BrokerSilentError)
+                if is_new or self.silent:
                     return None
         return None
 
@@ -77,7 +81,7 @@ class StudyReader:
             self._ledger = open_ledger(self._facts.ledger_url)
         if self._ledger is not None:
             self._history = read_history(
-                self._ledger, self._facts, broker=broker, before=self._history
+                self._ledger, self._facts, broker=broker, silent=self.silent, before=self._history
             )
         return self._history
 

@@ -63,8 +63,13 @@ _EVENTS = {
 # -- the broker and a study --------------------------------------------------------------------
 
 
-def status_view(broker: BrokerStatus | None, study: Document | None) -> RenderableType:
-    """Both parts of ``optuna-hermes status`` as tables: the broker's, and a study's ledger's."""
+def status_view(
+    broker: BrokerStatus | None, study: Document | None, *, silent: bool = False
+) -> RenderableType:
+    """Both parts of ``optuna-hermes status`` as tables: the broker's, and a study's ledger's.
+
+    With ``silent`` there is a broker that does not answer.
+    """
     from rich.console import Group
 
     from optuna_hermes.view.picture import picture_of
@@ -73,7 +78,8 @@ def status_view(broker: BrokerStatus | None, study: Document | None) -> Renderab
     broker, study = formats.all_printable(broker), formats.all_printable(study)
     parts: list[RenderableType] = []
     if broker is None:
-        parts.append("No broker runs on this host: nothing trains.")
+        nothing = "No broker runs on this host: nothing trains."
+        parts.append(formats.SILENT if silent else nothing)
     else:
         devices = map(_device, broker.devices)
         columns = ("device", "trial", "state", "since", "memory")
@@ -86,7 +92,7 @@ def status_view(broker: BrokerStatus | None, study: Document | None) -> Renderab
         for served in broker.studies:
             title = f"Study {served.name}, policy {served.policy}"
             parts += _titled(title, _table(_served(served)))
-            if 0 < len(served.trials) <= NAMED and (study is None or study["name"] != served.name):
+            if 0 < len(served.trials) <= NAMED and (study is None or study["key"] != served.key):
                 parts.append(_Trials(picture_of(broker, served.key, at=0.0)))
         if not broker.studies:
             parts.append("The broker serves no study.")

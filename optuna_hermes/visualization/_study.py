@@ -52,7 +52,8 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
                 "with HermesSampler and HermesPruner."
             )
             return StudyData(history=StudyHistory(key=""), now=time.time())
-        history = read_history(ledger, _optuna.facts(study), broker=_broker())
+        broker, silent = _broker()
+        history = read_history(ledger, _optuna.facts(study), broker=broker, silent=silent)
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
@@ -60,12 +61,13 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
     return StudyData(history=history, now=time.time(), curve_set=found)
 
 
-def _broker() -> BrokerStatus | None:
+def _broker() -> tuple[BrokerStatus | None, bool]:
+    """The broker's status, and True, with a warning, if there is one that does not answer."""
     try:
-        return broker_status()
+        return broker_status(), False
     except BrokerSilentError as error:
         _logger.warning(str(error))
-        return None
+        return None, True
 
 
 @contextlib.contextmanager

@@ -407,7 +407,7 @@ def test_a_damaged_checkpoint_is_never_a_silent_restart(
         ({"name": "no_such_module:f"}, ["no_such_module"]),
         ({"name": "train.py:"}, ["FILE.py:NAME"]),
         ({"storage": "sqlite:////dev/null/folder/s.db"}, ["/dev/null/folder"]),
-        ({"storage": "postgresql://me:secret@localhost:1/x"}, ["localhost"]),
+        ({"storage": "oracle://me:secret@localhost:1/x"}, ["localhost"]),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(

@@ -225,7 +225,7 @@ def test_a_driver_that_is_killed_leaves_no_process_behind(
 def test_a_terminal_that_is_closed_suspends_the_study(
     cli: Cli, storage_url: str, target: str, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
-    """The kernel sends SIGHUP, and whatever is printed after that is an error."""
+    """The kernel sends SIGHUP, and whatever is printed after that is an error: status 75."""
     words = [sys.executable, "-m", "optuna_hermes", *map(str, command(storage_url, target))]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -240,7 +240,8 @@ def test_a_terminal_that_is_closed_suspends_the_study(
 
     wait_for(trains, 90)
     os.close(terminal)
-    os.waitpid(pid, 0)
+    _, ended = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(ended) == 75
     done = cli(*command(storage_url, target))
     assert done.returncode == 0, done.stderr
     assert [trial["units"] for trial in json.loads(done.stdout)["trials"]] == [EPOCHS] * N_TRIALS

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
-from optuna_hermes import _optuna
+from optuna_hermes import _optuna, visualization
+from optuna_hermes._surroundings import host_name
 from optuna_hermes.broker._client import _connection
 from optuna_hermes.cli import run
+from optuna_hermes.cli._studies import study_facts
+from optuna_hermes.cli._top import StudySource
+from optuna_hermes.cli._web import _actions
+from optuna_hermes.errors import BrokerError
 from optuna_hermes.ledger import open_ledger
+from optuna_hermes.view.source import StudyReader
+from support.records import trial_record
 
 
 @pytest.fixture
@@ -43,7 +53,7 @@ def test_status_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert said.out == ""
     assert said.err.startswith("error: The broker of this host has not answered for 10 s: ")
     assert run(("status", "--probe")) == 1
-    assert "nothing trains" in capsys.readouterr().err
+    assert capsys.readouterr() == ("", said.err)
 
 
 @pytest.mark.usefixtures("silent", "impatient")
@@ -64,7 +74,47 @@ def test_a_study_is_shown_from_its_ledger(
     _optuna.study_key(study)
     open_ledger(_optuna.ledger_url(study)).close()
     assert run(("status", "--storage", storage_url, "--study-name", "s")) == 0
-    assert "has not answered" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "has not answered" in said.err
+    assert "trials may train" in said.out
+    assert "nothing trains" not in said.out
+    assert run(("status", "--storage", storage_url, "--study-name", "s", "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["broker"], document["silent"]) == (None, True)
+
+
+@pytest.fixture
+def running(storage_url: str) -> str:
+    """The key of a study whose trial 0 trains here, as its ledger says."""
+    study = optuna.create_study(storage=storage_url, study_name="s")
+    key = _optuna.study_key(study)
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        ledger.save_trial(trial_record(0, study=key, state="running", host=host_name()))
+    return key
+
+
+@pytest.mark.usefixtures("silent", "impatient", "running")
+def test_its_trials_are_as_the_ledger_says(storage_url: str) -> None:
+    """They may train: nobody says that they do not."""
+    with closing(StudyReader(partial(study_facts, storage_url, "s"))) as reader:
+        assert reader.status() is None
+        history = reader.history(None)
+    assert history is not None
+    assert [trial.state for trial in history.trials] == ["running"]
+    data = visualization._study.read_study(optuna.load_study(storage=storage_url, study_name="s"))
+    assert [trial.state for trial in data.history.trials] == ["running"]
+
+
+@pytest.mark.usefixtures("silent", "impatient")
+def test_an_event_log_is_shown(storage_url: str, running: str) -> None:
+    """On the page and in `top`, which does not say that no broker serves the study."""
+    pytest.importorskip("starlette", reason="needs the extra [web]")
+    assert _actions(storage_url, "s").event_log(0)["state"] == "running"
+    source = StudySource(storage_url, "s")
+    source.event_log(running, 0)
+    assert source.look(running).read_only.startswith("The broker does not answer: ")
+    with pytest.raises(BrokerError, match="does not answer: trials may train"):
+        StudySource(None, None).look("")
 
 
 @pytest.mark.usefixtures("silent")

@@ -71,6 +71,20 @@ def test_devices_trials_and_clients_are_counted() -> None:
     assert seen['optuna_hermes_device_seconds_total{study="digits"}'] == 1.0
 
 
+def test_a_device_is_free_only_if_it_can_be_granted() -> None:
+    """Not while a process of no trial computes on it, nor without power."""
+    broker = FakeBroker(devices=3)
+    broker.poll("cpu:1", free=False, problem="process 7 of no trial computes on it")
+    seen = scraped(figures(broker))
+    assert seen['optuna_hermes_devices{state="unhealthy"}'] == 1
+    assert seen['optuna_hermes_devices{state="free"}'] == 2
+    assert seen['optuna_hermes_devices{state="unpowered"}'] == 0
+    broker.handler.state.slots["cpu:2"].power = "off"
+    seen = scraped(figures(broker))
+    assert seen['optuna_hermes_devices{state="free"}'] == 1
+    assert seen['optuna_hermes_devices{state="unpowered"}'] == 1
+
+
 def test_switches_and_their_cost_are_counted() -> None:
     """They are those of the status, by study."""
     broker = FakeBroker(devices=1)

@@ -564,14 +564,14 @@ def test_the_json_of_a_status_keeps_its_names() -> None:
     named = "id kind healthy memory_bytes memory_free_bytes power power_watts energy_joules"
     more = ("holder", "problem", "residents", "exclusive", "part")
     assert [*status["devices"][0]] == [*named.split(), *more]
-    named = "study trial state pid epoch since_seconds left_seconds slice_seconds"
+    named = "key study trial state pid epoch since_seconds left_seconds slice_seconds"
     assert [*status["devices"][0]["holder"]] == named.split()
     (study,) = status["studies"]
     named = (
-        "key name policy maximize policy_folders driver_pid draining problem away_seconds "
-        "away_reason held boosted finishing all_held no_room finished unstarted workers counts "
-        "lost failures device_seconds watt_hours held_seconds spent_seconds overhead_seconds "
-        "switches best trials"
+        "key name policy maximize policy_folders driver_pid draining problem problem_may_pass "
+        "away_seconds away_reason held boosted finishing all_held no_room finished unstarted "
+        "workers counts lost failures device_seconds watt_hours held_seconds spent_seconds "
+        "overhead_seconds switches best trials"
     )
     assert [*study] == named.split()
     assert [*study["workers"]] == ["alive", "idle"]

@@ -5,23 +5,26 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import optuna
 import pytest
+import sqlalchemy.exc
 
 from optuna_hermes import __version__, _optuna, upkeep
+from optuna_hermes._optuna import _patience
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._power_commands import PowerCommands
-from optuna_hermes.cli import _optuna_verbs, run
+from optuna_hermes.cli import _optuna_verbs, _quickstart, _studies, run
 from optuna_hermes.cli._app import VERBS
 from optuna_hermes.cli._output import show_json
-from optuna_hermes.errors import BrokerError, InvalidInputError, ObjectiveError
+from optuna_hermes.errors import BrokerError, DatabaseAwayError, InvalidInputError, ObjectiveError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import _optimize, _worker_pool
@@ -229,14 +232,47 @@ def test_a_storage_in_a_missing_folder(
     assert list(here.iterdir()) == []
 
 
-def test_passwords_are_not_shown(
-    refuse: Callable[..., str], runs_with: Callable[..., list[Any]]
+def test_a_database_that_stays_away_is_status_75(
+    runs_with: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server that is not there is named without the password."""
-    runs_with()
-    line = refuse(*OPTIMIZE[:3], "postgresql://me:sesame@localhost:1/db", *OPTIMIZE[4:])
-    assert "me:***@localhost" in line
-    assert "sesame" not in line
+    """It may be back when the same command is run again; it is named without the password."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr(_studies, "START_SECONDS", 0.0)
+    called = runs_with()
+    url = "postgresql+psycopg://me:sesame@127.0.0.1:1/db"
+    assert run([*OPTIMIZE[:3], url, *OPTIMIZE[4:]]) == 75
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "me:***@127.0.0.1:1/db cannot be reached" in err
+    assert "run the same command again" in err
+    assert "sesame" not in err
+    assert called == []
+
+
+def test_a_database_that_comes_back_is_waited_for(
+    runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the study's name is looked for or the study is made: a fail-over takes a moment."""
+    monkeypatch.setattr(_patience, "FIRST_PAUSE_SECONDS", 0.001)
+    get = optuna.storages.get_storage
+    away = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("connection refused"))
+    answers: list[Exception | None] = [away, away, None, away, None]
+
+    def flaky(storage: Any) -> Any:
+        # Optuna's own functions give it a storage that is open.
+        answer = answers.pop(0) if isinstance(storage, str) else None
+        if answer is not None:
+            raise answer
+        return get(storage)
+
+    monkeypatch.setattr(optuna.storages, "get_storage", flaky)
+    called = runs_with()
+    assert run(OPTIMIZE) == 0
+    assert len(called) == 1
+    assert answers == []
 
 
 def test_an_unknown_study_among_others(
@@ -401,9 +437,22 @@ def test_a_problem_is_bad_input(
     assert capsys.readouterr().err.endswith("error: Checkpoint x of trial 3 cannot be read.\n")
 
 
+def test_a_problem_that_may_pass_is_for_later(
+    runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Managers run the command again, here or on another host: status 75."""
+    runs_with(problem="No checkpoint could be read on this host.", problem_may_pass=True)
+    assert run(OPTIMIZE) == 75
+    assert capsys.readouterr().err.endswith("error: No checkpoint could be read on this host.\n")
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(InvalidInputError("a\nb"), 2), (BrokerError("The broker is gone."), 1)],
+    [
+        (InvalidInputError("a\nb"), 2),
+        (BrokerError("The broker is gone."), 1),
+        (DatabaseAwayError("The database is away."), 75),
+    ],
 )
 def test_expected_errors_are_one_line(
     error: Exception,
@@ -411,7 +460,7 @@ def test_expected_errors_are_one_line(
     runs_with: Callable[..., list[Any]],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Errors of this package end in one line: status 2 for bad input, 1 for what broke."""
+    """Errors of this package end in one line: 2 for bad input, 1 for what broke, 75 for later."""
     optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     capsys.readouterr()
     runs_with(raises=error)
@@ -419,6 +468,94 @@ def test_expected_errors_are_one_line(
     err = capsys.readouterr().err
     assert err.startswith("error: ")
     assert err.count("\n") == 1
+
+
+# -- a reader that is gone ---------------------------------------------------------------------
+
+QUICKSTART = ("quickstart", "--devices", "cpu:1", "--storage", "sqlite:///q.db")
+
+
+@contextlib.contextmanager
+def unread() -> Iterator[TextIO]:
+    """A pipe whose reader is gone; closing it flushes it, as the end of a process does."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as closed:
+        yield closed
+
+
+@pytest.mark.parametrize("words", [OPTIMIZE, (*OPTIMIZE, "--json"), QUICKSTART])
+@pytest.mark.parametrize("streams", [["stdout"], ["stdout", "stderr"]])
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [({"stopped": True, "interrupted": True, "trials": (STORED,)}, 130), ({}, 0)],
+)
+def test_a_reader_that_is_gone_does_not_change_the_status(
+    words: tuple[str, ...],
+    streams: list[str],
+    ended: dict[str, Any],
+    status: int,
+    runs_with: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C ends the ``tee`` behind a pipe too; nothing is left that the end would flush."""
+    monkeypatch.setattr(_quickstart, "_require_packages", lambda: None)
+    runs_with(**ended)
+    with contextlib.ExitStack() as pipes, monkeypatch.context() as patch:
+        for stream in streams:
+            patch.setattr(sys, stream, pipes.enter_context(unread()))
+        assert run(words) == status
+    if status and "stderr" not in streams:
+        assert "To go on:" in capsys.readouterr().err
+
+
+def test_the_job_is_requeued_without_a_reader(
+    runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SLURM is asked for does not depend on who reads the result."""
+    asked: list[str] = []
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr("optuna_hermes.cli._optimize.ask_for_requeue", asked.append)
+    runs_with(stopped=True, suspended=True, trials=(STORED,))
+    with unread() as out, unread() as err, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        assert run([*OPTIMIZE, "--requeue"]) == 75
+    assert asked == ["17"]
+
+
+def test_progress_that_nobody_reads_does_not_change_the_status(
+    runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The display ends with its first error, and what it could not write is forgotten."""
+    optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    runs_with()
+
+    def run_study(study: Any, pool: Any, settings: Settings, progress: Any) -> OptimizeResult:
+        progress.note("1 of 8 done")
+        return OptimizeResult(**RESULT)
+
+    monkeypatch.setattr(_optimize, "run_study", run_study)
+    with unread() as closed, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", closed)
+        assert run(OPTIMIZE) == 0
+
+
+@pytest.mark.parametrize(("ended", "status"), [({}, 1), ({"interrupted": True}, 130)])
+def test_a_result_without_room_is_no_success(
+    ended: dict[str, Any],
+    status: int,
+    runs_with: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is said that the file is not whole; a status that asks for more counts for more."""
+    runs_with(**ended)
+    with open("/dev/full", "w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        assert run([*OPTIMIZE, "--json"]) == status
+    assert "error: The result cannot be printed (No space left" in capsys.readouterr().err
 
 
 # -- status, finish, gc, broker ----------------------------------------------------------------
@@ -429,7 +566,11 @@ def test_status_without_a_broker(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status"]) == 0
     assert "No broker runs on this host" in capsys.readouterr().out
     assert run(["status", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"broker": None, "study": None}
+    assert json.loads(capsys.readouterr().out) == {
+        "broker": None,
+        "silent": False,
+        "study": None,
+    }
 
 
 @pytest.fixture
@@ -460,24 +601,24 @@ def test_status_of_a_study_from_its_ledger(
 
 
 def test_status_of_a_study_that_maximises(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Values are shown as their user knows them, and the best is the highest."""
+    """Values are shown as their user knows them, and the best is the highest ever reported."""
     from optuna_hermes.ledger import ReportRecord, TrialRecord, open_ledger
 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits", direction="maximize")
     key = _optuna.study_key(study)
     ledger = open_ledger(_optuna.ledger_url(study))
-    for number, value in enumerate((0.5, 0.9, float("nan"))):
-        ledger.save_trial(TrialRecord(study=key, number=number, trial_id=number, state="stored"))
-        ledger.add_report(
-            ReportRecord(
-                study=key, number=number, unit=1, step=1, value=-value, device_seconds=1.0, at=0.0
-            )
-        )
+    reported = {0: (0.5,), 1: (0.9, 0.4), 2: (float("nan"),), 3: (0.95,)}
+    for number, values in reported.items():
+        state: Any = "failed" if number == 3 else "stored"
+        ledger.save_trial(TrialRecord(study=key, number=number, trial_id=number, state=state))
+        of = {"study": key, "number": number, "device_seconds": 1.0, "at": 0.0}
+        for unit, value in enumerate(values, 1):
+            ledger.add_report(ReportRecord(**of, unit=unit, step=unit, value=-value))
     ledger.close()
     assert run(["status", *OPTIMIZE[2:], "--json"]) == 0
     document = json.loads(capsys.readouterr().out)["study"]
     assert document["best"] == {"trial": 1, "value": 0.9}
-    assert [entry["value"] for entry in document["trials"]] == [0.5, 0.9, None]
+    assert [entry["value"] for entry in document["trials"]] == [0.5, 0.4, None, 0.95]
 
 
 def test_finish_by_number(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,12 @@
-"""Standard output belongs to results."""
+"""Standard output belongs to results, and may be written to nobody, or in any encoding."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 NOISE = """
 import ctypes
@@ -19,3 +22,29 @@ def test_what_a_library_prints_from_c_is_in_no_document() -> None:
     done = subprocess.run([sys.executable, "-c", NOISE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["{", '"a":', "1", "}"]
     assert done.stderr == "noise\n"
+
+
+ENCODED = """
+from optuna_hermes import cli
+from optuna_hermes.cli._output import show
+cli.run = lambda argv: show("digits \\U0001f600 \\u28ff") or 0
+cli.main()
+"""
+
+
+def test_what_the_encoding_lacks_is_spelled() -> None:
+    """A study's name may have any character, and the quickstart's chart is drawn with dots."""
+    env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", ENCODED], capture_output=True, check=True, env=env)
+    assert done.stdout == b"digits \\U0001f600 \\u28ff\n"
+
+
+@pytest.mark.parametrize("words", [["status"], ["status", "--json"]])
+def test_a_verb_whose_reader_is_gone_ends_quietly(words: list[str]) -> None:
+    """As behind a pipe to ``head``: status 1, and not a word."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb") as closed:
+        command = [sys.executable, "-m", "optuna_hermes", *words]
+        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"")

@@ -9,6 +9,7 @@ import pytest
 from optuna_hermes.errors import (
     BrokerError,
     CheckpointError,
+    DatabaseAwayError,
     HermesError,
     InvalidInputError,
     MonitorError,
@@ -70,7 +71,8 @@ def test_other_errors_are_not_of_memory(error: Exception) -> None:
     ("error", "its_own"),
     [
         (InvalidInputError("two callbacks"), True),
-        (StorageError("the database is away"), False),
+        (StorageError("no such study"), False),
+        (DatabaseAwayError("the database is away"), False),
         (BrokerError("no broker"), False),
         (CheckpointError("it cannot be read"), False),
         (HermesError("something else"), False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from optuna_hermes import HermesPruner, _optuna
 from optuna_hermes._optuna import _patience, _reports, _storages
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
-from optuna_hermes.errors import LedgerAwayError, StorageError
+from optuna_hermes.errors import DatabaseAwayError, LedgerAwayError, StorageError
 from optuna_hermes.ledger import mends
 
 DEADLINE = 20.0
@@ -133,8 +134,30 @@ def test_a_database_that_stays_away_is_an_error_that_says_what_to_do() -> None:
     def call() -> None:
         raise lost()
 
-    with pytest.raises(StorageError, match=r"does not answer: .*Bring it back, then run the same"):
+    words = "does not answer: .*Bring it back, then run the same"
+    with pytest.raises(DatabaseAwayError, match=words):
         _optuna.patiently(call, seconds=0.0)
+
+
+def test_patience_may_begin_before_the_first_error() -> None:
+    """A server that drops packets has used it up by then, and is not asked again."""
+    asked = []
+
+    def call() -> None:
+        asked.append(1)
+        raise lost()
+
+    with pytest.raises(DatabaseAwayError):
+        _optuna.patiently(call, seconds=5.0, since=time.monotonic() - 6.0)
+    assert len(asked) == 1
+
+
+def test_a_storage_that_is_waited_for_is_named() -> None:
+    """Its URL may be wrong, so it is said which one, and what to look at."""
+    error = StorageError("Storage postgresql://me:***@db/x cannot be reached: refused.")
+    error.__cause__ = lost()
+    for said in (_patience.waits(error), str(_patience.away(error))):
+        assert f"does not answer: {error}" in said
 
 
 def test_our_own_ledger_counts_too() -> None:

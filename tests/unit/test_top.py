@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from textual.widgets import Static
 from optuna_hermes.broker._protocol import TrialRow
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.model import TrialStatus
+from optuna_hermes.view._top import _text as text
 from optuna_hermes.view._top._app import Top
 from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
@@ -63,11 +65,12 @@ def trial(number: int) -> TrialRow:
 
 def device(index: int, **fields: Any) -> DeviceLine:
     known = {"since_seconds": 2.0, "left_seconds": 3.0, "slice_seconds": 5.0, "epoch": index + 1}
-    taken: dict[str, Any] = {"study": "digits", "trial": index, "state": "running", **known}
+    taken: dict[str, Any] = {"key": "k", "trial": index, "state": "running", **known}
     return DeviceLine(id=f"cpu:{index}", **(taken | fields))
 
 
 def picture(count: int = 24, **fields: Any) -> Picture:
+    trials = tuple(map(trial, range(count)))
     return Picture(
         **{
             "at": 1e9,
@@ -77,7 +80,8 @@ def picture(count: int = 24, **fields: Any) -> Picture:
             "studies": ("k",),
             "policy": "hermes",
             "devices": (device(0), device(1)),
-            "trials": tuple(map(trial, range(count))),
+            "counts": Counter(each.state for each in trials),
+            "trials": trials,
             "best": (3, 0.0625),
             "device_seconds": 75.0,
             **fields,
@@ -232,6 +236,37 @@ def test_the_past_is_what_was_read_and_what_was_seen() -> None:
         assert strip.index("9") < len(strip) * 0.7
 
     play(act)
+
+
+def cell(of: TrialRow, name: str, width: int) -> str:
+    shown = text.columns(width, picture())
+    place = [column.name for column in shown].index(name)
+    found, _ = text.row(shown, of)[place]
+    assert len(found) == shown[place].width
+    return found
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE])
+@pytest.mark.parametrize("value", [-123456.0, 123456.0, -1.23456e-5, -0.000123456, -9.87e300])
+def test_a_value_loses_digits_but_no_exponent(size: tuple[int, int], value: float) -> None:
+    """A number without its end would be another number."""
+    found = cell(structs.replace(trial(0), value=value), "value", size[0])
+    assert float(found) == pytest.approx(value, rel=0.05)
+
+
+def test_a_number_that_does_not_fit_is_left_out() -> None:
+    """Its first digits would be a wrong one; a text has its beginning."""
+    row = structs.replace(trial(0), units=123456, device="cpu:0 cpu:1 cpu:2")
+    assert cell(row, "units", WIDE[0]) == "    …"
+    assert cell(row, "device", WIDE[0]) == "cpu:0…"
+
+
+def test_the_head_counts_trials_that_are_not_listed() -> None:
+    """Of very many a broker lists some: they are not all there are."""
+    many = picture(12, counts={"running": 4, "done": 9000})
+    second = str(text.head(many, 120)).splitlines()[1]
+    assert second.split("  ")[:4] == [" 9004 trials", "12 listed", "4 running", "9000 done"]
+    assert "listed" not in str(text.head(picture(), 120))
 
 
 # -- sorting -----------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.model import Device
 from optuna_hermes.view._top._devices import Past
 from optuna_hermes.view.formats import sparkline
-from optuna_hermes.view.history import Bar
-from optuna_hermes.view.picture import DeviceLine, Picture, picture_of
+from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
+from optuna_hermes.view.picture import DeviceLine, Picture, picture_of, picture_of_history
 from support.broker import FakeBroker
+from support.records import trial_record
+from support.statuses import broker_status, study_status
 
 
 def reporting(broker: FakeBroker, number: int, *values: float, key: str = "s") -> None:
@@ -70,6 +73,49 @@ def test_the_study_that_is_asked_for_is_shown() -> None:
     assert seen(broker, "t").key == "t"
     assert seen(broker, "gone").key == "s"
     assert seen(FakeBroker(devices=1)).key == ""
+
+
+def test_studies_of_one_name_have_their_own_devices() -> None:
+    """Two databases may hold studies of one name, and trials of one number."""
+    broker = FakeBroker(devices=2)
+    for key in ("a", "b"):
+        broker.driver(key=key, unstarted=1)
+        reporting(broker, 0, 0.5, key=key)
+    for study in broker.handler.state.studies.values():
+        study.spec = structs.replace(study.spec, name="digits")
+    broker.advance(4.0)
+    (row,) = seen(broker, "a").trials
+    assert (row.device, row.device_seconds) == ("cpu:0", 4.0)
+    (row,) = seen(broker, "b").trials
+    assert (row.device, row.device_seconds) == ("cpu:1", 4.0)
+
+
+def test_trials_that_are_not_listed_are_counted() -> None:
+    """Of a very large study a broker lists those that have a process."""
+    study = study_status(
+        counts={"running": 1, "done": 5999}, trials=[{"trial": 7, "state": "running"}]
+    )
+    assert picture_of(broker_status(study), "s", 0.0).counts == {"running": 1, "done": 5999}
+
+
+def test_the_best_of_a_ledger_is_the_best_value_ever_reported() -> None:
+    """Of a trial that has not failed, and of equal ones the first trial's."""
+
+    def trial(number: int, *values: float, state: str = "done") -> TrialHistory:
+        points = tuple(Point(unit, value, unit, unit) for unit, value in enumerate(values, 1))
+        record = trial_record(number)
+        return TrialHistory(number=number, state=state, record=record, points=points)
+
+    def best(*trials: TrialHistory, maximize: bool = False) -> tuple[int, float] | None:
+        history = StudyHistory(key="s", trials=trials, maximize=maximize)
+        return picture_of_history(history, "s", 0.0, "").best
+
+    assert best(trial(0, 0.5), trial(1, 0.1, state="failed")) == (0, 0.5)
+    assert best(trial(0, 0.5, 0.2, 0.9), trial(1, 0.3)) == (0, 0.2)
+    assert best(trial(0, 0.5, 0.9), trial(1, 0.9, math.nan), maximize=True) == (0, 0.9)
+    assert best(trial(0, math.nan, math.inf)) is None
+    shown = picture_of_history(StudyHistory(key="s", trials=(trial(0, 0.5),)), "s", 0.0, "")
+    assert shown.counts == {"done": 1}
 
 
 def test_power_is_what_a_counter_counts_between_two_changes() -> None:

@@ -67,7 +67,8 @@ def digits(**changes: Any) -> StudyStatus:
 
 
 def holder(trial: int | None, state: str = "running") -> dict[str, Any]:
-    return {"study": "digits", "trial": trial, "state": state, "since_seconds": 1.5}
+    study = {"key": "k", "study": "digits"}
+    return {**study, "trial": trial, "state": state, "since_seconds": 1.5}
 
 
 STUDY = digits()
@@ -295,9 +296,9 @@ def test_status_says_why_a_device_is_idle() -> None:
 
 
 def resident(trial: int, **fields: Any) -> dict[str, Any]:
-    known = {"study": "digits", "trial": trial, "pid": 70 + trial, "tier": "resident"}
+    known = {"key": "k", "study": "digits", "trial": trial, "pid": 70 + trial}
     known |= {"held_bytes": 3 << 30, "process_bytes": 400 << 20, "measured": True}
-    return known | fields
+    return known | {"tier": "resident"} | fields
 
 
 def on_gpu(*residents: dict[str, Any]) -> BrokerStatus:
@@ -329,7 +330,7 @@ def test_a_picture_has_what_each_trial_takes_of_its_devices() -> None:
     picture = picture_of(on_gpu(resident(2), resident(3, held_bytes=None)), "s", 0.0)
     assert picture.memory == {2: (3 << 30) + (400 << 20)}
     two = device_status(id="GPU-b", kind="gpu", residents=[resident(2, process_bytes=None)])
-    one = on_gpu(resident(2), resident(4, study="another")).devices[0]
+    one = on_gpu(resident(2), resident(4, key="another")).devices[0]
     broker = broker_status(digits(), devices=[two])
     broker = structs.replace(broker, devices=(one, *broker.devices))
     assert picture_of(broker, "s", 0.0).memory == {2: (6 << 30) + (400 << 20)}
@@ -382,6 +383,16 @@ def test_status_without_a_broker_still_shows_a_ledger() -> None:
     text = rendered(tables.status_view(None, study))
     assert "No broker runs on this host" in text
     assert "1:15 min" in text
+    text = rendered(tables.status_view(None, study, silent=True))
+    assert "The broker does not answer: trials may train." in text
+    assert "nothing trains" not in text
+
+
+def test_status_shows_the_trials_of_a_namesake() -> None:
+    """Another database may hold a study of that name: its trials are not those of the ledger."""
+    study = {"name": "digits", "trials": [ledger_trial(5)], "watt_hours": None}
+    assert "slope" not in rendered(tables.status_view(BROKER, {**study, "key": "k"}))
+    assert "slope" in rendered(tables.status_view(BROKER, {**study, "key": "another"}))
 
 
 def result(*trials: tuple[str, int]) -> dict[str, Any]:
@@ -442,7 +453,7 @@ def test_what_became_of_suspended_trials(trials: list[tuple[str, int]], ending: 
 def test_energy_is_shown_where_it_is_known() -> None:
     """Watt-hours have a line and a column of their own; nobody sees figures that nobody has."""
     runs = [ledger_trial(0) | {"watt_hours": 0.25}, ledger_trial(1)]
-    study = {"name": "s", "trials": runs, "counts": {"stored": 2}, "best": None}
+    study = {"key": "s", "name": "s", "trials": runs, "counts": {"stored": 2}, "best": None}
     study |= {"device_seconds": 150.0, "watt_hours": 0.25}
     text = rendered(tables.status_view(broker_status(digits(watt_hours=3.5)), study))
     for words in ("energy", "3.50 Wh", "0.250 Wh"):

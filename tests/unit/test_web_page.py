@@ -64,7 +64,14 @@ ENTRY: dict[str, Any] = {
         }
     ],
 }
-HOLDER = {"study": "digits", "trial": 3, "epoch": 8, "since_seconds": 2.0, "left_seconds": 1.0}
+HOLDER = {
+    "key": "key",
+    "study": "digits",
+    "trial": 3,
+    "epoch": 8,
+    "since_seconds": 2.0,
+    "left_seconds": 1.0,
+}
 BROKER = broker_status(study_status(**ENTRY), devices=[device_status(holder=HOLDER)])
 INPUT = PageInput(name="digits", history=HISTORY, broker=BROKER, now=110.0)
 
@@ -111,6 +118,34 @@ def test_it_says_when_the_broker_is_away() -> None:
     assert (never["live"]["is"], never["notes"]) == ("still", [])
 
 
+def test_it_says_when_the_broker_does_not_answer() -> None:
+    """Also if it never has: its trials may train, whatever else is known."""
+    source = PageInput(name="digits", history=HISTORY, silent=True)
+    page = PageBuilder().build(source)
+    assert page["live"] == {"is": "away", "text": "The broker does not answer"}
+    assert page["notes"] == ["The broker does not answer: trials may train."]
+    over = replace(HISTORY, trials=(replace(TRIAL, state="done"),))
+    page = PageBuilder().build(replace(source, history=over))
+    assert (page["live"]["is"], page["notes"]) == ("ended", [])
+
+
+def test_a_device_of_another_study_of_that_name_is_not_its_own() -> None:
+    """Two databases may hold studies of one name, with leases of one epoch."""
+    other = HOLDER | {"key": "another", "trial": None, "epoch": 7}
+    devices = [device_status(holder=HOLDER), device_status(id="cpu:1", holder=other)]
+    studies = study_status(**ENTRY), study_status(**{**ENTRY, "key": "another"})
+    bars = (Bar("vm/cpu:0", None, 100.0, None, 7),)
+    source = replace(
+        INPUT,
+        broker=broker_status(*studies, devices=devices),
+        history=replace(HISTORY, bars=bars),
+    )
+    page = PageBuilder().build(source)
+    assert [device["holder"]["own"] for device in page["devices"]] == [True, False]
+    assert page["study"]["others"] == ["digits"]
+    assert page["bars"]["7 vm/cpu:0"][3] == 0.0
+
+
 def test_what_is_wanted_is_shown_without_a_broker() -> None:
     """As it is written down; of a trial that is over nothing is wanted any more."""
     held = replace(TRIAL, override="held")
@@ -154,6 +189,22 @@ def test_the_best_is_found_among_exact_values_of_trials_that_have_not_failed() -
     trials = (ended(0, 123456.4), ended(1, 123456.1), ended(2, 1.0, "failed"))
     page = PageBuilder().build(PageInput(name="digits", history=replace(HISTORY, trials=trials)))
     assert page["best"] == {"trial": 1, "value": 123456.1}
+
+
+def test_the_best_is_the_end_of_the_best_so_far() -> None:
+    """The best value ever reported, not the best last one; a trial that fails loses it."""
+    builder = PageBuilder()
+    points = tuple(Point(unit, value, unit, 100.0 + unit) for unit, value in ((1, 0.5), (2, 0.2)))
+    trial = replace(TRIAL, points=(*points, Point(3, 0.9, 3.0, 103.0)))
+    other = replace(TRIAL, number=4, points=(Point(1, 0.4, 1.0, 104.0),))
+    history = replace(HISTORY, trials=(trial, other))
+    page = builder.build(PageInput(name="digits", history=history))
+    assert page["best"] == {"trial": 3, "value": 0.2}
+    assert page["path"] == [[1.0, 0.5, 3], [2.0, 0.2, 3]]
+    history = replace(history, trials=(replace(trial, state="failed"), other))
+    page = builder.build(PageInput(name="digits", history=history))
+    assert page["best"] == {"trial": 4, "value": 0.4}
+    assert page["path"] == [[4.0, 0.4, 4]]
 
 
 def test_the_direction_is_known_before_the_first_report() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -69,13 +69,6 @@ class NvmlDevices:
         """See ``DeviceSource``."""
         heard, self._heard = self._heard, []
         return tuple(heard)
-
-    def holders(self, device: str) -> Mapping[int, int | None] | None:
-        """The processes that compute on a device, and their bytes there; None where unknown."""
-        try:
-            return _holders(self._nvml, self._nvml.nvmlDeviceGetHandleByUUID(device))
-        except self._nvml.NVMLError:
-            return None
 
     def close(self) -> None:
         """Close the driver; the object is of no use afterwards."""

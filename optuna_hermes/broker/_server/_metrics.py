@@ -178,7 +178,7 @@ def metrics(figures: Figures) -> Iterator[Metric]:
 
     devices = GaugeMetricFamily(f"{_P}_devices", "Devices by state.", labels=["state"])
     states = Counter(map(_device_state, figures.status.devices))
-    for state in ("free", "running", "yielding", "unhealthy"):
+    for state in ("free", "running", "yielding", "unhealthy", "unpowered"):
         devices.add_metric([state], states[state])
     yield devices
     clients = GaugeMetricFamily(f"{_P}_clients", "Connected processes by role.", labels=["role"])
@@ -236,7 +236,9 @@ def _of_studies(studies: Sequence[wire.StudyStatus]) -> Iterator[Metric]:
 def _device_state(device: wire.DeviceStatus) -> str:
     if device.holder is not None:
         return device.holder.state
-    return "free" if device.healthy else "unhealthy"
+    if device.problem or not device.healthy:
+        return "unhealthy"
+    return "free" if device.power == "on" else "unpowered"
 
 
 def _histogram(name: str, meaning: str, times: Times) -> Metric:

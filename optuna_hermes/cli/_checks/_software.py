@@ -12,7 +12,6 @@ from optuna_hermes import __version__
 from optuna_hermes._versions import SUPPORTED, is_tested
 from optuna_hermes.cli._checks import Check, State, good, judged
 
-PYTHON_FLOOR = (3, 10)
 REQUIRED = ("optuna", "sqlalchemy", "filelock", "msgspec", "psutil", "numpy", "typer", "rich")
 OPTIONAL = {
     "torch": "to suspend PyTorch trials",
@@ -29,10 +28,7 @@ _EITHER = ("lightning", "pytorch-lightning")
 
 def python() -> Iterator[Check]:
     """Check the interpreter, and the system calls that a broker needs."""
-    new = sys.version_info >= PYTHON_FLOOR
-    floor = ".".join(map(str, PYTHON_FLOOR))
-    problem = "" if new else f"Use Python {floor} or later."
-    yield judged("Python", platform.python_version(), problem=problem, state="fail")
+    yield good("Python", platform.python_version())
     linux = sys.platform == "linux"
     problem = "" if linux else "The broker needs Linux."
     yield judged("system", platform.platform(terse=True), problem=problem, state="fail")

@@ -55,7 +55,7 @@ def columns(width: int, picture: Picture) -> list[Column]:
         Column("override", 9, lambda t, _: t.override or "", _override_colour, right=False)
         if wide
         else Column("", 1, lambda t, _: OVERRIDE_MARKS.get(t.override or "", ""), _override_colour),
-        Column("value", 9, lambda t, _: formats.number(t.value), _ink),
+        Column("value", 9, _value, _ink),
         # Eight suffice; more are nicer where there is room.
         Column(
             "slope",
@@ -114,7 +114,9 @@ def row(shown: Sequence[Column], trial: TrialRow) -> list[tuple[str, Style]]:
 
 
 def _fit(text: str, column: Column) -> str:
-    text = text[: column.width]
+    # A number without its end would be another number.
+    if len(text) > column.width:
+        text = "…" if column.right else text[: column.width - 1] + "…"
     return text.rjust(column.width) if column.right else text.ljust(column.width)
 
 
@@ -138,6 +140,12 @@ def _slope_colour(maximize: bool) -> Callable[[TrialRow], str]:
         return GOOD if slope < 0 else WARM if slope > 0 else DIM
 
     return colour
+
+
+def _value(trial: TrialRow, width: int) -> str:
+    """A trial's value, with as many digits as there is room for."""
+    texts = (formats.number(trial.value, digits) for digits in (4, 3, 2, 1))
+    return next((text for text in texts if len(text) <= width), "…")
 
 
 def _signed(value: float | None) -> str:
@@ -176,7 +184,10 @@ def head(picture: Picture, width: int) -> Text:
         right.append(f" trial {number}  ", DIM)
     right.append(clock + " ", DIM)
     second = Text(" ", no_wrap=True)
-    second.append(formats.plural(len(picture.trials), "trial"), INK)
+    total, listed = sum(picture.counts.values()), len(picture.trials)
+    second.append(formats.plural(total, "trial"), INK)
+    if listed < total:
+        second.append(f"  {listed} listed", DIM)
     for state, count in picture.counts.items():
         second.append(f"  {count} {state}", STATE_COLOURS[state])
     spent = Text("device time ", DIM).append(formats.duration(picture.device_seconds), INK)

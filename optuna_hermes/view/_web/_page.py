@@ -12,6 +12,7 @@ from msgspec import structs
 from optuna_hermes.view import formats
 from optuna_hermes.view.history import (
     Bar,
+    Best,
     Point,
     StudyHistory,
     TrialHistory,
@@ -49,6 +50,7 @@ class PageInput:
         named: true if the user has named the study; otherwise it is one that the broker serves.
         maximize: whether its values are maximised, None if that is not known.
         history: from its ledger, None if that could not be read or there is none.
+        silent: there is a broker that does not answer.
         was_served: true if a broker has served the study since this server began.
         problem: the reason why the ledger could not be read.
         now: Unix time of the broker's status.
@@ -59,6 +61,7 @@ class PageInput:
     maximize: bool | None = None
     history: StudyHistory | None = None
     broker: BrokerStatus | None = None
+    silent: bool = False
     was_served: bool = False
     problem: str | None = None
     now: float = 0.0
@@ -77,6 +80,7 @@ class PageBuilder:
         trials = _trials(history, study)
         live = _live(source, study, trials)
         bars = history.bars if history else ()
+        path = self._charts.path(history)
         # The times of bars count from here, which needs fewer digits.
         begin = round(min((bar.begin for bar in bars), default=0.0), 2)
         return {
@@ -84,13 +88,13 @@ class PageBuilder:
             "live": live,
             "notes": list(_notes(source, study, is_away=live["is"] == "away")),
             "totals": _totals(source, study),
-            "best": _best(source, study, trials),
+            "best": _best(source, study, path),
             "trials": trials,
             "curves": self._charts.curves(history, trials),
-            "path": self._charts.path(history),
+            "path": [[round(b.device_seconds, 2), rounded(b.value), b.trial] for b in path],
             "begin": begin,
             "bars": _bars(source, begin),
-            "devices": self._devices.shown(source.broker, source.now),
+            "devices": self._devices.shown(source.broker, study, source.now),
             "key": history.key if history else None,
         }
 
@@ -105,14 +109,14 @@ def served(source: PageInput) -> StudyStatus | None:
 
 
 def _study(source: PageInput, study: StudyStatus | None) -> Json:
-    others = [each.name for each in source.broker.studies] if source.broker else []
+    others = source.broker.studies if source.broker else ()
     maximize = source.history.maximize if source.history else source.maximize
     return {
         "name": source.name,
         "maximize": study.maximize if study else maximize,
         "policy": study.policy if study else None,
         "host": source.broker.host if source.broker else None,
-        "others": [name for name in others if name != source.name],
+        "others": [each.name for each in others if each is not study],
         "named": source.named,
         "commands": source.history is not None,
     }
@@ -126,6 +130,8 @@ def _live(source: PageInput, study: StudyStatus | None, trials: Json) -> Json:
         return {"is": "live", "text": "Leaving" if study.draining else "Training"}
     if study is not None or (states and not waiting):
         return {"is": "ended", "text": "Ended"}
+    if source.silent:
+        return {"is": "away", "text": "The broker does not answer"}
     if source.broker is None and source.was_served:
         return {"is": "away", "text": "The broker is away"}
     if any(state in LIVE for state in states):
@@ -138,7 +144,9 @@ def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> It
     """Messages about problems of the study."""
     if source.problem is not None:
         yield source.problem
-    if is_away:
+    if is_away and source.silent:
+        yield formats.SILENT
+    elif is_away:
         yield (
             "No broker answers on this host. Trials that train go on, and what is shown is from "
             "the ledger; overrides count when it is back."
@@ -182,20 +190,11 @@ def _totals(source: PageInput, study: StudyStatus | None) -> Json:
     }
 
 
-def _best(source: PageInput, study: StudyStatus | None, trials: Json) -> Json | None:
-    """The trial whose last value is the best, of those that have not failed."""
-    sign = -1.0 if source.history and source.history.maximize else 1.0
+def _best(source: PageInput, study: StudyStatus | None, path: Sequence[Best]) -> Json | None:
+    """The best value ever reported by a trial that has not failed."""
     if source.history is None:
         return structs.asdict(study.best) if study and study.best else None
-    known = [
-        (sign * trial["value"], int(number))
-        for number, trial in trials.items()
-        if trial["value"] is not None and trial["state"] != "failed"
-    ]
-    if not known:
-        return None
-    value, number = min(known)
-    return {"trial": number, "value": sign * value}
+    return {"trial": path[-1].trial, "value": path[-1].value} if path else None
 
 
 # -- trials ---------------------------------------------------------------------------------------
@@ -269,8 +268,14 @@ class DeviceRows:
     def __init__(self) -> None:
         self._since: dict[tuple[str, int], tuple[float, float]] = {}
 
-    def shown(self, broker: BrokerStatus | None, now: float) -> list[Json]:
-        """The devices of a broker with their holders; ``now`` is the time of its status."""
+    def shown(
+        self, broker: BrokerStatus | None, study: StudyStatus | None, now: float
+    ) -> list[Json]:
+        """The devices of a broker with their holders; ``now`` is the time of its status.
+
+        A holder is ``own`` if it is a trial of ``study``.
+        """
+        key = study.key if study else ""
         devices = broker.devices if broker else ()
         labels = formats.short_devices([device.id for device in devices])
         return [
@@ -282,12 +287,12 @@ class DeviceRows:
                 "memory_free_bytes": device.memory_free_bytes,
                 "label": label,
                 "state": "held" if device.holder else formats.idle(device),
-                "holder": self._holder(device, now),
+                "holder": self._holder(device, key, now),
             }
             for device, label in zip(devices, labels, strict=True)
         ]
 
-    def _holder(self, device: DeviceStatus, now: float) -> Json | None:
+    def _holder(self, device: DeviceStatus, key: str, now: float) -> Json | None:
         holder = device.holder
         if holder is None:
             return None
@@ -303,6 +308,7 @@ class DeviceRows:
         self._since = {k: v for k, v in self._since.items() if k[0] != device.id}
         self._since[lease] = known
         return {
+            "own": holder.key == key,
             "study": holder.study,
             "trial": holder.trial,
             "yielding": holder.state == "yielding",
@@ -319,8 +325,8 @@ class Charts:
 
     def __init__(self) -> None:
         self._columns: dict[int, tuple[tuple[Point, ...], Json]] = {}
-        self._path: list[list[Any]] = []
-        self._path_version = ("", 0)
+        self._path: tuple[Best, ...] = ()
+        self._path_version: tuple[str, int, tuple[int, ...]] | None = None
 
     def curves(self, history: StudyHistory | None, trials: Json) -> Json:
         """Units and values of the curves that are drawn, by trial."""
@@ -336,14 +342,13 @@ class Charts:
             found[str(trial.number)] = columns
         return found
 
-    def path(self, history: StudyHistory | None) -> list[list[Any]]:
-        """Best so far against device time; the same object if no value was reported since."""
-        if history is not None and self._path_version != (history.key, history.position):
-            self._path_version = history.key, history.position
-            self._path = [
-                [round(best.device_seconds, 2), rounded(best.value), best.trial]
-                for best in best_so_far(history)
-            ]
+    def path(self, history: StudyHistory | None) -> tuple[Best, ...]:
+        """Best so far; the same object if no value was reported, and no trial has failed, since."""
+        if history is not None:
+            failed = tuple(trial.number for trial in history.trials if trial.state == "failed")
+            version = history.key, history.position, failed
+            if version != self._path_version:
+                self._path_version, self._path = version, best_so_far(history)
         return self._path
 
 
@@ -354,7 +359,9 @@ def _bars(source: PageInput, begin: float) -> Json:
         return {}
     trials = {trial.number: trial for trial in history.trials}
     devices = source.broker.devices if source.broker else ()
-    held = {device.holder.epoch for device in devices if device.holder}
+    holders = (device.holder for device in devices if device.holder)
+    # Studies of two databases may have leases of one epoch.
+    held = {holder.epoch for holder in holders if holder.key == history.key}
 
     def entry(bar: Bar) -> list[Any]:
         # A new trial has no number before it has begun.

@@ -53,6 +53,7 @@ class PageReader:
                 maximize=self._reader.maximize,
                 history=self._history,
                 broker=broker,
+                silent=self._reader.silent,
                 was_served=self._was_served,
                 problem=problem,
                 now=self._broker_at,

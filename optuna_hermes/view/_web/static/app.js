@@ -51,8 +51,7 @@ const view = {
   },
   heldSeconds(counts) {
     const now = store.now();
-    const { devices, study } = store.page;
-    const holders = devices.map((device) => device.holder).filter((each) => each?.study === study.name);
+    const holders = store.page.devices.map((device) => device.holder).filter((each) => each?.own);
     return holders.filter(counts).reduce((sum, holder) => sum + Math.max(0, now - holder.since), 0);
   },
 };

@@ -108,7 +108,7 @@ export function drawDevices({ study, devices }, now) {
   }
   const same = list.children.length === devices.length && list.firstChild.dataset.id;
   if (!same) list.replaceChildren(...devices.map(emptyDevice));
-  devices.forEach((device, i) => fillDevice(list.children[i], device, study, now));
+  devices.forEach((device, i) => fillDevice(list.children[i], device, now));
 }
 
 function emptyDevice() {
@@ -117,13 +117,13 @@ function emptyDevice() {
   return make("li", "", make("span", "id"), make("span", "who"), make("span", "more"), make("span", "left"), bar);
 }
 
-function fillDevice(item, device, study, now) {
+function fillDevice(item, device, now) {
   const [id, who, more, left, bar] = item.children;
   const { holder } = device;
   item.dataset.id = device.id;
   put(id, device.label);
   id.title = device.id;
-  put(who, holder ? holderName(holder, study) : device.state);
+  put(who, holder ? holderName(holder) : device.state);
   put(more, device.problem || memory(device));
   bar.hidden = !holder;
   if (!holder) return put(left, "");
@@ -138,7 +138,7 @@ function memory({ kind, memory_bytes: all, memory_free_bytes: free }) {
   return free === null ? size(all) : `${size(all - free)} of ${size(all)}`;
 }
 
-function holderName({ trial, study: name }, study) {
+function holderName({ trial, study, own }) {
   const who = trial === null ? "a new trial" : `trial ${trial}`;
-  return name === study.name ? who : `${who} of ${name}`;
+  return own ? who : `${who} of ${study}`;
 }
