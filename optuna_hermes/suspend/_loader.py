@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -82,6 +82,9 @@ class Replay:
         trained: returns the number of trained batches of this epoch. The indices drawn are no
             measure of it: worker processes fetch ahead.
     """
+
+    _begins_late: ClassVar[bool] = False
+    """True if the loader asks for an iterator with the first batch."""
 
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
         # Weak: in a reference cycle, a loader with persistent workers would wait 5 s for each.
@@ -186,9 +189,10 @@ class Replay:
         return random_warning(loader)
 
     def stores_here(self) -> bool:
-        """True if the batches of this epoch are of indices that were drawn here."""
-        drew = self._drawn > 0 or self._resume is not None or self._trained() == self._before
-        return drew and not self._pool.interrupted
+        """True if the batches of this epoch are of indices that are drawn here."""
+        begun = self._begins_late or (self._pool.asked and not self._pool.expected)
+        draws = begun and self._drawn >= self._trained() - self._before
+        return (draws or self._resume is not None) and not self._pool.interrupted
 
     def __iter__(self) -> Iterator[Any]:
         if self._pool.is_extra_call():  # torch draws the workers' seed after this first call
@@ -412,6 +416,8 @@ class _Pool:
         """Most batches that are drawn and not trained."""
         self.expected: bool | None = None
         """True if the next pass is the trained one, False if it is not; None if each may be."""
+        self.asked = False
+        """True once such a pass has begun."""
         self.interrupted = False
         """True if another pass has taken the processes from the trained one."""
         self._trains = False
@@ -523,6 +529,7 @@ class _Pool:
         """Begin a pass; return True if it is one to be followed."""
         trains = self.expected is not False
         self.expected = None if self.expected is None else False
+        self.asked |= trains
         if trains or getattr(self._loader(), "persistent_workers", False):
             self._begin_in_workers(trains)
         return trains

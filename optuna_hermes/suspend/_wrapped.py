@@ -67,6 +67,8 @@ def replay_of(loader: DataLoader[Any], trained: Callable[[], int]) -> Replay:
 class _LazyReplay(Replay):
     """A ``Replay`` that fetches batches again under the random states of their first fetch."""
 
+    _begins_late = True
+
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
         super().__init__(loader, trained)
         # Worker processes have random states of their own, which ``Replay`` restores.

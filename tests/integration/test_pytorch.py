@@ -620,6 +620,13 @@ class InfiniteDataLoader(DataLoader[torch.Tensor]):
             yield next(self.iterator)
 
 
+class Slices(DataLoader[torch.Tensor]):
+    """Goes through its samples by itself."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:  # type: ignore[override]
+        return iter(self.dataset[torch.randperm(3)].split(1))
+
+
 def persisting() -> DataLoader[torch.Tensor]:
     return DataLoader(Stream(), batch_size=1, num_workers=1, persistent_workers=True)
 
@@ -631,6 +638,7 @@ def persisting() -> DataLoader[torch.Tensor]:
         ("a stream in workers that persist", persisting()),
         ("neither", {1.0, 2.0, 3.0}),
         ("no state after all", Stateless(torch.arange(3.0))),
+        ("an order of its own", Slices(torch.arange(3.0), batch_size=1)),
         ("an iterator of its own", InfiniteDataLoader(torch.arange(3.0), batch_size=1)),
     ],
 )
