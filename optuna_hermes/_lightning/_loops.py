@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
 from optuna_hermes._lightning._clocks import clock_state, restore_clocks
-from optuna_hermes._lightning._module import is_metric, module_state, restore_module
+from optuna_hermes._lightning._module import module_state, restore_module
 from optuna_hermes._lightning._namespace import (
     OF_LIGHTNING,
     LightningModule,
@@ -26,6 +26,7 @@ from optuna_hermes.suspend._loader import data_of, is_stream
 from optuna_hermes.suspend._named_objects import (
     gradient,
     metric_state,
+    metrics_in,
     restore_metric,
     restore_metrics,
     set_gradient,
@@ -72,7 +73,7 @@ def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, 
         ],
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
-        "metrics": {name: metric_state(metric) for name, metric in _metrics(module)},
+        "metrics": {name: metric_state(metric) for name, metric in metrics_in(module)},
         "data": states_of(_data_generators(trainer)),
         "gradients": gradients,
         "module": module_state(module, made),
@@ -112,7 +113,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
 def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:
     """Add the metrics that processes which no longer exist had accumulated in this epoch."""
     module, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
-    metrics = dict(_metrics(module))
+    metrics = dict(metrics_in(module))
     for state in states:
         there = moved({key: state[key] for key in ("metrics", "results")}, module.device)
         for name, saved in there["metrics"].items():
@@ -163,10 +164,6 @@ def _keeps_gradients(module: LightningModule) -> bool:
     return not module.automatic_optimization or not all(
         getattr(module, hook).__module__.startswith(OF_LIGHTNING) for hook in _GRADIENT_HOOKS
     )
-
-
-def _metrics(module: LightningModule) -> list[tuple[str, Metric]]:
-    return [(name, part) for name, part in module.named_modules() if is_metric(part)]
 
 
 def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:

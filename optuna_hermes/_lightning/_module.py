@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from torchmetrics import Metric
 
 from optuna_hermes._lightning._namespace import LightningDataModule, LightningModule, parts
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
-from optuna_hermes.suspend._named_objects import modes, of_metrics, set_modes
+from optuna_hermes.suspend._named_objects import (
+    is_metric,
+    modes,
+    of_metrics,
+    parts_with_metrics,
+    set_modes,
+)
 from optuna_hermes.suspend._state import copied, filled, moved, on_device, plain
 from optuna_hermes.suspend._tree import mapped
 
@@ -128,11 +133,6 @@ def _own_attributes() -> frozenset[str]:
     return frozenset().union(*map(vars, modules), {"_hparams_name", "_log_hyperparams"})
 
 
-def is_metric(part: nn.Module) -> TypeGuard[Metric]:
-    """True for a metric; an abstract class takes long to answer that for each in a new process."""
-    return Metric in type(part).__mro__
-
-
 def _attributes(part: nn.Module) -> dict[str, Any]:
     return {name: each for name, each in vars(part).items() if not of_libraries(part, name)}
 
@@ -163,8 +163,7 @@ def _has_state(value: Any, known: set[int]) -> bool:
         return False
     if isinstance(value, nn.Module) and any(id(p) in known for p in value.parameters()):
         return False
-    # What metrics hold is mostly not in their ``state_dict``: see ``ValueWriter``.
-    if isinstance(value, nn.Module) and any(map(is_metric, value.modules())):
+    if parts_with_metrics(value):  # what these hold is mostly not in ``state_dict``
         return False
     kind = type(value)
     return (

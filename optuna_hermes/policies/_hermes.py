@@ -283,13 +283,13 @@ class _Ranking:
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
-        total, opened = float(self._seconds.sum()), len(self._rows)
-        if not (opened and 0 < total < math.inf):
+        total, n_trials = float(self._seconds.sum()), len(self._rows)
+        if not (n_trials and 0 < total < math.inf):
             return 1.0
         # Each trial's first unit has its opening. The newest openings, which are told, may have
         # taken longer than those of these trials can have.
-        seconds = min(seconds, _MOST_OPENING * total / opened)
-        return 1.0 + seconds * float(self._units.sum()) / (total - seconds * opened)
+        seconds = min(seconds, _MOST_OPENING * total / n_trials)
+        return 1.0 + seconds * float(self._units.sum()) / (total - seconds * n_trials)
 
 
 def _newest(trials: Sequence[TrialView]) -> Places:

@@ -535,7 +535,7 @@ def _state_of(owner: Any) -> dict[str, Any]:
             name: gradient(p.grad) for name, p in parameters.items() if p.grad is not None
         },
         **modes(owner),
-        "metrics": {name: metric_state(metric) for name, metric in _metrics(owner)},
+        "metrics": {name: metric_state(metric) for name, metric in metrics_in(owner)},
     }
 
 
@@ -673,10 +673,12 @@ def _of_torchmetrics(name: str) -> Any:
 
 
 def is_metric(part: object) -> bool:
-    return isinstance(part, _of_torchmetrics("Metric"))
+    """True for a metric; an abstract class takes long to answer that for each in a new process."""
+    return _of_torchmetrics("Metric") in type(part).__mro__
 
 
-def _metrics(module: nn.Module) -> list[tuple[str, Any]]:
+def metrics_in(module: nn.Module) -> list[tuple[str, Any]]:
+    """The metrics among a module and its parts, by their places."""
     return [(name, part) for name, part in module.named_modules() if is_metric(part)]
 
 
@@ -716,7 +718,7 @@ def metric_state(metric: Any) -> dict[str, Any]:
 def restore_metrics(module: nn.Module, states: Mapping[str, Any]) -> None:
     """Restore the metrics of a module and its parts, also those that trackers have added."""
     grow_trackers(module, states)
-    for name, metric in _metrics(module):
+    for name, metric in metrics_in(module):
         if name in states:
             restore_metric(metric, moved(states[name], metric.device))
 

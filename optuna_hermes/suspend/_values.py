@@ -457,28 +457,26 @@ class ValueReader(_Reader):
             return tuple.__new__(self._class(*rest[:2]), items)
         if kind in ("enum", "flag"):
             return self._member(kind, rest, present)
-        if kind == "stateful":
+        if kind in ("stateful", "metrics"):
             if not _is_a(present, *rest[:2]):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
+            if kind == "metrics":
+                grow_trackers(present, [at for at, _, _ in rest[3]])
             present.load_state_dict(self.node(rest[2]))
+            if kind == "metrics":
+                self._load_parts(rest[3], present)
             return present
-        if kind == "metrics":
-            return self._with_metrics(rest, present)
         return super()._without(kind, rest, present)
 
-    def _with_metrics(self, rest: list[Any], present: Any) -> Any:
-        if not _is_a(present, *rest[:2]):
-            raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
-        grow_trackers(present, [at for at, _, _ in rest[3]])
-        present.load_state_dict(self.node(rest[2]))
+    def _load_parts(self, nodes_of: list[Any], present: torch.nn.Module) -> None:
+        """Restore what ``_part`` has written of the parts of a module that has metrics."""
         parts = dict(present.named_modules())
-        for at, state, nodes in rest[3]:
+        for at, state, nodes in nodes_of:
             own: Any = vars(parts[at]) if at in parts else {}
             metric = self.node(state)
             own.update({name: self.node(each, own.get(name)) for name, each in nodes})
             if at in parts and metric is not None:
                 restore_metric(parts[at], moved(metric, parts[at].device))
-        return present
 
     def _member(self, kind: str, rest: list[Any], present: Any) -> Any:
         module, name, told = rest
