@@ -237,7 +237,6 @@ def test_samplers_whose_random_numbers_are_not_found_reseed_themselves() -> None
 
 
 @pytest.mark.parametrize("ending", [TrialState.FAIL, TrialState.PRUNED])
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 def test_parents_that_fail_later_keep_a_value(ending: TrialState) -> None:
     """Genetic samplers choose parents once, suspended ones too, and raise if one has no value."""
     base = optuna.samplers.NSGAIISampler(population_size=3, seed=0)

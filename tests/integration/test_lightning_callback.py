@@ -473,7 +473,6 @@ def test_own_ckpt_path(tmp_path: Path) -> None:
     assert own.global_step == 18
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_own_ckpt_path_is_kept(tmp_path: Path) -> None:
     """ModelCheckpoint never deletes the file that the objective gives to fit, as without us."""
     before = Trainer(max_epochs=1, logger=False, enable_progress_bar=False, accelerator="cpu",
@@ -521,7 +520,6 @@ def test_nothing_is_left_in_the_trainer(tmp_path: Path) -> None:
         session = session.again()
 
 
-@pytest.mark.filterwarnings("ignore:You're resuming", "ignore:Be aware that when using")
 def test_users_checkpoints_need_no_hermes(tmp_path: Path) -> None:
     """What ModelCheckpoint writes in the middle of an epoch loads in a Trainer without us."""
     saves = ModelCheckpoint(tmp_path / "models", every_n_train_steps=4, save_top_k=-1)
