@@ -158,7 +158,10 @@ def _contests(options: argparse.Namespace) -> list[Contest]:
             task=task, seed=seed, contestant=name, devices=options.devices,
             seconds=options.seconds, unit_seconds=options.unit_seconds, folder="",
         )
-        for seed, task, name in product(range(options.seeds), options.tasks, options.contestants)
+        for seed, task, name in product(
+            range(options.first_seed, options.first_seed + options.seeds),
+            options.tasks, options.contestants,
+        )
     ]  # fmt: skip
 
 
@@ -285,7 +288,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--contestants", type=_among(CONTESTANTS), default=tuple(CONTESTANTS), help="a,b,..."
     )
-    parser.add_argument("--seeds", type=_whole, default=5, help="0 to this number - 1")
+    parser.add_argument("--seeds", type=_whole, default=5, help="how many")
+    parser.add_argument("--first-seed", type=_seed, default=0, help="the least, for more of them")
     parser.add_argument("--seconds", type=_positive, default=340.0, help="budget of a contest")
     parser.add_argument("--unit-seconds", type=_positive, default=1.0, help="that a unit takes")
     parser.add_argument("--devices", type=_whole, default=2, help="CPU slots of each contestant")
@@ -313,6 +317,12 @@ def _among(known: Iterable[str]) -> Any:
 def _whole(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number, at least 1, but got {text}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number, at least 0, but got {text}")
     return int(text)
 
 
