@@ -28,13 +28,9 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from optuna_hermes.cluster.energy_forecast import seasonal_peak
-from optuna_hermes.cluster.nodes import (
-    NodeSeries,
-    clairvoyant_nodes,
-    never_powered_down,
-    replay_nodes,
-)
+from _energy_nodes import NodeSeries, clairvoyant_nodes, never_powered_down, replay_nodes
+from _energy_trees import seasonal_peak
+
 from optuna_hermes.errors import HermesError, InvalidInputError
 
 GPUS_OF_A_NODE = 8

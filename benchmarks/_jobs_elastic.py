@@ -19,15 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from _elastic_files import read_application, read_elastic_jobs
 
 from optuna_hermes.cluster.job_estimates import alone_seconds
-from optuna_hermes.cluster.job_files import (
-    read_application,
-    read_elastic_jobs,
-)
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import JobTrace
+from optuna_hermes.cluster.smd import PATIENCE, utility
 from optuna_hermes.policies import Fifo, LeastAttainedService, Ones, Policy, Smd
 
 HOSTS = [4] * 16
@@ -126,11 +124,10 @@ def mean_utility(trace: JobTrace) -> float:
 
     The target of a job is three times what it takes alone on the devices that it wants.
     """
-    smd = Smd()
     return float(
         np.mean(
             [
-                smd.utility(each.completion_seconds, smd.patience * alone_seconds(each.job))
+                utility(each.completion_seconds, PATIENCE * alone_seconds(each.job))
                 for each in trace.records
             ]
         )

@@ -13,19 +13,17 @@ every virtual cluster has a share of its nodes, rounded, and never fewer than it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from optuna_hermes.cluster.job_files import (
-    DEVICES_OF_A_NODE,
-    JobSet,
-    read_philly,
-)
+from optuna_hermes.cluster.job_files import csv_rows, read_jobs
 from optuna_hermes.cluster.job_metrics import JobMetrics, measure_jobs
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
+from optuna_hermes.cluster.jobs import Job
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.replay import parallel_map
 
 SHARES = {"philly": 1 / 5, "philly-1-of-3": 1 / 3, "philly-2-of-5": 2 / 5, "philly-all-nodes": 1.0}
@@ -43,7 +41,37 @@ FEWER_NOISE_SEEDS = tuple(range(3))
 TARGETS = {"qssf": (1.5, 2.5), "qssf-noise": (2.3, 7.0)}
 """How many times shorter mean completion and mean queueing are to be than under `fifo`."""
 
+# Devices of each of Philly's nodes, as in its authors' replay; the trace does not give them.
+DEVICES_OF_A_NODE = 8
+
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhillySet:
+    """Philly's jobs, without those whose virtual cluster has no nodes."""
+
+    jobs: tuple[Job, ...]  # the jobs in the order of submission
+    nodes: dict[str, int]  # number of nodes of each virtual cluster
+
+
+def read_philly(folder: Path) -> PhillySet:
+    """Read ``jobs.csv.gz`` and ``vc_nodes.csv`` (vc, node num), as published with Helios.
+
+    Raises:
+        InvalidInputError: a file is missing or has other columns.
+    """
+    counts = {}
+    for row in csv_rows(folder / "vc_nodes.csv"):
+        name, count = row.cells.get("vc"), row.cells.get("node num") or ""
+        if not name or not count.isdecimal() or int(count) < 1:
+            raise InvalidInputError(
+                f"{row.where}: must be a virtual cluster and its number of nodes but got "
+                f"{row.cells}."
+            )
+        counts[name] = int(count)
+    found = read_jobs(folder / "jobs.csv.gz").jobs
+    return PhillySet(jobs=tuple(job for job in found if job.group in counts), nodes=counts)
 
 
 def rows(folder: Path) -> Iterator[Row]:
@@ -68,15 +96,14 @@ def rows(folder: Path) -> Iterator[Row]:
         }
 
 
-def nodes(found: JobSet, share: float) -> dict[str, int]:
+def nodes(found: PhillySet, share: float) -> dict[str, int]:
     """The nodes of each virtual cluster in one setting."""
-    assert found.groups is not None, "Philly's clusters are known"
     widest: dict[str, int] = {}
     for job in found.jobs:
         widest[str(job.group)] = max(widest.get(str(job.group), 1), job.devices)
     return {
         group: max(round(count * share), -(-widest.get(group, 1) // DEVICES_OF_A_NODE))
-        for group, count in found.groups.items()
+        for group, count in found.nodes.items()
     }
 
 
@@ -149,7 +176,7 @@ def _seeds(name: str, policy: str) -> tuple[int, ...]:
     return NOISE_SEEDS if name == "philly" else FEWER_NOISE_SEEDS
 
 
-def _measured(found: JobSet, first: int, name: str, policy: str, seed: int) -> JobMetrics:
+def _measured(found: PhillySet, first: int, name: str, policy: str, seed: int) -> JobMetrics:
     groups: dict[str | None, list[int]] = {
         group: [DEVICES_OF_A_NODE] * count for group, count in nodes(found, SHARES[name]).items()
     }

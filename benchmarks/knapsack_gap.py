@@ -3,8 +3,9 @@
     python benchmarks/knapsack_gap.py [--seeds N] [--json]
 
 Runs are drawn: utilities over six orders of magnitude, gains by devices from a power of 0.2 to 1,
-up to 40 GB of device memory, up to 8 GB of host memory and up to three CPU workers each; there are
-64 devices, 60 GB of host memory and 32 workers. In plenty all but the devices is without bound.
+up to 40 GB of device memory, up to 8 GB of host memory and up to three CPU workers each (``smd``
+itself has no bound of that kind); there are 64 devices, 60 GB of host memory and 32 workers. In
+plenty all but the devices is without bound.
 """
 
 from __future__ import annotations

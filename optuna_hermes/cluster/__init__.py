@@ -1,9 +1,8 @@
-"""Whole clusters: job traces, elastic sizes and energy, and the policies that were made for them.
+"""Whole clusters: job traces and energy, and the policies that were made for them.
 
 The core does not import this room; ``optuna_hermes.policies`` finds its policies by name.
 
 - ``qssf``, ``ones``, ``smd``, ``energy``: the policies, and what they are made of.
 - ``job_replay``: jobs of a trace under a policy, simulated by ``job_simulator``.
-- ``nodes``: a recorded demand, and the nodes that are powered for it.
-- ``job_files``: readers of published traces.
+- ``job_files``: the reader of traces.
 """

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from optuna_hermes.cluster.energy_forecast import KEPT_TICKS, appended, seasonal_rise
+import numpy as np
+
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Device, Snapshot
 from optuna_hermes.policies.base import Policy, place_of
 
 # Length of a tick: demand is recorded and forecast, and nodes powered down, once a tick.
 TICK_SECONDS = 600.0
+# Forecast horizon in ticks (an hour).
+AHEAD_TICKS = 6
+
+DAY_TICKS = 144
+# Length of the history; older ticks are dropped a day at a time.
+KEPT_TICKS = 14 * DAY_TICKS
+# Ticks of history that a forecast needs.
+LEARNING_TICKS = 2 * DAY_TICKS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +70,7 @@ class EnergyRules:
         """
         # Cluster energy saving (Hu et al., "Helios", SC 2021) has two thresholds, on the fall from
         # the mean of the past and to the mean of the forecast. Here it is the highest demand of the
-        # last hours and a quantile of that to come: see docs/design/0017.
+        # last hours and a forecast of that to come: see docs/design/0017.
         buffer = self.buffer(n_nodes)
         ahead = max(demand, math.ceil(expected))
         least = max(demand + (buffer + 1) // 2, ahead + buffer // 2)
@@ -111,6 +120,24 @@ def restore_demand(known: Any, *, host: str, level: int, now: float) -> Demand:
         if demand is not None and demand.host == host and demand.tick <= now // TICK_SECONDS:
             return demand.seen(level, now)
     return Demand(host=host, tick=int(now // TICK_SECONDS), level=level, peak=level)
+
+
+def appended(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
+    """The history with one more tick; once it is too long, its oldest day is dropped."""
+    known = (*peaks, peak)
+    return known[DAY_TICKS:] if len(known) >= KEPT_TICKS + DAY_TICKS else known
+
+
+def seasonal_rise(peaks: Sequence[int]) -> float:
+    """The mean rise of demand to the peak of the next hour, at this time of the days before."""
+    if len(peaks) < LEARNING_TICKS:
+        return 0.0
+    past = np.asarray(peaks, dtype=float)
+    rises = [
+        max(0.0, past[i + 1 : i + 1 + AHEAD_TICKS].max() - past[i])
+        for i in range(len(past) - 1 - DAY_TICKS, -1, -DAY_TICKS)
+    ]
+    return max(0.0, float(np.mean(rises)))
 
 
 class Energy(Policy):

@@ -1,4 +1,4 @@
-"""Readers of traces of jobs, and of models and workloads of elastic jobs, in CSV files."""
+"""Reader of traces of jobs, in CSV files."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ import csv
 import gzip
 import io
 import math
-import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from optuna_hermes.cluster.elastic_applications import (
-    Application,
-    Measured,
-    StepTime,
-    StepTimes,
-    Validation,
-)
-from optuna_hermes.cluster.elastic_work import ElasticWork
 from optuna_hermes.cluster.jobs import FixedWork, Job
 from optuna_hermes.errors import InvalidInputError
-
-_Number = TypeVar("_Number", int, float)
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "submitted": ("submitted", "timestamp", "submit_time"),
@@ -39,8 +28,6 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 WEEK_SECONDS = 604_800
 # From 1 January 1970, a Thursday, to the Monday after it.
 MONDAY_SECONDS = 4 * 86_400
-# Devices of each of Philly's nodes, as in its authors' replay; the trace does not give them.
-DEVICES_OF_A_NODE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +36,6 @@ class JobSet:
 
     name: str
     jobs: tuple[Job, ...]  # the jobs in the order of submission, numbered in that order
-    # Number of nodes of each group, where the trace gives them.
-    groups: Mapping[str, int] | None = None
-    left_out: int = 0  # number of jobs whose group has no nodes
 
 
 def read_jobs(path: str | Path) -> JobSet:
@@ -65,7 +49,7 @@ def read_jobs(path: str | Path) -> JobSet:
         InvalidInputError: it cannot be read, lacks a column, has no job, or an impossible value.
     """
     path = Path(path)
-    rows = [_job_row(row) for row in _rows(path)]
+    rows = [_job_row(row) for row in csv_rows(path)]
     if not rows:
         raise InvalidInputError(f"{path} must have a job at least but has none.")
     if len({row.dated for row in rows}) > 1:
@@ -90,116 +74,19 @@ def read_jobs(path: str | Path) -> JobSet:
     )
 
 
-def read_philly(folder: str | Path) -> JobSet:
-    """Read ``jobs.csv.gz`` and ``vc_nodes.csv`` (vc, node num), as published with Helios.
-
-    Raises:
-        InvalidInputError: a file is missing or has other columns.
-    """
-    folder = Path(folder)
-    nodes = {}
-    for row in _rows(folder / "vc_nodes.csv"):
-        name, count = row.cells.get("vc"), row.cells.get("node num") or ""
-        if not name or not count.isdecimal() or int(count) < 1:
-            raise InvalidInputError(
-                f"{row.where}: must be a virtual cluster and its number of nodes but got "
-                f"{row.cells}."
-            )
-        nodes[name] = int(count)
-    everything = read_jobs(folder / "jobs.csv.gz").jobs
-    jobs = tuple(job for job in everything if job.group in nodes)
-    return JobSet(name="philly", jobs=jobs, groups=nodes, left_out=len(everything) - len(jobs))
-
-
-def read_application(folder: str | Path) -> Application:
-    """Read the measurements of one application (Qiao et al., "Pollux", OSDI 2021).
-
-    Args:
-        folder: folder with ``placements.csv`` (placement, local_bsz, step_time, sync_time), where a
-            placement is a digit for each host, ``scalability.csv`` (num_nodes, num_replicas, then
-            the same) and ``validation-BATCH.csv`` (progress, iteration, metric, grad_sqr,
-            grad_var), one for each batch size.
-
-    Raises:
-        InvalidInputError: a file is missing, or has other columns or values.
-    """
-    folder = Path(folder)
-    table = [_measured(row, _shape(row)) for row in _rows(folder / "placements.csv")]
-    table += [_measured(row, None) for row in _rows(folder / "scalability.csv")]
-    trainings = {
-        int(found.group(1)): _validation(path)
-        for path in sorted(folder.glob("validation-*.csv"))
-        if (found := re.fullmatch(r"validation-(\d+)\.csv", path.name))
-    }
-    return Application(folder.name, StepTimes(table), trainings)
-
-
-def read_elastic_jobs(
-    path: str | Path,
-    applications: Mapping[str, Application],
-    *,
-    most_devices: int | None = None,
-    shows_epochs_left: bool = True,
-) -> list[Job]:
-    """Read a workload of jobs: name, time (s), application, num_replicas, batch_size.
-
-    Jobs are elastic up to ``most_devices``; for None they are not.
-
-    Raises:
-        InvalidInputError: the file is missing, or has other columns or values or applications.
-    """
-    jobs: list[Job] = []
-    for number, row in enumerate(_rows(Path(path))):
-        name, batch_size = row.text("application"), row.number("batch_size", int)
-        if name not in applications:
-            known = ", ".join(sorted(applications))
-            raise InvalidInputError(f"An application must be one of {known} but got {name!r}.")
-        low, high = applications[name].batch_sizes
-        if not low <= batch_size <= high:
-            raise InvalidInputError(
-                f"A batch size of {name} must be {low} to {high} but got {batch_size}."
-            )
-        work = ElasticWork(
-            application=applications[name],
-            batch_size=batch_size,
-            most_devices=most_devices,
-            shows_epochs_left=shows_epochs_left,
-        )
-        jobs.append(
-            Job(
-                number=number,
-                submitted=row.number("time", float),
-                work=work,
-                devices=row.number("num_replicas", int),
-                params={"application": name},
-            )
-        )
-    return jobs
-
-
-class _Row(NamedTuple):
+class CsvRow(NamedTuple):
     """A line of a file, with its place for errors."""
 
     where: str
     cells: Mapping[str, str | None]
 
-    def text(self, column: str) -> str:
-        cell = self.cells.get(column)
-        if cell is None:
-            raise InvalidInputError(f"{self.where} must have a column {column} but has none.")
-        return cell
 
-    def number(self, column: str, kind: type[_Number]) -> _Number:
-        cell = self.text(column)
-        try:
-            return kind(cell)
-        except ValueError as error:
-            raise InvalidInputError(
-                f"{self.where} must have a number as {column} but has {cell!r}."
-            ) from error
+def csv_rows(path: Path) -> Iterator[CsvRow]:
+    """Read the lines of a CSV file, or a gzipped one (``.gz``), with a line of column names.
 
-
-def _rows(path: Path) -> Iterator[_Row]:
+    Raises:
+        InvalidInputError: it cannot be read.
+    """
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
@@ -213,7 +100,7 @@ def _rows(path: Path) -> Iterator[_Row]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
         for row in reader:
-            yield _Row(f"{path}, line {reader.line_num}", row)
+            yield CsvRow(f"{path}, line {reader.line_num}", row)
     except csv.Error as error:
         raise InvalidInputError(f"{path} must be a CSV file but: {error}.") from error
 
@@ -227,7 +114,7 @@ class _JobRow(NamedTuple):
     user: str | None
 
 
-def _job_row(row: _Row) -> _JobRow:
+def _job_row(row: CsvRow) -> _JobRow:
     def cell(name: str, read: Callable[[str], Any], default: str | None = None) -> Any:
         # Published traces leave cells empty where they know nothing.
         text = next((row.cells[key] for key in COLUMNS[name] if row.cells.get(key)), default)
@@ -285,36 +172,3 @@ def _count(text: str) -> int:
     if number != int(number) or number < 1:
         raise ValueError
     return int(number)
-
-
-def _measured(row: _Row, shape: tuple[int, ...] | None) -> Measured:
-    return Measured(
-        shape=shape,
-        hosts=row.number("num_nodes", int) if shape is None else len(shape),
-        devices=row.number("num_replicas", int) if shape is None else sum(shape),
-        local_batch=row.number("local_bsz", int),
-        time=StepTime(
-            step_seconds=row.number("step_time", float),
-            sync_seconds=row.number("sync_time", float),
-        ),
-    )
-
-
-def _shape(row: _Row) -> tuple[int, ...]:
-    digits = row.text("placement")
-    if not re.fullmatch(r"[1-9]+", digits):
-        raise InvalidInputError(
-            f"A placement must be a digit above 0 for each host but got {digits!r}."
-        )
-    return tuple(sorted(int(digit) for digit in digits))
-
-
-def _validation(path: Path) -> Validation:
-    rows = list(_rows(path))
-    return Validation(
-        progress=tuple(row.number("progress", float) for row in rows),
-        steps=tuple(row.number("iteration", int) for row in rows),
-        metric=tuple(row.number("metric", float) for row in rows),
-        grad_sqr=tuple(row.number("grad_sqr", float) for row in rows),
-        grad_var=tuple(row.number("grad_var", float) for row in rows),
-    )

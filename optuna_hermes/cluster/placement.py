@@ -24,10 +24,10 @@ def current_owners(
     owner = np.full(len(devices), -1, dtype=np.int64)
     for index, each in enumerate(found):
         if each.trial is not None and each.trial.number in holding:
-            seats = each.trial.seats
+            current = each.trial.current_devices
             # If one of its devices is not free it has to move as a whole.
-            if all(id_ in place_of for id_ in seats):
-                owner[[place_of[id_] for id_ in seats]] = index
+            if all(id_ in place_of for id_ in current):
+                owner[[place_of[id_] for id_ in current]] = index
     return owner
 
 
@@ -44,7 +44,7 @@ def side_by_side(counts: Ints, owner: Ints, host: Ints) -> Ints:
 
     Args:
         counts: devices of each trial [plan, trial], no more in all than there are.
-        owner: index of the trial that sits on a device now, -1 for none [device].
+        owner: index of the trial that is on a device now, -1 for none [device].
         host: to which host a device belongs [device].
     """
     n_trials, n_devices = counts.shape[1], len(owner)

@@ -33,15 +33,12 @@ class Qssf(Ranked):
     best for the mean time to completion, not for the time to the best trial.
 
     Args:
-        preemptive: whether a trial gives way to one that has less left. Without, as in the paper,
-            a trial that has begun goes on to its end.
         backfill: whether those behind a trial that finds too few devices may have them; the
             authors let the queue stop there.
     """
 
-    def __init__(self, *, preemptive: bool = True, backfill: bool = True) -> None:
+    def __init__(self, *, backfill: bool = True) -> None:
         super().__init__(backfill=backfill)
-        self.preemptive = preemptive
         self._learned: tuple[list[TrialView], Service] | None = None
 
     def rank(self, trial: TrialView) -> tuple[Any, ...] | None:
@@ -75,7 +72,7 @@ class Qssf(Ranked):
 
         ranked: list[TrialView | None] = [*sorted(trials, key=rank)]
         new: list[TrialView | None] = [None] * n_new
-        return [*new, *ranked] if snapshot.unstarted.fixed and self.preemptive else [*ranked, *new]
+        return [*new, *ranked] if snapshot.unstarted.fixed else [*ranked, *new]
 
     def _by_remaining(
         self,
@@ -97,10 +94,9 @@ class Qssf(Ranked):
 
     def _place(
         self, trial: TrialView, expected: float, *, unknown: bool = False
-    ) -> tuple[bool, bool, float, float, int]:
-        begun_last = trial.state == "pending" and not self.preemptive
+    ) -> tuple[bool, float, float, int]:
         left = expected if unknown else _left(expected, trial.attained_seconds)
-        return begun_last, unknown, left, trial.submitted, trial.number
+        return unknown, left, trial.submitted, trial.number
 
     def _service(self, snapshot: Snapshot) -> Service | None:
         done = [r for r in snapshot.finished if r.state == "done" and r.attained_seconds > 0]
@@ -116,13 +112,6 @@ class Qssf(Ranked):
 
 # A number, and a time, after those of all trials: new trials go last among equal ones.
 _LAST = 2**62
-
-
-class QssfNonPreemptive(Qssf):
-    """``Qssf`` that lets every trial go on to its end once it has begun, as its authors do."""
-
-    def __init__(self) -> None:
-        super().__init__(preemptive=False)
 
 
 def _left(expected: float, attained: float) -> float:

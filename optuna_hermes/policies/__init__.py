@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from optuna_hermes.cluster.energy import Energy as Energy
     from optuna_hermes.cluster.ones import Ones as Ones
     from optuna_hermes.cluster.qssf import Qssf as Qssf
-    from optuna_hermes.cluster.qssf import QssfNonPreemptive as QssfNonPreemptive
     from optuna_hermes.cluster.smd import Smd as Smd
     from optuna_hermes.policies._asha import Asha as Asha
     from optuna_hermes.policies._fifo import Fifo as Fifo
@@ -45,7 +44,7 @@ _NAMED = {
     "smd": "cluster.smd:Smd",
 }
 _BASE = ("Policy", "Ranked", "opened", "place", "unopened", "with_openings")
-_PLACES = (*_NAMED.values(), "cluster.energy:Energy", "cluster.qssf:QssfNonPreemptive")
+_PLACES = (*_NAMED.values(), "cluster.energy:Energy")
 _MODULES = {name: module for module, _, name in (each.partition(":") for each in _PLACES)}
 _MODULES.update(dict.fromkeys(_BASE, "policies.base"), standing="policies._standing")
 

@@ -11,6 +11,9 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, unopened
 
+# Waiting time until a trial climbs, in multiples of its attained service.
+PATIENCE = 8.0
+
 
 class LeastAttainedService(Policy):
     """Serves the trials in queues by attained device time, least first.
@@ -21,25 +24,21 @@ class LeastAttainedService(Policy):
     reported value is used.
 
     This project's own: the thresholds are multiples of a unit, the median over the trials of
-    their mean time a report. A trial climbs once it has waited ``patience`` times the device time
+    their mean time a report. A trial climbs once it has waited eight times the device time
     it has had, for one slice. A fixed list is opened first; a trial of a sampler that learns, when
     no trial waits in the first queue.
 
     Args:
         thresholds: units of attained service at which the next queue begins, ascending.
-        patience: a trial's waiting time until it climbs, in multiples of its attained service.
     """
 
-    def __init__(self, thresholds: Sequence[float] = (2, 8, 32), patience: float = 8.0) -> None:
+    def __init__(self, thresholds: Sequence[float] = (2, 8, 32)) -> None:
         bounds = (0.0, *thresholds)
         if not all(low < high < math.inf for low, high in zip(bounds, thresholds, strict=False)):
             raise InvalidInputError(
                 f"thresholds must be positive, finite and ascending but got {tuple(thresholds)}."
             )
-        if not patience > 0:
-            raise InvalidInputError(f"patience must be positive but got {patience}.")
         self.thresholds = tuple(thresholds)
-        self.patience = patience
 
     def decide(self, snapshot: Snapshot) -> Decision:
         new = unopened(snapshot)
@@ -55,7 +54,7 @@ class LeastAttainedService(Policy):
         # In units, since the paper's seconds are those of one cluster.
         queue = bisect_right(self.thresholds, trial.attained_seconds / unit_seconds)
         since = trial.submitted if trial.waiting_since is None else trial.waiting_since
-        climbs = since + self.patience * trial.attained_seconds
+        climbs = since + PATIENCE * trial.attained_seconds
         if queue > 0 and climbs <= now:
             # Its time in the first queue begins when it climbs, or it would overtake newer trials.
             return 0, climbs, trial.number

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes.cluster.elastic_applications import (
-    Application,
-    Measured,
-    StepTime,
-    StepTimes,
-    Validation,
-)
-from optuna_hermes.cluster.elastic_work import ElasticWork
-from optuna_hermes.cluster.job_files import (
-    read_application,
-    read_elastic_jobs,
-)
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import Job, JobProgress
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy
+from support.benchmarks import benchmark
+
+_applications = benchmark("_elastic_applications")
+Application = _applications.Application
+Measured = _applications.Measured
+StepTime = _applications.StepTime
+StepTimes = _applications.StepTimes
+Validation = _applications.Validation
+ElasticWork = benchmark("_elastic_work").ElasticWork
+_files = benchmark("_elastic_files")
+read_application = _files.read_application
+read_elastic_jobs = _files.read_elastic_jobs
 
 TRACES = "OPTUNA_HERMES_TRACES"
 SHAPES = [(1,), (2,), (4,), (1, 1), (2, 2), (4, 4)]
@@ -217,7 +217,7 @@ def test_other_devices_cost_a_restart_and_another_batch_size_does_not() -> None:
 
 
 def test_speeds_are_seen_once_they_were_trained_at() -> None:
-    """A policy sees what it has tried, the devices that the job sits on, and no other speeds."""
+    """A policy sees what it has tried, the devices that the job is on, and no other speeds."""
     policy = Scripted((2, None), (4, 160), (4, 160))
     finish(policy)
     tried = [
@@ -227,7 +227,7 @@ def test_speeds_are_seen_once_they_were_trained_at() -> None:
         for trial in policy.shown[:4]
     ]
     assert tried == [[], [(2, 40)], [(2, 40), (4, 160)], [(2, 40), (4, 160)]]
-    assert [len(trial.seats) for trial in policy.shown[:3]] == [0, 2, 4]
+    assert [len(trial.current_devices) for trial in policy.shown[:3]] == [0, 2, 4]
 
 
 def write_application(folder: Path) -> None:

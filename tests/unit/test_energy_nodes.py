@@ -13,25 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.cluster import energy_forecast as forecasting
-from optuna_hermes.cluster.energy import EnergyRules
-from optuna_hermes.cluster.energy_forecast import (
+from optuna_hermes.cluster.energy import (
     DAY_TICKS,
     KEPT_TICKS,
     LEARNING_TICKS,
+    EnergyRules,
     appended,
-    expected_peak,
-    features,
-)
-from optuna_hermes.cluster.nodes import (
-    NodeSeries,
-    _least_minutes,
-    _levels,
-    clairvoyant_nodes,
-    never_powered_down,
-    replay_nodes,
 )
 from optuna_hermes.errors import InvalidInputError
+from support.benchmarks import benchmark
+
+trees = benchmark("_energy_trees")
+expected_peak, features = trees.expected_peak, trees.features
+nodes = benchmark("_energy_nodes")
+NodeSeries = nodes.NodeSeries
+clairvoyant_nodes = nodes.clairvoyant_nodes
+never_powered_down = nodes.never_powered_down
+replay_nodes = nodes.replay_nodes
 
 _demands = st.lists(st.integers(0, 6), min_size=1, max_size=90)
 _small_rules = st.builds(
@@ -44,10 +42,10 @@ _small_rules = st.builds(
 
 @pytest.fixture
 def _no_lightgbm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    forecasting._fitted.cache_clear()
+    trees._fitted.cache_clear()
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     yield
-    forecasting._fitted.cache_clear()
+    trees._fitted.cache_clear()
 
 
 def _series(demand: Sequence[int], n_nodes: int = 6) -> NodeSeries:
@@ -252,8 +250,9 @@ def test_the_bound_is_what_trying_everything_finds(
     needed: list[bool], boot: int, keep: int
 ) -> None:
     """A controller that knows the future powers no node for longer than it must."""
-    (wanted,) = _levels([int(each) for each in needed])
-    assert _least_minutes(wanted, len(needed), boot, keep) == _fewest_minutes(needed, boot, keep)
+    (wanted,) = nodes._levels([int(each) for each in needed])
+    found = nodes._least_minutes(wanted, len(needed), boot, keep)
+    assert found == _fewest_minutes(needed, boot, keep)
 
 
 @settings(deadline=None)

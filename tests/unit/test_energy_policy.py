@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.broker._imports import anywhere
-from optuna_hermes.cluster.energy import TICK_SECONDS, Demand, EnergyRules, restore_demand
-from optuna_hermes.cluster.energy_forecast import DAY_TICKS, KEPT_TICKS
+from optuna_hermes.cluster.energy import (
+    DAY_TICKS,
+    KEPT_TICKS,
+    TICK_SECONDS,
+    Demand,
+    EnergyRules,
+    restore_demand,
+)
 from optuna_hermes.errors import UnknownPolicyError
 from optuna_hermes.model import Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Energy, Fifo, Hermes, Policy, make_policy

@@ -13,14 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.cluster.candidates import candidates, worth_of_samples
-from optuna_hermes.cluster.elastic_applications import (
-    Application,
-    Measured,
-    StepTime,
-    StepTimes,
-    Validation,
-)
-from optuna_hermes.cluster.elastic_work import ElasticWork
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import Job
@@ -29,6 +21,15 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies import LeastAttainedService, Ones, Policy
 from optuna_hermes.policies.step_model import fit_steps
+from support.benchmarks import benchmark
+
+_applications = benchmark("_elastic_applications")
+Application = _applications.Application
+Measured = _applications.Measured
+StepTime = _applications.StepTime
+StepTimes = _applications.StepTimes
+Validation = _applications.Validation
+ElasticWork = benchmark("_elastic_work").ElasticWork
 
 
 def trial(
@@ -195,21 +196,21 @@ def holding(view: TrialView, *devices: str) -> TrialView:
 
 
 def test_a_trial_stays_unless_a_change_wins_enough() -> None:
-    """Who sits on devices keeps them while it is not a tenth faster elsewhere."""
+    """Who is on devices keeps them while it is not a tenth faster elsewhere."""
     measured = elastic(*speeds(0.01, 3.0, 0.4, (1, 16), (1, 1024), (3, 1024), (4, 1024)))
-    sits = holding(trial(0, 1, 9, elastic=measured), "0:1", "0:2", "0:3")
-    snapshot = Snapshot(now=50.0, devices=cluster(4), trials=(sits,))
+    parked = holding(trial(0, 1, 9, elastic=measured), "0:1", "0:2", "0:3")
+    snapshot = Snapshot(now=50.0, devices=cluster(4), trials=(parked,))
     assert given_out(snapshot)[0].devices == ("0:1", "0:2", "0:3")
     assert len(given_out(snapshot, Ones(gate=0.0))[0].devices) == 4
 
 
 def test_what_a_restart_costs_is_counted() -> None:
     """A run that is nearly over is not worth a restart that takes longer."""
-    sits = holding(trial(0, 5, 12), "0:0")
+    parked = holding(trial(0, 5, 12), "0:0")
     comes = trial(1, 5, 10, switch_cost_seconds=0.0)
-    snapshot = Snapshot(now=50.0, devices=cluster(1), trials=(sits, comes))
+    snapshot = Snapshot(now=50.0, devices=cluster(1), trials=(parked, comes))
     assert list(given_out(snapshot)) == [1]
-    dear = replace(snapshot, trials=(sits, replace(comes, switch_cost_seconds=30.0)))
+    dear = replace(snapshot, trials=(parked, replace(comes, switch_cost_seconds=30.0)))
     assert list(given_out(dear)) == [0]
 
 

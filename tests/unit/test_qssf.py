@@ -17,7 +17,7 @@ from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import FixedWork, Job, JobRecord
 from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Device, Snapshot, TrialView, Unstarted
-from optuna_hermes.policies import Fifo, Qssf, QssfNonPreemptive
+from optuna_hermes.policies import Fifo, Qssf
 
 ONE = (Device(id="cpu:0", free=True),)
 
@@ -125,14 +125,12 @@ def test_a_new_trial_is_a_typical_one() -> None:
     assert chosen(Qssf(), fixed) == [None], "a list is opened first"
 
 
-def test_who_has_begun_may_go_on_to_the_end() -> None:
-    """As its authors run it, a short job waits for a long one that has begun."""
-    long = parked(0, 1.0)
+def test_a_short_trial_goes_before_one_that_has_begun() -> None:
+    """What is expected of it counts, be it learned or what the trial itself brings."""
     short = TrialView(number=1, state="pending", submitted=5.0, expected_seconds=2.0)
-    trials = (long, short)
+    trials = (parked(0, 1.0), short)
     snapshot = Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS))
     assert chosen(Qssf(), snapshot) == [1]
-    assert chosen(QssfNonPreemptive(), snapshot) == [0]
 
 
 def job(number: int, at: float, seconds: float, devices: int = 1) -> Job:

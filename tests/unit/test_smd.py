@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.cluster.knapsack import Item, Knapsack
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.cluster.smd import utility
 from optuna_hermes.model import (
     Curve,
     Device,
@@ -121,11 +121,10 @@ def test_what_is_worth_nothing_fills_what_is_left() -> None:
 
 def test_utility_is_a_half_at_the_target() -> None:
     """It falls from nearly 1 towards 0, and infinite times are no error."""
-    smd = Smd(steepness=8.0)
-    assert smd.utility(10.0, 10.0) == 0.5
-    assert smd.utility(0.0, 10.0) > 0.99
-    assert smd.utility(math.inf, 10.0) < 1e-300
-    assert smd.utility(1.0, 0.0) < 1e-300
+    assert utility(10.0, 10.0) == 0.5
+    assert utility(0.0, 10.0) > 0.98
+    assert utility(math.inf, 10.0) < 1e-300
+    assert utility(1.0, 0.0) < 1e-300
 
 
 def test_who_can_still_be_in_time_goes_first() -> None:
@@ -191,6 +190,16 @@ def test_who_waits_in_memory_takes_no_more_of_it() -> None:
     assert chosen(snapshot) == {0: 1}
 
 
+def test_who_has_its_memory_trains_where_it_is_short() -> None:
+    """More is promised than there is: nobody else comes in, and who was promised some goes on."""
+    needs = Resources(host_bytes=GB)
+    held = trial(1, 2, tier="host", needs=needs)
+    snapshot = Snapshot(
+        devices=cluster(2), trials=(stored(0, 1, 1), held), room=Resources(host_bytes=0)
+    )
+    assert chosen(snapshot) == {1: 1}
+
+
 def test_one_trial_trains_however_much_it_takes() -> None:
     """If nobody could train otherwise, one does; while somebody trains it waits."""
     room = Resources(host_bytes=GB)
@@ -221,10 +230,9 @@ def test_a_new_trial_is_expected_to_take_what_others_take() -> None:
     sizes=st.lists(st.tuples(st.integers(0, 6), st.sampled_from(["disk", "host"])), max_size=8),
     memory=st.integers(0, 12),
     n_devices=st.integers(1, 4),
-    workers=st.integers(0, 4),
 )
 def test_no_more_is_promised_than_there_is(
-    sizes: list[tuple[int, str]], memory: int, n_devices: int, workers: int
+    sizes: list[tuple[int, str]], memory: int, n_devices: int
 ) -> None:
     """What runs on devices and in memory were promised fits, but for one that trains alone."""
     trials = tuple(
@@ -233,21 +241,13 @@ def test_no_more_is_promised_than_there_is(
             number + 1,
             state="stored" if tier == "disk" else "parked",
             tier=tier,
-            needs=Resources(host_bytes=size * GB, cpu_workers=1),
+            needs=Resources(host_bytes=size * GB),
         )
         for number, (size, tier) in enumerate(sizes)
     )
-    room = Resources(host_bytes=memory * GB, cpu_workers=workers)
+    room = Resources(host_bytes=memory * GB)
     given = chosen(Snapshot(devices=cluster(n_devices), trials=trials, room=room))
     promised = [s for n, (s, tier) in enumerate(sizes) if tier == "host" or n in given]
     kept = sum(size for size, tier in sizes if tier == "host")
     alone = len(given) == 1
     assert sum(promised) <= max(memory, kept) or alone
-    assert len(given) <= workers or alone
-
-
-def test_settings_are_checked() -> None:
-    """A target of nothing, and a utility without a slope, are refused."""
-    for wrong in ({"patience": 0.0}, {"steepness": math.nan}, {"patience": math.inf}):
-        with pytest.raises(InvalidInputError, match="must be positive"):
-            Smd(**wrong)

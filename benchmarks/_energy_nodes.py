@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, pairwise
 
-from optuna_hermes.cluster.energy import TICK_SECONDS, EnergyRules
-from optuna_hermes.cluster.energy_forecast import appended, expected_peak
+from _energy_trees import expected_peak
+
+from optuna_hermes.cluster.energy import TICK_SECONDS, EnergyRules, appended
 from optuna_hermes.errors import InvalidInputError
 
 # Time from a node's wake-up to its first job.

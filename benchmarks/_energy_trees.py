@@ -1,4 +1,4 @@
-"""The highest demand of the next hour, forecast from the demand of the past. Pure."""
+"""The highest demand of the next hour, forecast by trees from the demand of the past."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Forecast horizon in ticks (an hour of 10-minute ticks).
-AHEAD_TICKS = 6
+from optuna_hermes.cluster.energy import AHEAD_TICKS, DAY_TICKS, LEARNING_TICKS, seasonal_rise
 
-DAY_TICKS = 144
 WEEK_TICKS = 7 * DAY_TICKS
 
-# Length of the history; older ticks are dropped a day at a time.
-KEPT_TICKS = 2 * WEEK_TICKS
-# Ticks of history that a forecast needs.
-LEARNING_TICKS = 2 * DAY_TICKS
 # Quantile of demand that is forecast; the buffer covers demand above it.
 QUANTILE = 0.5
 # Lengths in ticks of the windows over which features are taken.
@@ -32,8 +26,8 @@ Array = NDArray[np.float64]
 def expected_peak(peaks: Sequence[int]) -> float:
     """The highest demand to expect in the next ``AHEAD_TICKS`` ticks.
 
-    With LightGBM (extra ``[qssf]``) it is a quantile of gradient boosted trees, without it
-    ``seasonal_peak``; while the history is too short it is the last peak.
+    With LightGBM it is a quantile of gradient boosted trees, without it ``seasonal_peak``; while
+    the history is too short it is the last peak.
 
     Args:
         peaks: the highest demand of each tick, oldest first; the last one is over.
@@ -55,12 +49,6 @@ def seasonal_peak(peaks: Sequence[int]) -> float:
     return float(peaks[-1]) + seasonal_rise(peaks) if peaks else 0.0
 
 
-def appended(peaks: Sequence[int], peak: int) -> tuple[int, ...]:
-    """The history with one more tick; once it is too long, its oldest day is dropped."""
-    known = (*peaks, peak)
-    return known[DAY_TICKS:] if len(known) >= KEPT_TICKS + DAY_TICKS else known
-
-
 def features(past: Array, at: NDArray[np.int64]) -> Array:
     """Features of the history at the ends of ticks [tick, feature]; NaN where it is too short."""
     # The row of tick i must read past[:i + 1] only, or the forecast would know the future.
@@ -74,18 +62,6 @@ def features(past: Array, at: NDArray[np.int64]) -> Array:
         later = _before(past, at - lag + AHEAD_TICKS, AHEAD_TICKS)
         columns += [_before(past, at - lag, 1)[:, 0] - here, later.max(axis=1) - here]
     return np.column_stack(columns)
-
-
-def seasonal_rise(peaks: Sequence[int]) -> float:
-    """The mean rise of demand to the peak of the next ticks, at this time of the days before."""
-    if len(peaks) < LEARNING_TICKS:
-        return 0.0
-    past = np.asarray(peaks, dtype=float)
-    rises = [
-        max(0.0, past[i + 1 : i + 1 + AHEAD_TICKS].max() - past[i])
-        for i in range(len(past) - 1 - DAY_TICKS, -1, -DAY_TICKS)
-    ]
-    return max(0.0, float(np.mean(rises)))
 
 
 def _before(past: Array, at: NDArray[np.int64], width: int) -> Array:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from optuna_hermes.cluster.elastic_applications import Application, Shape
+from _elastic_applications import Application, Shape
+
 from optuna_hermes.cluster.jobs import JobProgress, Placement, Work
 from optuna_hermes.model import Curve, Elastic, Speed
 
