@@ -127,7 +127,6 @@ def _to_best(cluster: TrialSimulator, best: int, work: float) -> Trace:
 def _true(trace: Trace, recordings: Sequence[Recording]) -> Trace:
     """A trace with the values of trainings instead of what was reported of them."""
     slices = [
-        each._replace(value=recordings[each.number].values[each.unit - 1]) if each.unit else each
-        for each in trace.slices
+        each._replace(value=recordings[each.number].values[each.unit - 1]) for each in trace.slices
     ]
     return replace(trace, slices=tuple(slices))

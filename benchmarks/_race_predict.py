@@ -47,7 +47,7 @@ def simulated_units(record: Record, n_units: int) -> int | None:
         FixedList(trials),
         n_devices=int(record.setting["devices"]),
         # A lease of a trial that goes on waits for its first batch as one of a new trial does.
-        costs=SwitchCosts(resident_seconds=max(0.0, changing)),
+        costs=SwitchCosts(seconds=max(0.0, changing)),
         overheads=Overheads(
             startup_seconds=record.first_batch,
             opening_seconds=max(0.0, changing),

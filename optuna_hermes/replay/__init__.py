@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from optuna_hermes.replay._curve_sets import curve_set_of as curve_set_of
 from optuna_hermes.replay._curve_sets import read_curve_set as read_curve_set
-from optuna_hermes.replay._curve_sets import split_openings as split_openings
 from optuna_hermes.replay._curve_sets import unfinished_trials as unfinished_trials
 from optuna_hermes.replay._processes import parallel_map as parallel_map
 from optuna_hermes.replay._simulate import REFERENCES as REFERENCES

@@ -5,15 +5,13 @@ from __future__ import annotations
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.simulator import CurveSet, Overheads, Recording
+from optuna_hermes.simulator import CurveSet, Recording
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -80,27 +78,6 @@ def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
             "first."
         )
     return CurveSet(name=study.study_name, family="study", recordings=recordings)
-
-
-def split_openings(curve_set: CurveSet) -> tuple[CurveSet, Overheads]:
-    """Split what a study's trainings took into units and openings.
-
-    By as much as a trial's first unit took longer than the mean of its others it was being opened.
-
-    Returns:
-        The set without openings, and their mean; trials of one unit are left as they are.
-    """
-    found: list[Recording] = []
-    openings: list[float] = []
-    for recording in curve_set.recordings:
-        first, *others = recording.seconds
-        if others:
-            unit = min(first, fmean(others))
-            openings.append(first - unit)
-            recording = replace(recording, seconds=(unit, *others))
-        found.append(recording)
-    opening = fmean(openings) if openings else 0.0
-    return replace(curve_set, recordings=tuple(found)), Overheads(opening_seconds=opening)
 
 
 def unfinished_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:

@@ -2,12 +2,8 @@
 
 from optuna_hermes.simulator._metrics import Metrics as Metrics
 from optuna_hermes.simulator._metrics import measure as measure
-from optuna_hermes.simulator._sharing import Sharing as Sharing
-from optuna_hermes.simulator._sharing import Traffic as Traffic
 from optuna_hermes.simulator._simulator import EventQueue as EventQueue
 from optuna_hermes.simulator._simulator import TrialSimulator as TrialSimulator
-from optuna_hermes.simulator._values import MEASURED as MEASURED
-from optuna_hermes.simulator._values import Failure as Failure
 from optuna_hermes.simulator._values import Overheads as Overheads
 from optuna_hermes.simulator._values import Slice as Slice
 from optuna_hermes.simulator._values import SwitchCosts as SwitchCosts

@@ -85,7 +85,7 @@ def _mean_regret(trace: Trace, lowest: float, span: float, work: float) -> float
     for each in trace.slices:
         if each.end >= work:
             break
-        # A failed or diverged unit changes nothing.
+        # A diverged unit changes nothing.
         if math.isfinite(each.value) and each.value < best:
             area += regret * (each.end - since)
             best, since = each.value, each.end

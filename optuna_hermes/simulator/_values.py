@@ -1,4 +1,4 @@
-"""Input and output of a simulation: costs, failures of devices, slices, and the whole trace."""
+"""Input and output of a simulation: costs, slices, and the whole trace."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import TierName
 from optuna_hermes.simulator._workload import Recording
 
 
-def check_finite(costs: Any) -> None:
+def _check_finite(costs: Any) -> None:
     """Refuse numbers of a dataclass that are negative or not finite."""
     for field in fields(costs):
         value = getattr(costs, field.name)
@@ -22,42 +21,22 @@ def check_finite(costs: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchCosts:
-    """The cost of a change: a fraction of the unit that is trained next, and seconds by tier.
+    """The costs of a device that changes to another trial.
 
     Args:
-        fraction: share of that unit's time.
-        resident_seconds: time to resume a trial whose state is still on the device.
-        host_seconds: time to load it from the host's memory, or from another device.
-        disk_seconds: time to load it from disk.
-        resident_trials: number of suspended trials that stay on each device.
-        host_trials: number of suspended trials in each host's memory; the others are on disk.
+        fraction: share of the time of the unit that is trained next.
+        seconds: time to resume a suspended trial, beside that; a new one has none.
     """
 
     fraction: float = 0.0
-    resident_seconds: float = 0.0
-    host_seconds: float = 0.0
-    disk_seconds: float = 0.0
-    # Those beside the one that trains; of more, the one that stopped longest ago is evicted.
-    resident_trials: int = 1
-    host_trials: int = 1_000_000
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        check_finite(self)
+        _check_finite(self)
 
-    @property
-    def by_tier(self) -> bool:
-        """True if costs depend on the tier of a suspended trial."""
-        return self.resident_seconds + self.host_seconds + self.disk_seconds > 0
-
-    def seconds(self, unit_seconds: float, tier: TierName | None) -> float:
-        """The cost of a change before a unit of so many seconds; a new trial has no tier."""
-        by_tier = {
-            None: 0.0,
-            "resident": self.resident_seconds,
-            "host": self.host_seconds,
-            "disk": self.disk_seconds,
-        }
-        return self.fraction * unit_seconds + by_tier[tier]
+    def of(self, unit_seconds: float, *, is_new: bool = False) -> float:
+        """The cost of a change before a unit of so many seconds."""
+        return self.fraction * unit_seconds + (0.0 if is_new else self.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,20 +56,11 @@ class Overheads:
     startup_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        check_finite(self)
+        _check_finite(self)
 
     def opening(self, unit_seconds: float) -> float:
         """Seconds that an opening takes before a first unit of so many seconds."""
         return self.opening_seconds + self.opening_fraction * unit_seconds
-
-
-MEASURED: Mapping[str, Overheads] = {
-    "set-up": Overheads(opening_seconds=0.05, decision_seconds=0.02, startup_seconds=10.0),
-    "lightning": Overheads(opening_seconds=0.7, decision_seconds=0.02, startup_seconds=10.0),
-    "loop": Overheads(opening_seconds=0.3, decision_seconds=0.02, startup_seconds=2.0),
-}
-"""What was measured on CPU slots, by framework; ``set-up`` where a Lightning trial is set up before
-its device is free."""
 
 
 class Slice(NamedTuple):
@@ -98,11 +68,11 @@ class Slice(NamedTuple):
 
     Args:
         start: time at which the trial got the device.
-        end: time at which the unit was reported, or the device failed.
+        end: time at which the unit was reported.
         device: index of the device.
         number: the trial's number.
-        unit: the trial's unit, from 1; 0 where the device failed before its end.
-        value: the reported value, NaN where the device failed.
+        unit: the trial's unit, from 1.
+        value: the reported value.
         switched: whether the device changed to another trial for it.
     """
 
@@ -113,28 +83,6 @@ class Slice(NamedTuple):
     unit: int
     value: float
     switched: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """A failure of a device: its unit is lost, its trial goes on from the end of the last one.
-
-    Args:
-        at: time of the failure in seconds.
-        device: index of the device.
-        seconds: time until it can be used again.
-    """
-
-    at: float
-    device: int
-    seconds: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.at < math.inf and 0 <= self.seconds < math.inf):
-            raise InvalidInputError(
-                "A failure must have finite times of at least 0 but got "
-                f"at={self.at} and seconds={self.seconds}."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)

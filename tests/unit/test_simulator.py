@@ -13,7 +13,6 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Budget, Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy, make_policy
 from optuna_hermes.simulator import (
-    Failure,
     FixedList,
     Overheads,
     Recording,
@@ -211,13 +210,6 @@ class TestTwoDevices:
         asked = [(snapshot.now, free(snapshot)) for snapshot in policy.seen]
         assert asked == [(0, "cpu:0"), (1, "cpu:0"), (1, "cpu:1"), (2, "cpu:1"), (2, "cpu:0")]
 
-    def test_hosts_get_their_devices_in_order(self) -> None:
-        """Devices are dealt out to hosts evenly, neighbours together."""
-        policy = timetable({})
-        TrialSimulator(policy, FixedList([trial(1)]), n_devices=5, n_hosts=2).run()
-        hosts = [device.host for device in policy.seen[0].devices]
-        assert hosts == ["host-0", "host-0", "host-0", "host-1", "host-1"]
-
 
 class TestIdle:
     """What a trial costs that its device waited for."""
@@ -250,7 +242,7 @@ class TestIdle:
         ]
 
     def test_its_former_device_has_no_say(self) -> None:
-        """A run that sits on one device goes on there for nothing, whatever its former one does."""
+        """A run that is on one device goes on there for nothing, whatever its former one does."""
         policy = timetable({(0, 0): None, (1.5, 1): 0, (3, 0): None, (4.5, 1): 0})
         source = FixedList([trial(3, 2, 1), trial(5, 4)])
         trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
@@ -271,12 +263,12 @@ class TestSnapshot:
         assert first.trials == ()
         assert first.unstarted == Unstarted(count=2, fixed=True)
         assert (first.seed, second.now) == (7, 1.5)
-        sits = view(second, 0)
-        assert (sits.state, sits.device, sits.tier) == ("parked", "cpu:0", "resident")
-        assert (sits.waiting_since, sits.switch_cost_seconds) == (1.5, 0.0)
-        assert (sits.curve.steps, sits.curve.values) == ((1,), (8,))
-        assert (sits.curve.device_seconds, sits.attained_seconds) == ((1.5,), 1.5)
-        assert (sits.units_left, sits.submitted) == (1, 0.0)
+        parked = view(second, 0)
+        assert (parked.state, parked.device, parked.tier) == ("parked", "cpu:0", "resident")
+        assert (parked.waiting_since, parked.switch_cost_seconds) == (1.5, 0.0)
+        assert (parked.curve.steps, parked.curve.values) == ((1,), (8,))
+        assert (parked.curve.device_seconds, parked.attained_seconds) == ((1.5,), 1.5)
+        assert (parked.units_left, parked.submitted) == (1, 0.0)
         assert third.unstarted.count == 0
         assert view(third, 0).switch_cost_seconds == 0.5
         assert [run.number for run in third.finished] == [1]
@@ -327,187 +319,40 @@ class TestPruning:
         assert (len(trace.slices), trace.pruned) == (1, {0: 1.0})
 
 
-class TestTiers:
-    """Seconds by where a trial waits: a device and a host have room for one each."""
+class TestSwitchSeconds:
+    """Seconds to resume a trial, whatever its units take."""
 
-    costs = SwitchCosts(
-        resident_seconds=0.125, host_seconds=1, disk_seconds=10, resident_trials=1, host_trials=1
-    )
+    costs = SwitchCosts(fraction=0.5, seconds=0.25)
 
-    def test_the_one_that_stopped_longest_ago_makes_room(self) -> None:
-        """Of three that wait, the last is on the device, the one before it in the host's memory."""
-        source = FixedList([trial(2, 1)] * 4)
-        trace = TrialSimulator(make_policy("round-robin"), source, costs=self.costs).run()
-        assert lines(trace) == [
-            (0.0, 1.0, 0, 0, 1),
-            (1.0, 2.0, 0, 1, 1),
-            (2.0, 3.0, 0, 2, 1),
-            (3.0, 4.0, 0, 3, 1),
-            (4.0, 15.0, 0, 0, 2),  # from disk; then trial 3 leaves the device, and 1 the host
-            (15.0, 26.0, 0, 1, 2),  # from disk
-            (26.0, 28.0, 0, 2, 2),  # from the host's memory: since then nobody has left
-            (28.0, 29.125, 0, 3, 2),  # still on the device
-        ]
-
-    def test_policies_see_tiers_and_what_they_cost(self) -> None:
-        """A run on disk is stored, the others are parked; each shows the price of its tier."""
-        policy = Rule(lambda s: None if s.unstarted.any else "idle")
-        TrialSimulator(policy, FixedList([trial(2, 1)] * 4), costs=self.costs).run()
-        shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].trials]
-        assert shown == [
-            ("disk", "stored", 10.0),
-            ("host", "parked", 1.0),
-            ("resident", "parked", 0.125),
-            ("resident", "parked", 0.0),  # its unit has just ended
-        ]
-
-    def test_nobody_moves_back_to_a_device_alone(self) -> None:
-        """A run in the host's memory stays there when the device has room again."""
-        opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
-        policy = timetable({**opening, (4, 0): 2, (5.125, 0): 1, (6.25, 0): 0})
-        source = FixedList([trial(2, 1), trial(4, 3), trial(7, 6, 5), trial(8)])
-        trace = TrialSimulator(policy, source, costs=replace(self.costs, resident_trials=2)).run()
-        assert lines(trace)[4:] == [
-            (4.0, 5.125, 0, 2, 2),
-            (5.125, 6.25, 0, 1, 2),  # trial 2 leaves: there would be room for one more
-            (6.25, 8.25, 0, 0, 2),  # from the host's memory all the same
-        ]
-
-    def test_nobody_comes_from_disk_alone(self) -> None:
-        """A run on disk stays there when the host's memory has room again."""
-        opening: dict[tuple[float, int], Choice] = dict.fromkeys((t, 0) for t in range(4))
-        policy = timetable({**opening, (4, 0): 1, (6, 0): 2, (7.125, 0): 0})
-        source = FixedList([trial(2, 1), trial(5, 4, 3), trial(7, 6), trial(8)])
-        trace = TrialSimulator(policy, source, costs=self.costs).run()
-        assert lines(trace)[4:] == [
-            (4.0, 6.0, 0, 1, 2),  # out of the host's memory, which is empty now
-            (6.0, 7.125, 0, 2, 2),
-            (7.125, 18.125, 0, 0, 2),
-        ]
-
-    def test_who_sits_on_an_idle_device_is_not_pushed_out(self) -> None:
-        """Devices without room for others keep their last run until another one trains there."""
-        costs = replace(self.costs, resident_trials=0)
-        policy = timetable({(0, 0): None, (0, 1): None, (1, 1): None, (2, 0): 0})
-        source = FixedList([trial(2, 1), trial(4, 3), trial(6)])
-        trace = TrialSimulator(policy, source, n_devices=2, costs=costs).run()
-        assert lines(trace)[-1] == (2.0, 3.0, 0, 0, 2)
-        (before,) = (s for s in policy.seen if (s.now, free(s)) == (2, "cpu:0"))
-        assert [view(before, number).tier for number in (0, 1)] == ["resident", "host"]
-
-    def test_another_device_is_reached_by_the_host(self) -> None:
-        """A run that waits on one device costs another one what the host's memory costs."""
-        policy = timetable({(0, 0): None, (0, 1): None, (1, 0): None, (1, 1): 0})
-        source = FixedList([trial(2, 1), trial(3), trial(4)])
+    def test_coming_back_takes_seconds(self) -> None:
+        """To its own device or to another one; a trial that goes on pays nothing."""
+        policy = timetable({(0, 0): None, (1.5, 0): None, (3, 0): 0, (4.75, 0): 0, (4.75, 1): 1})
+        source = FixedList([trial(3, 2, 1), trial(5, 4)])
         trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
-        assert lines(trace)[-1] == (1.0, 3.0, 1, 0, 2)
+        assert lines(trace)[2:] == [
+            (3.0, 4.75, 0, 0, 2),
+            (4.75, 5.75, 0, 0, 3),
+            (4.75, 6.5, 1, 1, 2),
+        ]
 
-    @pytest.mark.parametrize(("n_hosts", "tiers"), [(1, ["host", "disk"]), (2, ["host", "host"])])
-    def test_each_host_has_its_own_room(self, n_hosts: int, tiers: list[str]) -> None:
-        """Two runs that left their devices share one host's memory, or have one each."""
+    def test_policies_see_what_it_costs(self) -> None:
+        """All that wait are on their devices; the one that trained last goes on for nothing."""
         policy = Rule(lambda s: None if s.unstarted.any else "idle")
-        costs = replace(self.costs, resident_trials=0)
-        source = FixedList([trial(2, 1)] * 4)
-        TrialSimulator(policy, source, n_devices=2, n_hosts=n_hosts, costs=costs).run()
-        assert [view(policy.seen[-1], number).tier for number in (0, 1)] == tiers
+        TrialSimulator(policy, FixedList([trial(2, 1)] * 3), costs=self.costs).run()
+        shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].trials]
+        assert shown == [("resident", "parked", 0.75)] * 2 + [("resident", "parked", 0.0)]
 
     def test_a_new_trial_has_nothing_to_bring(self) -> None:
         """Only the fraction of its first unit is paid when a trial is opened."""
-        costs = replace(self.costs, fraction=0.5)
-        trace = TrialSimulator(make_policy("fifo"), FixedList([trial(1)]), costs=costs).run()
+        trace = TrialSimulator(make_policy("fifo"), FixedList([trial(1)]), costs=self.costs).run()
         assert trace.finished == {0: 1.5}
 
-    @pytest.mark.parametrize("name", ["fraction", "host_seconds", "resident_trials"])
+    @pytest.mark.parametrize("name", ["fraction", "seconds"])
     @pytest.mark.parametrize("value", [-1, math.nan, math.inf])
     def test_costs_are_numbers(self, name: str, value: float) -> None:
-        """A price or a room that is negative or infinite is refused by its name."""
+        """A cost that is negative or infinite is refused by its name."""
         with pytest.raises(InvalidInputError, match=f"{name} must be finite and at least 0"):
-            SwitchCosts(**{name: value})  # type: ignore[arg-type]
-
-
-class TestFailures:
-    """Devices that fail."""
-
-    def test_the_unit_is_lost_and_the_trial_goes_on_elsewhere(self) -> None:
-        """The other device takes the trial up; the one that failed works again when it is back."""
-        source = FixedList([trial(3, 2), trial(1), trial(0)])
-        failures = [Failure(at=0.5, device=0, seconds=2)]
-        trace = TrialSimulator(make_policy("fifo"), source, n_devices=2, failures=failures).run()
-        assert lines(trace) == [
-            (0.0, 0.5, 0, 0, 0),
-            (0.0, 1.0, 1, 1, 1),
-            (1.0, 2.0, 1, 0, 1),
-            (2.0, 3.0, 1, 0, 2),
-            (2.5, 3.5, 0, 2, 1),
-        ]
-        assert math.isnan(trace.slices[0].value)
-        assert trace.finished == {1: 1.0, 0: 3.0, 2: 3.5}
-
-    def test_what_is_left_is_on_disk(self) -> None:
-        """All runs on the device are stored, the one that ran has paid, and the switch is paid."""
-        policy = timetable({(0, 0): None, (1, 0): None, (2.25, 0): 0})
-        source = FixedList([trial(2, 1), trial(4, 3)])
-        failures = [Failure(at=1.75, device=0, seconds=0.5)]
-        costs = SwitchCosts(resident_seconds=0.25, disk_seconds=10)
-        trace = TrialSimulator(policy, source, costs=costs, failures=failures).run()
-        assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 1.75, 0, 1, 0), (2.25, 13.25, 0, 0, 2)]
-        runs = policy.seen[2].trials
-        assert [(run.tier, run.state, run.switch_cost_seconds) for run in runs] == [
-            ("disk", "stored", 10.0)
-        ] * 2
-        assert [(run.curve.units, run.attained_seconds) for run in runs] == [(1, 1.0), (0, 0.75)]
-
-    def test_a_trial_pays_for_the_device_it_had_before(self) -> None:
-        """After a failure a device has to change run, to the same one too."""
-        failures = [Failure(at=1.75, device=0, seconds=0.25)]
-        costs = SwitchCosts(fraction=0.5)
-        source = FixedList([trial(2, 1)])
-        trace = TrialSimulator(make_policy("fifo"), source, costs=costs, failures=failures).run()
-        assert lines(trace) == [(0.0, 1.5, 0, 0, 1), (1.5, 1.75, 0, 0, 0), (2.0, 3.5, 0, 0, 2)]
-        assert [each.switched for each in trace.slices] == [True, False, True]
-
-    def test_a_lost_unit_never_reports(self) -> None:
-        """The end that was planned for it passes while the device trains again."""
-        source = FixedList([trial(1)])
-        failures = [Failure(at=0.5, device=0, seconds=0.25)]
-        trace = TrialSimulator(make_policy("fifo"), source, failures=failures).run()
-        assert lines(trace) == [(0.0, 0.5, 0, 0, 0), (0.75, 1.75, 0, 0, 1)]
-
-    def test_a_unit_that_ends_at_the_failure_is_lost(self) -> None:
-        """Of an end and a failure at one time the failure counts."""
-        failures = [Failure(at=1, device=0, seconds=0)]
-        trace = TrialSimulator(make_policy("fifo"), FixedList([trial(1)]), failures=failures).run()
-        assert lines(trace) == [(0.0, 1.0, 0, 0, 0), (1.0, 2.0, 0, 0, 1)]
-
-    def test_two_failures_at_once(self) -> None:
-        """A device is back when the last of its failures is over."""
-        failures = [Failure(at=0.5, device=0, seconds=3), Failure(at=1, device=0, seconds=1)]
-        policy = make_policy("fifo")
-        trace = TrialSimulator(policy, FixedList([trial(1)]), failures=failures).run()
-        assert lines(trace) == [(0.0, 0.5, 0, 0, 0), (3.5, 4.5, 0, 0, 1)]
-
-    def test_policies_see_that_it_is_broken(self) -> None:
-        """The device is shown as not healthy while it is."""
-        policy = Rule(lambda s: waiting(s)[0].number if waiting(s) else None)
-        source = FixedList([trial(2, 1), trial(4, 3)])
-        failures = [Failure(at=0.5, device=0, seconds=1)]
-        TrialSimulator(policy, source, n_devices=2, failures=failures).run()
-        healthy = {snapshot.now: snapshot.devices[0].healthy for snapshot in policy.seen}
-        assert healthy[1.0] is False
-        assert all(healthy[now] for now in healthy if now == 0 or now >= 1.5)
-
-    @pytest.mark.parametrize(("at", "seconds"), [(-1, 1), (1, -1), (math.nan, 1), (1, math.inf)])
-    def test_times_are_numbers(self, at: float, seconds: float) -> None:
-        """A failure before the start, or one that never ends, is refused."""
-        with pytest.raises(InvalidInputError, match="finite times of at least 0"):
-            Failure(at=at, device=0, seconds=seconds)
-
-    @pytest.mark.parametrize("device", [-1, 2])
-    def test_of_no_device(self, device: int) -> None:
-        """A device that does not exist cannot fail."""
-        failures = [Failure(at=1, device=device, seconds=1)]
-        with pytest.raises(InvalidInputError, match=f"must be one of 0 to 1 but got {device}"):
-            TrialSimulator(make_policy("fifo"), FixedList([]), n_devices=2, failures=failures)
+            SwitchCosts(**{name: value})
 
 
 class TestUntil:
@@ -523,11 +368,9 @@ class TestUntil:
     def test_it_can_go_on(self) -> None:
         """Stopped on the way and continued, it is what it would have been in one go."""
         recordings = [trial(5, 4), trial(1, 0.5), trial(3, 2)]
-        failures = [Failure(at=2.5, device=1, seconds=1)]
 
         def cluster() -> TrialSimulator:
-            policy = make_policy("hermes")
-            return TrialSimulator(policy, FixedList(recordings), n_devices=2, failures=failures)
+            return TrialSimulator(make_policy("hermes"), FixedList(recordings), n_devices=2)
 
         stopped = cluster()
         first = stopped.run(until=1.5)
@@ -538,11 +381,11 @@ class TestUntil:
 class TestRefused:
     """What cannot be simulated."""
 
-    @pytest.mark.parametrize(("n_devices", "n_hosts"), [(0, 1), (1, 0), (2, 3), (-1, -1)])
-    def test_devices_and_hosts(self, n_devices: int, n_hosts: int) -> None:
-        """There is a device and a host at least, and no host is without a device."""
-        with pytest.raises(InvalidInputError, match=f"got {n_devices} devices on {n_hosts} hosts"):
-            TrialSimulator(make_policy("fifo"), FixedList([]), n_devices=n_devices, n_hosts=n_hosts)
+    @pytest.mark.parametrize("n_devices", [0, -1])
+    def test_no_devices(self, n_devices: int) -> None:
+        """There is a device at least."""
+        with pytest.raises(InvalidInputError, match=f"a device at least but got {n_devices}"):
+            TrialSimulator(make_policy("fifo"), FixedList([]), n_devices=n_devices)
 
     @pytest.mark.parametrize(
         ("choice", "message"),
@@ -617,15 +460,3 @@ def test_impossible_overheads_are_refused(name: str, value: float) -> None:
     """An overhead is a finite time of at least 0."""
     with pytest.raises(InvalidInputError, match=f"{name} must be finite"):
         Overheads(**{name: value})
-
-
-def test_a_unit_lost_with_its_device_is_opened_again() -> None:
-    """Its process is gone: a trial without a report pays for its opening once more."""
-    work = [Recording(values=(1.0,), seconds=(2.0,))]
-    trace = TrialSimulator(
-        make_policy("fifo"),
-        FixedList(work),
-        overheads=Overheads(opening_seconds=1.0),
-        failures=[Failure(at=1.5, device=0, seconds=0.5)],
-    ).run()
-    assert trace.finished == {0: 5.0}
