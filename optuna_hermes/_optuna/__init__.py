@@ -20,7 +20,9 @@ from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
 from optuna_hermes._optuna._samplers import is_feasible as is_feasible
+from optuna_hermes._optuna._samplers import learns as learns
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
+from optuna_hermes._optuna._samplers import nested as nested
 from optuna_hermes._optuna._samplers import read_anew as read_anew
 from optuna_hermes._optuna._samplers import reseed as reseed
 from optuna_hermes._optuna._storages import close_connections as close_connections
@@ -29,6 +31,7 @@ from optuna_hermes._optuna._storages import database_errors as database_errors
 from optuna_hermes._optuna._storages import delete_study as delete_study
 from optuna_hermes._optuna._storages import disconnect as disconnect
 from optuna_hermes._optuna._storages import for_workers as for_workers
+from optuna_hermes._optuna._storages import is_inheritable as is_inheritable
 from optuna_hermes._optuna._storages import is_late as is_late
 from optuna_hermes._optuna._storages import load_study as load_study
 from optuna_hermes._optuna._storages import no_such_study as no_such_study

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 import optuna
 
+from optuna_hermes._optuna._local_ledgers import delete_with_files
 from optuna_hermes._optuna._storages import line, of_database, racing
 from optuna_hermes.errors import InvalidInputError
 
@@ -27,11 +28,14 @@ def optuna_verbs() -> frozenset[str]:
     return frozenset(optuna.cli._COMMANDS)
 
 
-def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
+def run_optuna_cli(
+    *samplers: type[optuna.samplers.BaseSampler], note: Callable[[str], None]
+) -> int:
     """Run Optuna's own command line on ``sys.argv``.
 
     Args:
         samplers: more samplers for ``ask --sampler NAME``.
+        note: called with a line about what stays of a study that is deleted.
 
     Raises:
         InvalidInputError: an error that Optuna would show as a traceback.
@@ -41,8 +45,7 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
     # Optuna looks a sampler up by its name in this module.
     for sampler in samplers:
         setattr(optuna.samplers, sampler.__name__, sampler)
-    # The commands of a script may start at once on a new database.
-    optuna.cli._get_storage = partial(racing, optuna.cli._get_storage)
+    optuna.cli._get_storage = partial(_storage, optuna.cli._get_storage, note)
     try:
         with _log_to(sys.stderr):
             return int(optuna.cli.main() or 0)
@@ -54,6 +57,22 @@ def run_optuna_cli(*samplers: type[optuna.samplers.BaseSampler]) -> int:
         if not of_database(error):
             raise
         raise InvalidInputError(line(error)) from error
+
+
+def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str | None) -> Any:
+    """The storage of one of Optuna's commands, which deletes a study with its files."""
+    # The commands of a script may start at once on a new database.
+    storage = racing(get, *place)
+    delete = storage.delete_study
+
+    def delete_study(study_id: int) -> None:
+        name = storage.get_study_name_from_id(study_id)
+        study = optuna.load_study(study_name=name, storage=storage)
+        for left in delete_with_files(study, partial(delete, study_id)):
+            note(f"Checkpoints stay in {left}: remove them when no process trains the study.")
+
+    storage.delete_study = delete_study
+    return storage
 
 
 @contextlib.contextmanager

@@ -1,26 +1,34 @@
-"""Claim of a study without a database by one ledger: a file in a user's folder, or a database.
+"""Ledgers of studies without a database: each a file in a user's folder, or in a database.
 
 Several hosts may reach such a study's storage (a journal file, a gRPC proxy), but not a file that
-is its ledger: without the claim two of them would each train every trial.
+is its ledger: without a claim two of them would each train every trial.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
+import shutil
 import socket
 import time
 import uuid
+from collections.abc import Callable
 
 import optuna
 
 from optuna_hermes._optuna._studies import (
     LEDGER_ATTRIBUTE,
+    checkpoint_root,
+    known_key,
+    ledger_file,
     named_ledger,
     only_here,
     shares_its_ledger,
     state_dir,
 )
-from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.errors import InvalidInputError, LedgerError, StorageError
+from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger._locks import remove_ledger
 
 MEETING_SECONDS = 10.0
 """Seconds in which hosts that claim a study at the same moment retry."""
@@ -58,6 +66,32 @@ def claim_ledger(study: optuna.Study, url: str | None = None) -> None:
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))
     if marked != here:
         raise _elsewhere(study, str(marked))
+
+
+def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[str]:
+    """Delete a study, with its ledger and its checkpoints if the ledger is a file of its own.
+
+    Returns:
+        Folders and URLs whose checkpoints stay: a process trains the study, or they are where its
+        user has said.
+    """
+    apart = not shares_its_ledger(study) and named_ledger(study) is None
+    key = known_key(study) if apart else None
+    # Keys come out of a storage: one must not lead out of the folders.
+    if key is None or "/" in key or not ledger_file(key).exists():
+        delete()
+        return []
+    file, root, places = ledger_file(key), checkpoint_root(study), set[str]()
+    with (
+        contextlib.suppress(LedgerError),  # one that cannot be read is removed all the same
+        contextlib.closing(open_ledger(f"sqlite:///{file}")) as ledger,
+    ):
+        places = {row.checkpoint.path.rsplit("/", 2)[0] for row in ledger.load_checkpoints(key)}
+    delete()
+    if remove_ledger(str(file), key):
+        shutil.rmtree(root, ignore_errors=True)
+        places.discard(str(root))
+    return sorted(places)
 
 
 def _claimed(study: optuna.Study, here: str) -> list[str]:

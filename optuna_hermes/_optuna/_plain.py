@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
+from optuna_hermes._optuna._samplers import nested
 from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import study_spec
 from optuna_hermes._optuna._trials import Note, end_of, params_of_id
@@ -160,12 +161,10 @@ def wait_for_device(trial: optuna.Trial) -> None:
 def _terms(study: Any) -> SharingTerms | None:
     """The terms of a study's sampler, or of one that it wraps, if its pruner preempts."""
     preempts = getattr(getattr(study, "pruner", None), "preempts", False)
-    sampler: Any = study.sampler if preempts else None
-    while sampler is not None:
-        terms = getattr(sampler, "terms", None)
+    for each in nested(study.sampler) if preempts else ():
+        terms = getattr(each, "terms", None)
         if isinstance(terms, SharingTerms):
             return terms
-        sampler = getattr(sampler, "_base_sampler", None)
     return None
 
 

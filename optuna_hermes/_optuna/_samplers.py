@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Container, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, cast
 
@@ -69,8 +69,13 @@ def fixed_list(study: optuna.Study, unstarted: int | None) -> bool:
     if unstarted is None:
         return False
     waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    return len(waiting) >= unstarted or not learns(study.sampler)
+
+
+def learns(sampler: optuna.samplers.BaseSampler) -> bool:
+    """True if what a sampler proposes may depend on values that were reported."""
     # The exact type, since a subclass may learn.
-    return len(waiting) >= unstarted or type(proposer(study.sampler)) in _BLIND_SAMPLERS
+    return type(proposer(sampler)) not in _BLIND_SAMPLERS
 
 
 def left_to_propose(study: optuna.Study) -> int | None:
@@ -90,8 +95,15 @@ def left_to_propose(study: optuna.Study) -> int | None:
 
 def proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
     """The sampler at the bottom of those that wrap others."""
+    return [*nested(sampler)][-1]
+
+
+def nested(sampler: optuna.samplers.BaseSampler) -> Iterator[optuna.samplers.BaseSampler]:
+    """A sampler, then the one that it wraps, and so on."""
+    yield sampler
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
-    return proposer(base) if isinstance(base, optuna.samplers.BaseSampler) else sampler
+    if isinstance(base, optuna.samplers.BaseSampler):
+        yield from nested(base)
 
 
 def read_anew(study: optuna.Study, trial_id: int) -> None:

@@ -11,7 +11,6 @@ import shlex
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
@@ -40,6 +39,9 @@ _FULL_PAUSE_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_files: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""The files of engines whose URLs have relative paths."""
 
 _read: weakref.WeakSet[optuna.Study] = weakref.WeakSet()
 """Studies whose trials are in the cache of their storage, as far as they had ended by then."""
@@ -197,7 +199,21 @@ def _url_of(storage: RDBStorage) -> Any:
             "sqlite:////PATH/TO/study.db, without `file:` and `uri=true`."
         )
     # The broker has another working folder, and so has a worker whose objective changes it.
-    return url.set(database=str(Path(url.database).absolute()))
+    return url.set(database=_file_of(storage.engine))
+
+
+def _file_of(engine: Any) -> str:
+    """The absolute path of an engine's SQLite file, in any working folder."""
+    path: str = engine.url.database
+    if os.path.isabs(path):
+        return path
+    if engine not in _files:
+        with engine.connect() as connection:
+            opened = connection.exec_driver_sql("PRAGMA database_list").fetchone()[2]
+        here = os.path.abspath(path)
+        # Its spelling here, with links, as others give it; the engine has resolved it when made.
+        _files[engine] = here if os.path.realpath(here) == os.path.realpath(opened) else opened
+    return _files[engine]
 
 
 def is_late(study: optuna.Study) -> bool:
@@ -254,7 +270,11 @@ def _uncached(storage: Any) -> Any:
 
 
 def for_workers(study: optuna.Study) -> bytes:
-    """A study, pickled for many processes: each keeps few connections to a server."""
+    """A study, pickled for many processes: each keeps few connections to a server.
+
+    Raises:
+        InvalidInputError: it cannot be pickled.
+    """
     backend = backend_of(study)
     if not isinstance(backend, RDBStorage) or backend.engine.dialect.name == "sqlite":
         return _pickled(study)
@@ -267,9 +287,22 @@ def for_workers(study: optuna.Study) -> bytes:
         backend.engine_kwargs = chosen
 
 
+def is_inheritable(study: optuna.Study) -> bool:
+    """True if the forks of a process may all use the study that it has loaded: of a database."""
+    # A journal takes what forks have written for its own lines, and a channel of gRPC has threads.
+    return isinstance(backend_of(study), RDBStorage)
+
+
 def _pickled(study: optuna.Study) -> bytes:
     content = io.BytesIO()
-    _Pickler(content).dump(study)
+    try:
+        _Pickler(content).dump(study)
+    except Exception as error:
+        raise InvalidInputError(
+            "The study's sampler, pruner and storage must be picklable, since workers are other "
+            f"processes, but {line(error)} Create what cannot be (locks, open files) inside of "
+            "their functions."
+        ) from error
     return content.getvalue()
 
 
@@ -333,14 +366,14 @@ def close_connections(study: optuna.Study) -> bool:
     backend = backend_of(study)
     if not isinstance(backend, RDBStorage):
         return False
+    url = backend.engine.url
+    is_file = url.get_backend_name() == "sqlite"
+    named = is_file and url.database and not url.database.startswith((":memory:", "file:"))
+    file = os.path.realpath(_file_of(backend.engine)) if named else ""
     backend.scoped_session.remove()
     backend.engine.dispose()
-    url = backend.engine.url
-    if url.get_backend_name() != "sqlite":
-        return True
-    if url.database is None or url.database.startswith("file:"):
-        return False
-    file = os.path.realpath(url.database)
+    if not named:
+        return not is_file
     if not _is_open(file):
         return True
     gc.collect()  # a study that nothing refers to any more may wait for it, with its connection

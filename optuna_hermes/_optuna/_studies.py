@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ import filelock
 import numpy as np
 import optuna
 import platformdirs
-from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages._rdb.models import StudySystemAttributeModel
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
@@ -27,8 +29,9 @@ from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
-from optuna_hermes.ledger import knows, open_ledger
+from optuna_hermes.ledger import knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
+from optuna_hermes.ledger._locks import remove_ledger
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
 """The user attribute with the place of its ledger, of a study that has no database."""
@@ -58,7 +61,10 @@ def study_key(study: optuna.Study) -> str:
         return known
     name = key_attribute(study._study_id)
     if not shares_its_ledger(study):
-        return str(_given(study, name, f"{_APART}{uuid.uuid4().hex[:16]}", is_apart))
+        key = str(_given(study, name, f"{_APART}{uuid.uuid4().hex[:16]}", is_apart))
+        if not shared(study):
+            weakref.finalize(backend_of(study), _remove_own, key, ledger_file(key), os.getpid())
+        return key
     url, fresh = _database_of(study), uuid.uuid4().hex[:16]
     # First of all: a key that the ledger does not know is taken for that of a copied study.
     with contextlib.closing(open_ledger(url)) as ledger:
@@ -129,11 +135,13 @@ def _given(study: optuna.Study, name: str, value: Any, counts: _Counts = lambda 
         if not counts(there):
             patiently(_replace_attribute, backend, study_id, name, there, value)
         return storage.get_study_system_attrs(study_id)[name]
-    with only_here():
+    # No other process reaches a study in memory.
+    is_memory = isinstance(backend, InMemoryStorage)
+    with _giving if is_memory else only_here():
         if _offered(study, name, counts) is None:
             # Other hosts may do so at the same moment: none may replace what another one uses.
             storage.set_study_system_attr(study_id, f"{name}:{value}", value)
-            if not isinstance(backend, JournalStorage):
+            if not is_memory and not isinstance(backend, JournalStorage):
                 time.sleep(_OFFERING_SECONDS)
     return _offered(study, name, counts)
 
@@ -154,8 +162,15 @@ def _offered(study: optuna.Study, name: str, counts: _Counts = lambda _: True) -
 
 
 def _database_of(study: optuna.Study) -> str:
-    """The URL of the study's own database."""
-    return str(database_url(study).render_as_string(hide_password=False))
+    """The URL of the study's own database, with its storage's arguments for connections.
+
+    Raises:
+        InvalidInputError: a URL cannot hold one of them.
+    """
+    url = database_url(study)
+    if url.get_backend_name() != "sqlite":
+        url = with_connect_args(url, backend_of(study).engine_kwargs)
+    return str(url.render_as_string(hide_password=False))
 
 
 def _is_in(url: str, key: str) -> bool:
@@ -208,7 +223,7 @@ def study_spec(
     return StudySpec(
         key=study_key(study),
         name=study.study_name,
-        ledger_url=ledger_url(study),
+        ledger_url=with_password(ledger_url(study)),
         policy=anywhere(policy),
         folders=folders() if ":" in policy else (),
         slice_seconds=slice_seconds,
@@ -231,8 +246,20 @@ def ledger_url(study: optuna.Study) -> str:
     if url is None and (named := named_ledger(study)) is not None:
         return named
     if url is None:
-        return f"sqlite:///{state_dir() / 'ledgers' / study_key(study)}.db"
+        return f"sqlite:///{ledger_file(study_key(study))}"
     return _database_of(study)
+
+
+def ledger_file(key: str) -> Path:
+    """The file with the ledger of a study that is in no database, and that names none."""
+    return state_dir() / "ledgers" / f"{key}.db"
+
+
+def _remove_own(key: str, file: Path, pid: int) -> None:
+    """Remove the ledger of a study in memory, which has ended with its storage or process."""
+    # The children of a fork have copies of both.
+    if os.getpid() == pid:
+        remove_ledger(str(file), key)
 
 
 def checkpoint_root(study: optuna.Study, chosen: Path | None = None) -> Path:
@@ -268,7 +295,7 @@ def state_dir() -> Path:
 def shared(study: optuna.Study) -> bool:
     """True if other processes can reach the study's storage."""
     backend = backend_of(study)
-    if isinstance(backend, optuna.storages.InMemoryStorage):
+    if isinstance(backend, InMemoryStorage):
         return False
     return not isinstance(backend, RDBStorage) or database_url(study) is not None
 

@@ -190,13 +190,14 @@ def logs(name: Launched) -> None:
 
 
 def _start(launcher: Launcher, job: Job, dry_run: bool) -> None:
-    from optuna_hermes.launch import keep
+    from optuna_hermes.launch import record
 
     if dry_run:
         show(launcher.render(job).rstrip("\n"))
         return
-    launched = launcher.start(job)
-    keep(launched)
+    with record(job.name) as keep:
+        launched = launcher.start(job)
+        keep(launched)
     note(
         f"Started {job.name!r} ({launcher.name} {launched.id}). Next:\n"
         f"  {PROGRAM} launch status {job.name}\n"

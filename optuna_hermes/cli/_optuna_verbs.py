@@ -6,8 +6,9 @@ import contextlib
 import os
 import sys
 from collections.abc import Container, Sequence
+from itertools import pairwise
 
-from optuna_hermes.cli._output import Printable
+from optuna_hermes.cli._output import Printable, note
 from optuna_hermes.errors import InvalidInputError
 
 # Listed so that other command lines need not import Optuna; a test holds them against it.
@@ -29,7 +30,7 @@ def is_for_optuna(argv: Sequence[str], ours: Container[str]) -> bool:
         return False
     # Options may stand before Optuna's verbs.
     if argv[0].startswith("-"):
-        return not KNOWN.isdisjoint(argv)
+        return not KNOWN.isdisjoint([*argv, *map(" ".join, pairwise(argv))])
     if {argv[0], " ".join(argv[:2])} & KNOWN:
         return True
     from optuna_hermes import _optuna
@@ -54,4 +55,4 @@ def run(argv: Sequence[str]) -> int:
         contextlib.redirect_stdout(Printable(sys.stdout)),
         contextlib.redirect_stderr(Printable(sys.stderr)),
     ):
-        return _optuna.run_optuna_cli(HermesSampler)
+        return _optuna.run_optuna_cli(HermesSampler, note=note)

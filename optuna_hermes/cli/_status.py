@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
+# A broker that has just ended with a study keeps it locked until all is written.
+_UNLOCK_SECONDS = 1.0
+
 
 def status(
     trial: Annotated[
@@ -113,6 +116,8 @@ def _study_document(
         key, hosts = str(facts.key), live_hosts(ledger)
         records, values = ledger.load_trials(key), ledger.last_values(key)
         lowest = ledger.lowest_values(key)
+        served = silent or (broker is not None and broker.study(key) is not None)
+        elsewhere = not served and ledger.is_locked(key, _UNLOCK_SECONDS)
         alive = {host.instance for host in hosts}
         states = trial_states(ledger, facts, records, broker, alive, silent=silent)
         overrides = live_overrides(ledger, key, states)
@@ -136,12 +141,15 @@ def _study_document(
         "key": key,
         "name": name,
         "counts": dict(Counter(states.values())),
+        # Trials that plain Optuna has trained.
+        "others": dict(Counter(end for n, end in facts.ends.items() if n not in states)),
         "device_seconds": sum(record.device_seconds for record in records),
         "watt_hours": total_watt_hours(records),
         "best": best and {"trial": best[1], "value": facts.sign * best[0]},
         "hosts": [
             {"host": host.name, "devices": len(host.devices), "load": host.load} for host in hosts
         ],
+        "elsewhere": elsewhere,
         "trials": trials,
     }
 

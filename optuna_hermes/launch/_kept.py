@@ -2,20 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import platformdirs
 
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, LaunchError
 from optuna_hermes.launch._base import Launch
 
+_ROOM = 16_384
+"""Bytes of a record, at most."""
 
-def keep(launch: Launch) -> None:
-    """Put a launch on record, in place of an earlier one of its name."""
-    path = _path(launch.name)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.encode(launch))
+
+@contextlib.contextmanager
+def record(name: str) -> Iterator[Callable[[Launch], None]]:
+    """Make room for the record of a launch that begins inside the block.
+
+    It yields what puts the launch on record, in place of an earlier one of its name; that raises
+    ``LaunchError``, which names the job, if it cannot.
+
+    Raises:
+        InvalidInputError: no file can be written where launches are kept.
+    """
+    path = _path(name)
+    new = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new.write_bytes(bytes(_ROOM))  # of a quota, too
+    except OSError as error:
+        raise InvalidInputError(
+            f"Launches are kept in {path.parent}, which cannot be written ({error.strerror}): make "
+            "room there, or set XDG_STATE_HOME to another folder."
+        ) from None
+
+    def keep(launch: Launch) -> None:
+        try:
+            with new.open("r+b") as file:
+                file.write(msgspec.json.encode(launch))
+                file.truncate()
+            new.replace(path)
+        except OSError as error:
+            raise LaunchError(
+                f"{name!r} is started ({launch.launcher} {launch.id}), but not on record "
+                f"({error.strerror}): end it by {launch.launcher}'s own command."
+            ) from error
+
+    try:
+        yield keep
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def kept(name: str) -> Launch:

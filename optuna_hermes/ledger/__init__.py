@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._engine import few_connections as few_connections
     from optuna_hermes.ledger._engine import is_database as is_database
     from optuna_hermes.ledger._engine import rest_when_idle as rest_when_idle
+    from optuna_hermes.ledger._engine import with_connect_args as with_connect_args
+    from optuna_hermes.ledger._engine import with_password as with_password
     from optuna_hermes.ledger._ledger import Ledger as Ledger
     from optuna_hermes.ledger._ledger import live_hosts as live_hosts
     from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
@@ -32,7 +34,11 @@ if TYPE_CHECKING:
 _HOMES = {
     **dict.fromkeys(("FULL", "is_full", "lost_race", "mends"), "_away"),
     **dict.fromkeys(
-        ("check_shared_url", "few_connections", "is_database", "rest_when_idle"), "_engine"
+        (
+            *("check_shared_url", "few_connections", "is_database", "rest_when_idle"),
+            *("with_connect_args", "with_password"),
+        ),
+        "_engine",
     ),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
     **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "knows", "schema_version"), "_schema"),

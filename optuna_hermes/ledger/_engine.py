@@ -5,13 +5,25 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    String,
+    bindparam,
+    create_engine,
+    event,
+    func,
+    make_url,
+    true,
+)
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
@@ -38,6 +50,7 @@ REST_SECONDS = 1.0
 
 _LOCK_TIMEOUT_SECONDS = 60
 _BEGIN = "hermes_begin"
+_LIBPQ = ("psycopg", "psycopg2")
 
 
 def parse(url: str) -> URL:
@@ -93,6 +106,34 @@ def check_shared_url(url: str) -> None:
         )
 
 
+def with_connect_args(url: URL, engine_kwargs: Mapping[str, Any]) -> URL:
+    """The URL of a server with options for what arguments of ``create_engine`` say of connections.
+
+    Raises:
+        InvalidInputError: a URL cannot hold one of them.
+    """
+    arguments = {**engine_kwargs.get("connect_args", {}), "creator": engine_kwargs.get("creator")}
+    arguments.pop("prepare_threshold", None)  # a ledger prepares no statement
+    given = {name: value for name, value in arguments.items() if value is not None}
+    others = [name for name, value in given.items() if type(value) not in (str, int)]
+    if others:
+        raise InvalidInputError(
+            "The broker reaches a study's database by its URL, which cannot hold "
+            f"{', '.join(others)} of engine_kwargs: put into the URL what is needed to connect (as "
+            "?sslmode=require, or ?ssl_ca=FILE for MySQL), and leave the rest out."
+        )
+    return url.update_query_dict({name: str(value) for name, value in given.items()})
+
+
+def with_password(url: str) -> str:
+    """A URL for other processes: with the password that this one's $PGPASSWORD has for it."""
+    parsed, password = make_url(url), os.environ.get("PGPASSWORD")
+    told = parsed.password or not {"password", "service"}.isdisjoint(parsed.query)
+    if told or not password or parsed.get_driver_name() not in _LIBPQ:
+        return url
+    return parsed.set(password=password).render_as_string(hide_password=False)
+
+
 def _with_file(url: URL) -> URL:
     """The URL with an absolute path: it names the same file after a change of folder."""
     database = url.database or ":memory:"
@@ -116,15 +157,19 @@ def connectable(url: URL) -> Engine:
         return _sqlite_engine(url)
     # Each statement must see rows committed while it waited for a lock: InnoDB's default,
     # REPEATABLE READ, would show it the snapshot of its transaction's first read.
+    arguments: dict[str, int | None] = {**time_limits(url)}
+    if url.get_driver_name() == "psycopg":
+        arguments["prepare_threshold"] = None  # a pooler may give each transaction another server
     engine = create_engine(
         url,
         hide_parameters=True,
         # The server ends idle connections, of which the pool learns by asking only.
         pool_pre_ping=True,
         isolation_level="READ COMMITTED",
-        connect_args=time_limits(url),
+        connect_args=arguments,
     )
-    event.listen(engine, "connect", partial(_end_silent_transactions, engine))
+    if engine.dialect.name != "postgresql":
+        event.listen(engine, "connect", partial(_end_silent_transactions, engine))
     return engine
 
 
@@ -134,7 +179,7 @@ def time_limits(url: URL) -> dict[str, int]:
     Without them a connection to a host that was switched off hangs for a quarter of an hour.
     """
     limits: dict[str, int] = {}
-    if url.get_driver_name() in ("psycopg", "psycopg2"):
+    if url.get_driver_name() in _LIBPQ:
         limits = {
             "connect_timeout": CONNECT_SECONDS,
             "keepalives": 1,
@@ -162,11 +207,16 @@ def at_once(engine: Engine) -> Engine:
     return engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
+def end_if_silent() -> ColumnElement[str]:
+    """A column that makes PostgreSQL end the transaction which selects it, if that is silent."""
+    # Not the session: a pooler gives its connection to others, and readers take their time.
+    limit = bindparam("limit", callable_=lambda: f"{SILENT_SECONDS}s", type_=String())
+    return func.set_config("idle_in_transaction_session_timeout", limit, true())
+
+
 def _end_silent_transactions(engine: Engine, connection: Any, _record: object) -> None:
     dialect: Any = engine.dialect
-    if dialect.name == "postgresql":
-        timeout = f"idle_in_transaction_session_timeout = '{SILENT_SECONDS}s'"
-    elif dialect.is_mariadb:
+    if dialect.is_mariadb:
         timeout = f"idle_transaction_timeout = {SILENT_SECONDS}"
     else:  # MySQL ends the silent connection, in a transaction or not; the pool opens another
         timeout = f"wait_timeout = {SILENT_SECONDS}"

@@ -128,6 +128,10 @@ class Ledger:
         if self._locks is not None:
             self._locks.lock(study)
 
+    def is_locked(self, study: str, wait_seconds: float = 0.0) -> bool:
+        """True if a broker of another process has locked a study, and keeps it for so long."""
+        return self._locks is not None and self._locks.is_locked(study, wait_seconds)
+
     def unlock_study(self, study: str) -> None:
         """Unlock a study; ``close`` does the same for all."""
         if self._locks is not None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from pathlib import Path
 from typing import final
 
 import filelock
 
 from optuna_hermes.errors import LedgerError
+
+# Another process may look at this moment: see ``is_locked``.
+_LOOK_SECONDS = 0.5
 
 
 @final
@@ -19,27 +24,26 @@ class StudyLocks:
         self._file = file
         self._locks: dict[str, filelock.BaseFileLock] = {}
 
-    def lock(self, study: str) -> None:
+    def lock(self, study: str, wait_seconds: float = _LOOK_SECONDS) -> None:
         """Lock a study, by its key, against other processes; twice is no error.
 
         Raises:
-            LedgerError: another process has it.
+            LedgerError: another process has it, for all this time.
         """
         if study in self._locks:
             return
-        folder = Path(f"{self._file}.hermes")
+        path = self._path(study)
         # Training goes on without a lock in a read-only folder, or where locks are not supported.
         with contextlib.suppress(OSError, NotImplementedError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = filelock.FileLock(
-                folder / f"{study}.lock",
-                timeout=0,
+                path,
                 mode=0o600,
                 thread_local=False,  # the thread that unlocks may be another one
                 is_singleton=True,  # one file may have two URLs
             )
             try:
-                lock.acquire()
+                lock.acquire(timeout=wait_seconds)
             except filelock.Timeout as error:
                 raise LedgerError(
                     f"A study in a file has one broker at a time, and another one trains it in "
@@ -49,13 +53,64 @@ class StudyLocks:
                 ) from error
             self._locks[study] = lock
 
+    def is_locked(self, study: str, wait_seconds: float = 0.0) -> bool:
+        """True if another process has locked a study, for all this time; it stays as it is."""
+        try:
+            os.stat(self._path(study))  # locking would create it
+        except PermissionError:  # another user's, who may train
+            return True
+        except OSError:
+            return False
+        if study in self._locks:
+            return False
+        try:
+            self.lock(study, wait_seconds)
+        except LedgerError:
+            return True
+        self.unlock(study)
+        return False
+
     def unlock(self, study: str) -> None:
         """Unlock a study; one that is not locked is no error."""
         lock = self._locks.pop(study, None)
         if lock is not None:
             lock.release()
+            # The file of several studies has another name.
+            if Path(self._file).stem == study and _mark(self._file).exists():
+                remove_ledger(self._file, study)
 
     def close(self) -> None:
         """Unlock all studies."""
         for study in tuple(self._locks):
             self.unlock(study)
+
+    def _path(self, study: str) -> Path:
+        return Path(f"{self._file}.hermes", f"{study}.lock")
+
+
+def remove_ledger(file: str, study: str) -> bool:
+    """Remove a ledger in a file of its own, of a study that is over.
+
+    Returns:
+        False if another process has the study locked, which removes the file when it unlocks it.
+    """
+    with contextlib.suppress(OSError):
+        if not os.path.exists(file):
+            return True
+        mark, locks = _mark(file), StudyLocks(file)
+        mark.parent.mkdir(mode=0o700, exist_ok=True)
+        mark.touch()  # first of all: who unlocks the study after this sees it
+        try:
+            locks.lock(study, 0.0)
+        except LedgerError:
+            return False
+        for path in (mark, Path(file), Path(f"{file}-journal")):
+            path.unlink(missing_ok=True)
+        shutil.rmtree(mark.parent, ignore_errors=True)
+        locks.close()
+    return True
+
+
+def _mark(file: str) -> Path:
+    """The file that says of a ledger that its study is over."""
+    return Path(f"{file}.hermes", "over")

@@ -33,12 +33,13 @@ from sqlalchemy.schema import CreateColumn
 from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger._clock import Now
 from optuna_hermes.ledger._database import Database
+from optuna_hermes.ledger._engine import end_if_silent
 from optuna_hermes.ledger._records import DEAD_SECONDS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """The version of the tables; a ledger of another version is upgraded or refused."""
 
-UPGRADED_VERSIONS = (1,)
+UPGRADED_VERSIONS = (1, 2)
 """Versions whose ledgers are upgraded by whoever opens them next."""
 
 METADATA = MetaData()
@@ -119,6 +120,8 @@ LEASES = Table(
     Column("started", Double, nullable=False),
     Column("ended", Double),
     Column("owner", _Name),
+    # A study of weeks has a thousand leases that have ended for each that is live.
+    Index("ix_hermes_leases_live", "study", "ended"),
 )
 
 HOSTS = Table(
@@ -175,7 +178,7 @@ def create_tables(database: Database) -> None:
 
     Raises:
         LedgerError: the ledger is of another version, or the database refuses, or brokers of
-            version 1 are at work.
+            an earlier version are at work.
     """
     # Read without a lock first: at most starts the tables are complete.
     with database.reading() as connection:
@@ -200,12 +203,13 @@ def create_tables(database: Database) -> None:
 
 
 def _upgrade(connection: Connection, shown: str) -> None:
-    """Give the tables of version 1 what has been added since; no row is lost.
+    """Give the tables of an earlier version what has been added since; no row is lost.
 
     Raises:
-        LedgerError: a broker that knows only version 1 is at work.
+        LedgerError: a broker that knows only an earlier version is at work.
     """
-    # It would go on to write rows without a change number, which others would not notice.
+    # One of version 1 would go on to write rows without a change number, which others would not
+    # notice.
     at_work = select(func.count()).where(HOSTS.c.seen > Now() - DEAD_SECONDS)
     if connection.scalar(at_work):
         raise LedgerError(
@@ -218,7 +222,7 @@ def _upgrade(connection: Connection, shown: str) -> None:
         if column.name not in {each["name"] for each in inspect(connection).get_columns(table)}:
             added = CreateColumn(column).compile(dialect=connection.dialect)
             connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {added}"))
-    for index in TRIALS.indexes:
+    for index in (*TRIALS.indexes, *LEASES.indexes):
         index.create(connection, checkfirst=True)
     connection.execute(update(SCHEMA).values(schema_version=SCHEMA_VERSION))
 
@@ -265,7 +269,7 @@ def _alone(connection: Connection) -> Iterator[None]:
     """Hold the lock under which one process at a time changes the tables."""
     backend = connection.dialect.name
     if backend == "postgresql":
-        connection.execute(select(func.pg_advisory_xact_lock(_LOCK_KEY)))
+        connection.execute(select(end_if_silent(), func.pg_advisory_xact_lock(_LOCK_KEY)))
     if backend not in ("mysql", "mariadb"):  # SQLite: the transaction has locked the database
         yield
         return

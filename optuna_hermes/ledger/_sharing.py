@@ -20,8 +20,9 @@ _WAITING = ("pending", "stored")
 def in_turn(connection: Connection) -> None:
     """Lock the row by which transactions of brokers are serialised."""
     # SQLite has no row locks; there, BEGIN IMMEDIATE has locked the database.
-    if connection.dialect.name != "sqlite":
-        connection.execute(sql.TURN)
+    backend = connection.dialect.name
+    if backend != "sqlite":
+        connection.execute(sql.TURN_OF_POSTGRESQL if backend == "postgresql" else sql.TURN)
 
 
 # -- epochs ------------------------------------------------------------------------------------

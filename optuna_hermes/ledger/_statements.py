@@ -26,6 +26,7 @@ from sqlalchemy import (
 )
 
 from optuna_hermes.ledger._clock import Now
+from optuna_hermes.ledger._engine import end_if_silent
 from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
 from optuna_hermes.ledger._schema import (
     CHECKPOINTS,
@@ -172,6 +173,9 @@ KNOWN_TRIALS = _known_trials()
 
 TURN = select(SCHEMA.c.id).with_for_update()
 """Locks the row by which transactions of brokers are serialised."""
+
+TURN_OF_POSTGRESQL = TURN.add_columns(end_if_silent())
+"""As ``TURN``; the server ends the transaction if it is silent."""
 
 _OF_INSTANCE = HOSTS.c.instance == bindparam("of_instance")
 # An age by the ledger's clock alone: the clocks of hosts may differ.

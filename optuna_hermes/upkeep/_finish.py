@@ -19,6 +19,9 @@ from optuna_hermes.model import LIVE_STATES
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
 
+UNLOCK_SECONDS = 6.0
+"""Time in which a broker that ends, or serves a study no longer, has unlocked it."""
+
 Unwritten = tuple[tuple[int, float], ...]
 
 
@@ -166,15 +169,17 @@ def held_trials(
     records = ledger.load_trials(_optuna.known_key(study) or "")
     live = (record for record in records if record.state in LIVE_STATES)
     elsewhere = (record.number for record in live if record.owner in owners)
-    return _held_here(status, study).union(elsewhere)
+    return _held_here(status, study, ledger).union(elsewhere)
 
 
-def _held_here(status: BrokerStatus | None, study: _optuna.Study) -> frozenset[int]:
-    served = None if status is None else status.study(_optuna.known_key(study) or "")
-    if served is None:
+def _held_here(status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger) -> frozenset[int]:
+    key = _optuna.known_key(study) or ""
+    served = None if status is None else status.study(key)
+    if served is not None and served.driver_pid is None:
+        return frozenset(t.number for t in served.trials if t.state in ("running", "parked"))
+    # This user's other sessions and jobs have runtime directories, and so brokers, of their own.
+    if served is None and not ledger.is_locked(key, UNLOCK_SECONDS):
         return frozenset()
-    if served.driver_pid is not None:
-        # The driver may resume any of them at any moment.
-        trials = study.get_trials(deepcopy=False)
-        return frozenset(t.number for t in trials if not t.state.is_finished())
-    return frozenset(t.number for t in served.trials if t.state in ("running", "parked"))
+    # The driver may resume any of them at any moment.
+    trials = study.get_trials(deepcopy=False)
+    return frozenset(t.number for t in trials if not t.state.is_finished())

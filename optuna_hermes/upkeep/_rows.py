@@ -53,8 +53,10 @@ def find_rows(
     dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > DEAD_SECONDS]
     events = ledger.load_events(key)
     begins = _events_before(study, events, now)
+    # A broker of another runtime directory may serve it.
+    held = key in serving or ledger.is_locked(key)
     return Rows(
-        leases=() if key in serving else _orphans(ledger, key, host, now),
+        leases=() if held else _orphans(ledger, key, host, now),
         hosts=tuple(dead),
         studies=_deleted(study, ledger, serving),
         events=sum(event.at < begins for event in events),
@@ -91,7 +93,8 @@ def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> 
     # In this order: a study created in between is in ``there``, and so is not taken for deleted.
     known = ledger.load_studies()
     there = {*_optuna.study_keys(study), *serving}
-    return tuple(key for key in known if key not in there and not _optuna.is_apart(key))
+    gone = (key for key in known if key not in there and not _optuna.is_apart(key))
+    return tuple(key for key in gone if not ledger.is_locked(key))
 
 
 def _events_before(study: _optuna.Study, events: Collection[EventRecord], now: float) -> float:

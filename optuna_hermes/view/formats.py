@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SILENT = "The broker does not answer: trials may train."
 
+ELSEWHERE = "A broker of another runtime directory ($OPTUNA_HERMES_RUNTIME_DIR) trains this study."
+
 _BARS = "▁▂▃▄▅▆▇█"
 # Ratio of the largest to the smallest value from which on a sparkline is logarithmic: losses fall
 # fast and then slowly, and both phases can be seen.

@@ -187,6 +187,8 @@ def trial_states(
     """
     key, here = str(facts.key), (None, host_name())
     served = silent or (broker is not None and broker.study(key) is not None)
+    # A broker of another runtime directory may have them.
+    served = served or ledger.is_locked(key)
     # A broker that was killed could not write down what became of its trials. One that a process
     # may have is as the ledger says: checkpoints decide for the others.
     lost = {

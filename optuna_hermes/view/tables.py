@@ -76,11 +76,12 @@ def status_view(
 
     # Names, parameters and errors are other people's texts.
     broker, study = formats.all_printable(broker), formats.all_printable(study)
-    parts: list[RenderableType] = []
-    if broker is None:
+    elsewhere = study is not None and study.get("elsewhere", False)
+    parts: list[RenderableType] = [formats.ELSEWHERE] if elsewhere else []
+    if broker is None and not elsewhere:
         nothing = "No broker runs on this host: nothing trains."
         parts.append(formats.SILENT if silent else nothing)
-    else:
+    elif broker is not None:
         devices = map(_device, broker.devices)
         columns = ("device", "trial", "state", "since", "memory")
         parts += _titled(f"Devices of {broker.host}", _table(devices, *columns))
@@ -98,6 +99,9 @@ def status_view(
             parts.append("The broker serves no study.")
     if study is not None:
         parts += _titled(f"Study {study['name']}, as its ledger has it", _ledger(study))
+        others = ", ".join(f"{count} {state}" for state, count in study.get("others", {}).items())
+        if others:
+            parts.append(f"Without a device of this package: {others}; see `optuna-hermes trials`")
         # Hosts train this study, or others of the same database.
         for host in study.get("hosts", ()):
             busy, count = round(host["load"] * host["devices"]), host["devices"]

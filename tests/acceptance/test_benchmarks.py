@@ -20,14 +20,12 @@ import numpy as np
 import psutil
 import pytest
 
-from optuna_hermes.cluster.job_files import read_philly
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, read_curve_set, simulate, tabulate
 from optuna_hermes.replay._studies import StudyRules, simulate_study
 from optuna_hermes.simulator import RIVALS
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from support.benchmarks import BENCHMARKS, benchmark
 
 
 def switch_cost(tmp_path: Path, *options: str) -> dict[str, Any]:
@@ -441,9 +439,8 @@ TRACES = "OPTUNA_HERMES_TRACES"
 @pytest.mark.skipif(TRACES not in os.environ, reason=f"{TRACES} names no folder with traces")
 def test_the_whole_trace_takes_less_than_two_minutes() -> None:
     """Philly's 82,229 jobs under two policies, learning included, on one core."""
-    found = read_philly(Path(os.environ[TRACES]) / "philly")
-    assert found.groups is not None
-    rules = JobRules(groups={name: [8] * nodes for name, nodes in found.groups.items()})
+    found = benchmark("_jobs_philly").read_philly(Path(os.environ[TRACES]) / "philly")
+    rules = JobRules(groups={name: [8] * nodes for name, nodes in found.nodes.items()})
     began = time.process_time()
     for policy in ("fifo", "qssf"):
         assert len(simulate_jobs(found.jobs, policy, rules).records) == 82_229

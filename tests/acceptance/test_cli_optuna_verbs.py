@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
+from optuna_hermes import _optuna
 from optuna_hermes.cli import run
+from optuna_hermes.ledger import CheckpointRecord, open_ledger
+from optuna_hermes.model import Checkpoint
 
 Cli = Callable[..., "CompletedProcess[str]"]
 
@@ -62,6 +69,44 @@ def test_studies_are_listed_and_deleted(cli: Cli, study: tuple[str, ...], storag
     assert cli("storage", "upgrade", *study[:2]).returncode == 0
     assert cli("delete-study", *study).returncode == 0
     assert optuna.get_all_study_names(storage_url) == []
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_study_in_a_journal_is_deleted_with_its_files(
+    trains: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its ledger and checkpoints are its alone; they stay while a process has it locked."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    journal = str(tmp_path / "journal")
+    storage = JournalStorage(JournalFileBackend(journal))
+    study = optuna.create_study(study_name="digits", storage=storage)
+    own, given = _optuna.checkpoint_root(study), _optuna.checkpoint_root(study, tmp_path / "given")
+    key, url = _optuna.study_key(study), _optuna.ledger_url(study)
+    other = _optuna.checkpoint_root(optuna.create_study(study_name="faces", storage=storage))
+    for folder in (own, given, other):
+        (folder / "trial-00000").mkdir(parents=True)
+    with closing(open_ledger(url)) as ledger:
+        ledger.lock_study(key)
+        for folder in (own, given):
+            path = str(folder / "trial-00000" / "1.ckpt")
+            checkpoint = Checkpoint(path=path, units=1, size_bytes=1, sha256="")
+            ledger.save_checkpoint(
+                CheckpointRecord(study=key, number=0, checkpoint=checkpoint, at=0.0)
+            )
+    file = Path(url.removeprefix("sqlite:///"))
+    with open(f"{file}.hermes/{key}.lock", "a") as lock:
+        if trains:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        assert run(("delete-study", "--storage", journal, "--study-name", "digits")) == 0
+    assert optuna.get_all_study_names(storage) == ["faces"]
+    assert [file.exists(), own.exists()] == [trains, trains]
+    assert given.exists()
+    assert other.exists()
+    notes = [line for line in capsys.readouterr().err.splitlines() if "Checkpoints stay" in line]
+    assert [str(each) in "".join(notes) for each in (own, given, other)] == [trains, True, False]
 
 
 def test_what_optuna_refuses_is_one_line(cli: Cli, study: tuple[str, ...]) -> None:

@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
+from uuid import uuid4
 
 import psutil
+import pytest
 import sqlalchemy
+
+from support.databases import DatabaseServer
 
 OBJECTIVE = """
 import os, time
@@ -126,3 +130,55 @@ def test_a_password_in_the_environment_does_not_reach_the_broker(
     )
     pid = json.loads((runtime_dir / "broker.json").read_text())["pid"]
     assert "OPTUNA_STORAGE" not in psutil.Process(pid).environ()
+
+
+@pytest.fixture
+def guarded_url(postgres: DatabaseServer, postgres_url: str) -> Iterator[str]:
+    """An empty database whose user needs a password, which the URL lacks."""
+    name = f"ann_{uuid4().hex}"
+    postgres.execute(f"CREATE ROLE {name} SUPERUSER LOGIN PASSWORD '{SECRET}'".replace("%", "%%"))
+    rules = Path(postgres.execute("SHOW hba_file")[0])
+    before = rules.read_text()
+    rules.write_text(f"local all {name} scram-sha-256\n{before}")
+    postgres.execute("SELECT pg_reload_conf()")
+    url = sqlalchemy.make_url(postgres_url)
+    yield sqlalchemy.URL.create(
+        url.drivername, name, host=url.host, database=url.database, query=url.query
+    ).render_as_string(hide_password=False)
+    rules.write_text(before)
+    postgres.execute("SELECT pg_reload_conf()")
+    postgres.execute(
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{name}'"
+    )
+
+
+def test_a_password_in_the_environment_is_given_to_a_broker_that_is_there(
+    cli: Cli, guarded_url: str, runtime_dir: Path, tmp_path: Path
+) -> None:
+    """It was started without; and nothing of the password is printed, or written beside it."""
+    script = (
+        "from optuna_hermes.broker import connect_or_start; connect_or_start('viewer', 'cpu:1')"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    broker = psutil.Process(json.loads((runtime_dir / "broker.json").read_text())["pid"])
+    (tmp_path / "o.py").write_text(OBJECTIVE)
+    (tmp_path / "go").touch()
+    command = ("optimize", "o.py:objective", "--storage", guarded_url, "--study-name", "s")
+    options = ("--n-trials", 1, "--devices", "cpu:1")
+    done = cli(*command, *options, env={"PGPASSWORD": SECRET})
+    assert done.returncode == 0, done.stderr
+    assert broker.is_running()
+    written = [path.read_bytes() for path in runtime_dir.rglob("*") if path.is_file()]
+    texts = [done.stdout, done.stderr, *(each.decode(errors="replace") for each in written)]
+    assert [word for text in texts for word in SPELLINGS if word in text] == []
+
+
+def test_a_password_that_is_missing_is_no_outage(
+    cli: Cli, guarded_url: str, tmp_path: Path
+) -> None:
+    """It is said at once: status 75 would have a manager run the command again for ever."""
+    (tmp_path / "o.py").write_text(OBJECTIVE)
+    command = ("optimize", "o.py:objective", "--storage", guarded_url, "--study-name", "s")
+    done = cli(*command, deadline_seconds=50.0)
+    assert done.returncode == 2
+    assert "no password supplied" in done.stderr

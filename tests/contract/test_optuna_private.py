@@ -425,6 +425,16 @@ def test_where_ledger_and_checkpoints_are(
     monkeypatch.chdir(tmp_path)
     relative = optuna.create_study(storage="sqlite:///other.db")
     assert _optuna.ledger_url(relative) == f"sqlite:///{tmp_path / 'other.db'}"
+    key = _optuna.study_key(relative)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for study in (relative, optuna.load_study(study_name=None, storage=relative._storage)):
+        assert _optuna.ledger_url(study) == f"sqlite:///{tmp_path / 'other.db'}"
+        assert _optuna.study_key(study) == key
+    changed = optuna.create_study(storage="sqlite:///../other.db")
+    monkeypatch.chdir(tmp_path)
+    assert _optuna.ledger_url(changed) == f"sqlite:///{tmp_path / 'other.db'}"
+    assert not list((tmp_path / "elsewhere").iterdir())
     journal = optuna.storages.JournalStorage(
         optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
     )

@@ -17,7 +17,10 @@ import sqlalchemy
 from optuna.storages import RDBStorage
 from sqlalchemy.pool import NullPool
 
+from optuna_hermes import _optuna, optimize
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.ledger import open_ledger
 
 LIMIT = 20
 N_TRIALS = 40
@@ -156,3 +159,38 @@ def test_a_server_without_a_connection_left_is_named(
                 except sqlalchemy.exc.OperationalError:
                     assert taken < LIMIT
         assert states(running.wait()) == ["COMPLETE"] * 8
+
+
+def test_arguments_for_connections_count_for_the_ledger(postgres_url: str) -> None:
+    """Those of ``engine_kwargs`` go into the URL by which broker and ledger reach the database."""
+    engine = sqlalchemy.create_engine(postgres_url, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE SCHEMA team")
+    chosen = {"options": "-csearch_path=team", "connect_timeout": 5, "prepare_threshold": None}
+    arguments = {"connect_args": chosen, "poolclass": NullPool}
+    storage = RDBStorage(postgres_url, engine_kwargs=arguments)
+    study = optuna.create_study(study_name="s", storage=storage)
+    spec = _optuna.study_spec(study, policy="hermes", slice_seconds=1.0)
+    assert sqlalchemy.make_url(spec.ledger_url).query["connect_timeout"] == "5"
+    open_ledger(spec.ledger_url).close()
+    assert _optuna.known_key(study) == spec.key
+    with engine.begin() as connection:
+        found = sqlalchemy.inspect(connection)
+        assert {"studies", "hermes_trials"} <= {*found.get_table_names(schema="team")}
+        assert found.get_table_names() == []
+        connection.exec_driver_sql("DROP SCHEMA team CASCADE")
+
+
+@pytest.mark.parametrize("name", ["creator", "row_factory"])
+def test_arguments_that_no_url_can_hold_are_refused(postgres_url: str, name: str) -> None:
+    """In one line that names them, before anything is trained."""
+    psycopg = pytest.importorskip("psycopg")
+    chosen: dict[str, dict[str, Any]] = {
+        "creator": {"creator": lambda: psycopg.connect(postgres_url.replace("+psycopg", ""))},
+        "row_factory": {"connect_args": {"row_factory": psycopg.rows.tuple_row}},
+    }
+    url = {"creator": "postgresql+psycopg://nobody@nowhere.invalid/none"}.get(name, postgres_url)
+    storage = RDBStorage(url, engine_kwargs={**chosen[name], "poolclass": NullPool})
+    study = optuna.create_study(study_name="s", storage=storage)
+    with pytest.raises(InvalidInputError, match=f"cannot hold {name} of engine_kwargs"):
+        optimize(study, lambda trial: 0.0, n_trials=1, devices="cpu:1", show_progress=False)

@@ -204,6 +204,19 @@ def test_a_process_that_hangs_with_a_lock_does_not_keep_it(
         hung.commit_lease(lease(2))
 
 
+def test_only_a_turn_has_a_limit_of_silence_on_postgresql(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Poolers lend connections to others, and building what was read may take longer."""
+    monkeypatch.setattr(_engine, "SILENT_SECONDS", 7)
+    show = sqlalchemy.text("SHOW idle_in_transaction_session_timeout")
+    with closing(open_ledger(postgres_url)) as ledger:
+        with ledger._turn() as connection:
+            assert connection.scalar(show) == "7s"
+        with ledger._database.reading() as connection:  # the same one, out of the pool
+            assert connection.scalar(show) == "0"
+
+
 @pytest.mark.parametrize(
     ("server", "zone"),
     [

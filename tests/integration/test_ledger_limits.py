@@ -65,6 +65,12 @@ def test_drivers_are_told_when_to_give_up(driver: str, module: str, limits: dict
     }
 
 
+def test_no_statement_is_prepared() -> None:
+    """A pooler may give the next transaction to a server that does not know the statement."""
+    pytest.importorskip("psycopg", reason="needs psycopg")
+    assert asked_of_driver("postgresql+psycopg://ann@host/study")["prepare_threshold"] is None
+
+
 def test_a_statement_may_wait_for_every_lock() -> None:
     """Whoever waits for another process's lock is not taken for one whose host has vanished."""
     assert _engine.ANSWER_SECONDS > _engine._LOCK_TIMEOUT_SECONDS

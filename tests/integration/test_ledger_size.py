@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert
+from sqlalchemy import insert, text
 
 from optuna_hermes.ledger import Ledger
+from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._schema import CHECKPOINTS, REPORTS, TRIALS
 
 RUNS_HELD, UNITS = 10_000, 20
@@ -79,3 +80,23 @@ def test_ten_thousand_trials_are_read_within_a_second(ledger_url: str) -> None:
             taken = {name: round(least_seconds(load), 3) for name, load in loads.items()}
             print(taken)
             assert sum(taken.values()) < PROMISED_SECONDS, taken
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        sql.leases(of_study=True, live=True, since=False),
+        sql.KNOWN_TRIALS,
+        sql.END_LEASES_OF_TRIAL,
+    ],
+)
+def test_live_leases_are_found_among_all_that_there_were(tmp_path: Path, statement: Any) -> None:
+    """Each switch of a study of weeks leaves a lease that has ended, which nobody reads again."""
+    with (
+        closing(Ledger(f"sqlite:///{tmp_path}/ledger.db")) as ledger,
+        ledger._database.reading() as connection,
+    ):
+        asked = str(statement.compile(connection)).replace("?", ":any")
+        plan = connection.execute(text(f"EXPLAIN QUERY PLAN {asked}"), {"any": "study"})
+        found = " ".join(str(row) for row in plan)
+    assert "hermes_leases USING INDEX ix_hermes_leases_live (study=? AND ended=?)" in found

@@ -130,7 +130,7 @@ def versions(url: str) -> list[int]:
 
 
 def assert_tables_are_complete(url: str) -> None:
-    """No column is missing, and none is of another type."""
+    """No column and no index is missing, and no column is of another type."""
     with connected(url) as connection:
         for table in _schema.METADATA.sorted_tables:
             found = {
@@ -138,6 +138,8 @@ def assert_tables_are_complete(url: str) -> None:
                 for column in sqlalchemy.inspect(connection).get_columns(table.name)
             }
             assert set(found) == set(table.columns.keys())
+            indexes = sqlalchemy.inspect(connection).get_indexes(table.name)
+            assert {index.name for index in table.indexes} <= {index["name"] for index in indexes}
             for column in table.columns:
                 declared = column.type.dialect_impl(connection.dialect)
                 assert found[column.name]._type_affinity == declared._type_affinity
@@ -161,14 +163,16 @@ def test_another_version_is_refused_and_left_alone(url: str, version: int) -> No
     assert dump(url) == before
 
 
-def downgrade(url: str) -> None:
-    """Make the ledger one of version 1, as an earlier release has left it."""
+def downgrade(url: str, version: int = 1) -> None:
+    """Make the ledger one of version 1 or 2, as an earlier release has left it."""
     with connected(url) as connection:
-        for index in _schema.TRIALS.indexes:
+        (live,) = (each for each in _schema.LEASES.indexes if each.name == "ix_hermes_leases_live")
+        live.drop(connection)
+        for index in _schema.TRIALS.indexes if version == 1 else ():
             index.drop(connection)
-        for table, column in ADDED:
+        for table, column in ADDED if version == 1 else ():
             connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
-        connection.execute(text("UPDATE hermes_schema SET schema_version = 1"))
+        connection.execute(text(f"UPDATE hermes_schema SET schema_version = {version}"))
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -185,6 +189,16 @@ def test_a_ledger_of_version_1_is_upgraded(url: str, interrupted: bool) -> None:
         assert ledger.look().change == 0
         ledger.save_trial(RUN)
         assert ledger.load_changed("key", 0) == [("held", RUN)]
+    assert versions(url) == [SCHEMA_VERSION]
+    assert_tables_are_complete(url)
+
+
+def test_a_ledger_of_version_2_is_upgraded(url: str) -> None:
+    """It gets the index of live leases."""
+    fill(url)
+    downgrade(url, 2)
+    with closing(open_ledger(url)) as ledger:
+        assert_all_is_there(ledger)
     assert versions(url) == [SCHEMA_VERSION]
     assert_tables_are_complete(url)
 

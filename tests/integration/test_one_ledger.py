@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -200,6 +201,7 @@ from pathlib import Path
 
 
 def objective(trial):
+    trial.report(1.0, 0)
     Path(__file__).with_name(f"begun-{os.getpid()}").touch()
     end = time.monotonic() + 60.0
     while not Path(__file__).with_name("go").exists() and time.monotonic() < end:
@@ -230,14 +232,21 @@ def test_a_second_broker_is_refused_a_study_in_a_file_while_another_one_trains_i
     assert refused.returncode == 2, refused.stderr
     assert "one broker at a time" in refused.stderr.splitlines()[-1]
 
+    study = ("--storage", storage_url, "--study-name", "s")
+    finished = cli("finish", *study, "--all", env=environment)
+    assert finished.returncode == 2, finished.stdout
+    assert "trial 0: held by a live process" in finished.stderr
+    status = json.loads(cli("status", *study, "--json", env=environment).stdout)["study"]
+    assert (status["elsewhere"], status["counts"]) == (True, {"running": 1})
+
     (tmp_path / "go").touch()
     assert first.wait().returncode == 0, first.stderr
     # The first broker still waits for other clients.
     again = cli(*command, "--n-trials", 2, "--devices", "cpu:1", env=environment)
     assert again.returncode == 0, again.stderr
     cli("broker", "--stop", env=environment)
-    study = optuna.load_study(study_name="s", storage=storage_url)
-    assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
+    trials = optuna.load_study(study_name="s", storage=storage_url).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 2
 
 
 SHORT = """

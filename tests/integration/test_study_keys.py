@@ -8,6 +8,7 @@ import socket
 import types
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     if isinstance(storage, RDBStorage):
         storage.engine.dispose()
     return found
+
+
+def test_threads_that_meet_a_study_in_memory_agree_without_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No other process can offer a key for it: nobody waits for one."""
+    monkeypatch.setattr(_studies, "time", None)
+    study = optuna.create_study()
+    with ThreadPoolExecutor(N_PROCESSES) as pool:
+        keys = {*pool.map(_optuna.study_key, [study] * N_PROCESSES)}
+    assert keys == {_optuna.known_key(study)}
 
 
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")

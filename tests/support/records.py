@@ -6,7 +6,11 @@ continue from the last epoch of the example before.
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -31,6 +35,16 @@ Operation = tuple[str, tuple[Any, ...]]
 
 _REFUSALS = (NotOwnerError, StaleEpochError, StudyFullError)
 _EVERY_BROKER, _NO_BROKER = 0.0, 1e9  # count as gone, by the age of the heartbeat in seconds
+
+
+@contextmanager
+def locked(file: Path, study: str) -> Iterator[None]:
+    """Lock a study of a ledger's file as the broker of another process does."""
+    folder = Path(f"{file}.hermes")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / f"{study}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def trial_record(number: int = 0, **fields: Any) -> TrialRecord:

@@ -14,7 +14,7 @@ import yaml
 
 from optuna_hermes.cli._app import run
 from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
-from optuna_hermes.launch import LAUNCHERS, Job, Launch, keep, kept, launcher
+from optuna_hermes.launch import LAUNCHERS, Job, Launch, kept, launcher, record
 
 URL = "postgresql+psycopg://user:secret@db/optuna"
 ARGUMENTS = ("train.py:objective", "--study-name", "digits", "--n-trials", "64")
@@ -289,7 +289,8 @@ def test_a_launch_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     """It is found by its name; one that is not there names those that are."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     launched = Launch(launcher="slurm", name="digits", id="17", folder="/work")
-    keep(launched)
+    with record("digits") as keep:
+        keep(launched)
     assert kept("digits") == launched
     with pytest.raises(InvalidInputError, match="there are digits"):
         kept("other")
@@ -298,6 +299,24 @@ def test_a_launch_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     (tmp_path / "optuna-hermes" / "launches" / "digits.json").write_text("{")
     with pytest.raises(InvalidInputError, match="cannot be read"):
         kept("digits")
+
+
+def test_nothing_starts_where_no_record_can_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One line says where; what cannot be written afterwards names the job that has started."""
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    state.write_text("a file in place of the folder")
+    with pytest.raises(InvalidInputError, match="cannot be written"), record("digits"):
+        pytest.fail("it must not begin")
+    state.unlink()
+    launched = Launch(launcher="slurm", name="digits", id="17", folder="/work")
+    with record("digits") as keep:
+        (state / "optuna-hermes" / "launches" / "digits.json").mkdir()
+        with pytest.raises(LaunchError, match=r"slurm 17"):
+            keep(launched)
+    assert not list(state.rglob("*.new"))
 
 
 # -- the command line --------------------------------------------------------------------------

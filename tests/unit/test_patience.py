@@ -49,6 +49,19 @@ def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
         assert mends(sqlalchemy.exc.InternalError("UPDATE", {}, cause)) is mended
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        'connection to server at "db", port 5432 failed: fe_sendauth: no password supplied',
+        'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "ann", no encryption',
+        "(3159, 'Connections using insecure transport are prohibited')",
+    ],
+)
+def test_a_server_that_refuses_this_client_is_not_waited_for(refusal: str) -> None:
+    """A password or a certificate that is missing does not come by waiting."""
+    assert not mends(sqlalchemy.exc.OperationalError("", {}, OSError(refusal)))
+
+
 def test_a_server_without_room_is_waited_for_at_the_start(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

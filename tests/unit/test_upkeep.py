@@ -28,7 +28,8 @@ from optuna_hermes.ledger import (
 )
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _remote
-from optuna_hermes.upkeep import _overrides
+from optuna_hermes.upkeep import _finish, _overrides
+from support.records import locked
 from support.statuses import broker_status, study_status
 
 NOW = 1_000_000_000.0
@@ -148,6 +149,24 @@ def test_without_a_driver_only_living_trials_are_held(house: House) -> None:
     """A broker that still knows a study holds what has a process: running and parked trials."""
     status = serving(house.key, None, t0="stored", t1="parked", t2="running")
     assert upkeep.held_trials(status, house.study, house.ledger) == {1, 2}
+
+
+def test_a_broker_of_another_runtime_directory_holds_every_unfinished_trial(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock on the study is all that is seen of it; one that ends soon is waited for."""
+    house.finished()
+    number = house.suspended(1.0)
+    monkeypatch.setattr(_finish, "UNLOCK_SECONDS", 0.1)
+    with locked(tmp_path / "study.db", house.key):
+        for status in (None, serving("other", 1)):
+            assert upkeep.held_trials(status, house.study, house.ledger) == {number}
+        here = serving(house.key, None, t1="stored")
+        assert upkeep.held_trials(here, house.study, house.ledger) == frozenset()
+    assert upkeep.held_trials(None, house.study, house.ledger) == frozenset()
+    assert not house.ledger.is_locked(house.key)
+    house.ledger.lock_study(house.key)  # ours
+    assert not house.ledger.is_locked(house.key)
 
 
 def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:

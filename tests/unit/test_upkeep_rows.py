@@ -22,6 +22,7 @@ from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _remote
 from optuna_hermes.upkeep._rows import DEAD_SECONDS, EVENT_LOG_SECONDS
+from support.records import locked
 
 NOTHING = upkeep.Litter(files={}, rows=())
 NOW = 1_000_000_000.0
@@ -98,13 +99,15 @@ def test_a_lease_of_a_host_without_a_broker_ends(house: House) -> None:
     assert house.rows().leases == ()
 
 
-def test_leases_that_may_be_held_stay(house: House) -> None:
-    """Of a study that is served, of another host, and those granted a moment ago."""
+def test_leases_that_may_be_held_stay(house: House, tmp_path: Path) -> None:
+    """Of a study that is served or locked, of another host, and those granted a moment ago."""
     house.lease(1, host="elsewhere")
     house.lease(2, started=NOW - 59.0)
     assert house.rows().leases == ()
     house.lease(3)
     assert house.rows(serving=[house.key]).leases == ()
+    with locked(tmp_path / "study.db", house.key):  # by a broker of another runtime directory
+        assert house.rows().leases == ()
     assert house.rows(host=None).leases == ()
     assert house.rows().leases == (3,)
 

@@ -326,7 +326,7 @@ def test_status_says_who_holds_what_of_a_gpu() -> None:
 
 
 def test_a_picture_has_what_each_trial_takes_of_its_devices() -> None:
-    """With its process, and of all devices that it sits on; unknown is left out."""
+    """With its process, and of all devices that it is on; unknown is left out."""
     picture = picture_of(on_gpu(resident(2), resident(3, held_bytes=None)), "s", 0.0)
     assert picture.memory == {2: (3 << 30) + (400 << 20)}
     two = device_status(id="GPU-b", kind="gpu", residents=[resident(2, process_bytes=None)])
@@ -385,6 +385,9 @@ def test_status_without_a_broker_still_shows_a_ledger() -> None:
     assert "1:15 min" in text
     text = rendered(tables.status_view(None, study, silent=True))
     assert "The broker does not answer: trials may train." in text
+    assert "nothing trains" not in text
+    text = rendered(tables.status_view(None, {**study, "elsewhere": True}))
+    assert "A broker of another runtime directory" in text
     assert "nothing trains" not in text
 
 

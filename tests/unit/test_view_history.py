@@ -14,7 +14,7 @@ from optuna_hermes._tables import StudyFacts
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.view.history import Bar, Best, best_so_far, read_history, trial_states
 from support.memory_ledger import MemoryLedger
-from support.records import OTHER, STUDY, checkpoint, lease, report, trial_record
+from support.records import OTHER, STUDY, checkpoint, lease, locked, report, trial_record
 from support.statuses import broker_status, study_status
 
 
@@ -107,6 +107,10 @@ def test_a_trial_is_where_its_process_is(ledger: Ledger) -> None:
     ledger.save_checkpoint(checkpoint("/1"))
     assert states(facts()) == ["stored", "done"]
     assert states(facts(_0="failed")) == ["failed", "done"]
+    file = ledger._database.file
+    if file is not None:  # another process has it locked: a broker of another runtime directory
+        with locked(Path(file), STUDY):
+            assert states(facts()) == ["running", "done"]
 
 
 def test_reading_on_gives_what_reading_anew_gives(ledger: Ledger) -> None:

@@ -135,7 +135,7 @@ def _live(source: PageInput, study: StudyStatus | None, trials: Json) -> Json:
     if source.broker is None and source.was_served:
         return {"is": "away", "text": "The broker is away"}
     if any(state in LIVE for state in states):
-        return {"is": "elsewhere", "text": "Training on another host"}
+        return {"is": "elsewhere", "text": "Training elsewhere"}
     nobody = source.broker is None and not source.named
     return {"is": "still", "text": "No broker runs on this host" if nobody else "Not running"}
 
