@@ -25,7 +25,9 @@ Override = Literal["held", "boosted", "finishing"]
 """Override of a live trial, above the policy. ``held``: it gets no device. ``boosted``: it gets
 the next one. ``finishing``: it gets no device, for it is about to be closed at its last value."""
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+MOST_COUNT = 2**53
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNT)]
 """A count that fits into any database and any JSON, also when some of them are added up."""
 
 MOST_SECONDS = 1e9
@@ -197,12 +199,11 @@ class Elastic:
 class Resources:
     """Amounts of what a host has besides devices; None is unknown, or without bound.
 
-    ``host_bytes`` are for the state of suspended trials, ``cpu_workers`` prepare batches.
+    ``host_bytes`` are for the state of suspended trials.
     """
 
     device_bytes: int | None = None
     host_bytes: int | None = None
-    cpu_workers: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,12 +213,12 @@ class TrialView:
     Args:
         number: the trial's number in its study; unique in a snapshot.
         state: see ``TrialStatus``. A trial whose slice has just ended is ``parked`` here, bound to
-            nothing yet, with ``device`` naming where it still sits.
+            nothing yet, with ``device`` naming where it still is.
         attained_seconds: device time it has had.
         submitted: when it was admitted.
         waiting_since: when it last stopped running (or was admitted), None while it runs.
         tier: where its state is, None if it never ran or is running.
-        device: the device it runs on or sits on, if any.
+        device: the device it runs on or is parked on, if any.
         devices: all of them, if there are several.
         bound_to: devices it can resume on without moving; empty means any.
         switch_cost_seconds: expected cost of bringing it onto a device.
@@ -248,8 +249,8 @@ class TrialView:
     needs: Resources = Resources()
 
     @property
-    def seats(self) -> tuple[str, ...]:
-        """The devices it runs on or sits on."""
+    def current_devices(self) -> tuple[str, ...]:
+        """The devices it runs on or is parked on."""
         return self.devices or (() if self.device is None else (self.device,))
 
     @property

@@ -10,6 +10,7 @@ from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
 from optuna_hermes.errors import UnsupportedPrunerError
+from optuna_hermes.model import MOST_COUNT
 
 if TYPE_CHECKING:
     from optuna_hermes.broker import TrialSession
@@ -69,11 +70,12 @@ def _take_turns(
     session.started(stores=False)
     step = trial.last_step
     if not reports:
-        session.beat(0)  # a sign of life only: the session is that of another trial of this thread
+        session.beat()  # a sign of life only: the session is that of another trial of this thread
     elif step is not None:
         unit = len(trial.intermediate_values)
         value = _optuna.sign(study) * trial.intermediate_values[step]
-        session.report(unit=unit, step=step, value=value)
+        # A time in nanoseconds is more than a message holds; it is the unit that counts.
+        session.report(unit=unit, step=min(step, MOST_COUNT), value=value)
         session.wait_for_decision()
     if session.must_yield:
         session.park(None)

@@ -73,7 +73,7 @@ def run_broker(
     devices = absolute(devices)
     slots = parse_devices(devices)
     source = Devices(slots, host, named=devices != "auto")
-    office = election.Office(directory, devices)
+    runtime_lock = election.RuntimeLock(directory, devices)
     claims: list[socket.socket] = []
     try:
         # CPU slots are no one thing that two could hold, and are not locked.
@@ -96,7 +96,7 @@ def run_broker(
         gc.freeze()  # what was imported lives as long as the broker: looking at it delays grants
         asyncio.run(server.serve(ready))
     finally:
-        office.leave()
+        runtime_lock.release()
         for claim in claims:
             claim.close()
         source.close()
@@ -146,8 +146,8 @@ def _run(
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if isinstance(error, BrokerConflictError):
-            in_office = isinstance(error, election.InOfficeError)
-            return election.EXIT_IN_OFFICE if in_office else election.EXIT_CONFLICT
+            locked = isinstance(error, election.RuntimeLockedError)
+            return election.EXIT_LOCKED if locked else election.EXIT_CONFLICT
         return election.EXIT_BAD_INPUT if isinstance(error, InvalidInputError) else 1
     return 0
 

@@ -25,7 +25,7 @@ from optuna_hermes.errors import BrokerConflictError, BrokerError
 RUNTIME_DIR_VARIABLE = "OPTUNA_HERMES_RUNTIME_DIR"
 
 EXIT_BAD_INPUT = 2
-EXIT_IN_OFFICE = 3
+EXIT_LOCKED = 3
 EXIT_CONFLICT = 4
 """Exit statuses of a broker that could not start; 3: another one is at work here."""
 
@@ -107,15 +107,15 @@ def lock(path: Path, timeout: float) -> filelock.BaseFileLock:
     return filelock.FileLock(path, timeout=timeout, mode=0o600)
 
 
-class InOfficeError(BrokerConflictError):
+class RuntimeLockedError(BrokerConflictError):
     """Another broker holds this runtime directory."""
 
 
-class Office:
-    """The broker's lock on a runtime directory: held until ``leave``, or until the process ends.
+class RuntimeLock:
+    """The broker's lock on a runtime directory: held until ``release``, or until the process ends.
 
     Raises:
-        InOfficeError: another broker holds it.
+        RuntimeLockedError: another broker holds it.
         BrokerConflictError: its lock is not this user's alone.
     """
 
@@ -125,8 +125,8 @@ class Office:
         try:
             self._lock.acquire()
         except filelock.Timeout as error:
-            other = incumbent(directory) or {}
-            raise InOfficeError(
+            other = holder_card(directory) or {}
+            raise RuntimeLockedError(
                 f"A broker (process {other.get('pid', 'unknown')}, devices "
                 f"{other.get('devices', 'unknown')!r}) owns {directory} already: use it, or end it "
                 "with `optuna-hermes broker --stop`."
@@ -135,14 +135,14 @@ class Office:
         socket_path(directory).unlink(missing_ok=True)
         write_private(directory / "broker.json", json.dumps(_card(devices)))
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Release the lock, after the socket is gone."""
         socket_path(self._directory).unlink(missing_ok=True)
         (self._directory / "broker.json").unlink(missing_ok=True)
         self._lock.release()
 
 
-def incumbent(directory: Path) -> dict[str, object] | None:
+def holder_card(directory: Path) -> dict[str, object] | None:
     """Card of the broker that holds the lock, None if there is none."""
     try:
         card = json.loads(read_private(directory / "broker.json", WAY_OUT))

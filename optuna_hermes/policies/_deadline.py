@@ -43,7 +43,8 @@ def _seconds_for(trial: TrialView, reserve: float = 0.0) -> float:
     # Its opening is in the first unit only.
     pace = (used[-1] - used[0]) / (units - 1) if units > 1 else used[0]
     # Device time passes on all of its devices at once.
-    return (left + reserve * (units + left)) * pace / (len(trial.seats) or trial.devices_wanted)
+    n_devices = len(trial.current_devices) or trial.devices_wanted
+    return (left + reserve * (units + left)) * pace / n_devices
 
 
 def _final(trial: TrialView) -> float:

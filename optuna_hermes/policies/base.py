@@ -166,21 +166,21 @@ def _place_several(
     snapshot: Snapshot, free: Sequence[str], order: Iterable[TrialView | None], *, backfill: bool
 ) -> tuple[Assignment, ...]:
     chosen: list[TrialView | None] = []
-    seats: dict[str, int] = {}
+    matching: dict[str, int] = {}
     for trial in order:
-        tried = _seats([*chosen, trial], free)
+        tried = _matching([*chosen, trial], free)
         if tried is None:
             if backfill or not _can_ever_fit(trial, snapshot):
                 continue
             break
         chosen.append(trial)
-        seats = tried
-        if len(seats) == len(free):
+        matching = tried
+        if len(matching) == len(free):
             break
     return tuple(
         Assignment(
             trial=None if trial is None else trial.number,
-            devices=tuple(id_ for id_ in free if seats.get(id_) == index),
+            devices=tuple(id_ for id_ in free if matching.get(id_) == index),
         )
         for index, trial in enumerate(chosen)
     )
@@ -204,23 +204,23 @@ def _can_ever_fit(trial: TrialView | None, snapshot: Snapshot) -> bool:
     return trial is None or trial.devices_wanted <= usable
 
 
-def _seats(trials: Sequence[TrialView | None], free: Sequence[str]) -> dict[str, int] | None:
+def _matching(trials: Sequence[TrialView | None], free: Sequence[str]) -> dict[str, int] | None:
     """Devices for all of ``trials`` (device -> index of its trial), None if they do not all fit.
 
-    A maximum matching of devices and trials, by augmenting paths from the devices they sit on.
+    A maximum matching of devices and trials, by augmenting paths from where they are parked.
     """
     fits = [[id_ for id_ in free if _fits(trial, id_)] for trial in trials]
-    seats: dict[str, int] = {}
+    matching: dict[str, int] = {}
     # Where they are parked, if they can: moving costs time and wins nothing.
     for index, trial in enumerate(trials):
         if trial is not None and trial.device in fits[index]:
-            seats.setdefault(trial.device, index)
+            matching.setdefault(trial.device, index)
     for index, trial in enumerate(trials):
         wanted = 1 if trial is None else trial.devices_wanted
-        for _ in range(wanted - list(seats.values()).count(index)):
-            if not _augment(index, fits, seats, set()):
+        for _ in range(wanted - list(matching.values()).count(index)):
+            if not _augment(index, fits, matching, set()):
                 return None
-    return seats
+    return matching
 
 
 def place_of(device: Device) -> tuple[str, int, str]:
@@ -233,14 +233,14 @@ def _fits(trial: TrialView | None, device: str) -> bool:
 
 
 def _augment(
-    index: int, fits: Sequence[Sequence[str]], seats: dict[str, int], seen: set[str]
+    index: int, fits: Sequence[Sequence[str]], matching: dict[str, int], seen: set[str]
 ) -> bool:
     # Free devices first: others are moved only where none is left.
-    for device in sorted(fits[index], key=seats.__contains__):
-        if device in seen or seats.get(device) == index:
+    for device in sorted(fits[index], key=matching.__contains__):
+        if device in seen or matching.get(device) == index:
             continue
         seen.add(device)
-        if device not in seats or _augment(seats[device], fits, seats, seen):
-            seats[device] = index
+        if device not in matching or _augment(matching[device], fits, matching, seen):
+            matching[device] = index
             return True
     return False

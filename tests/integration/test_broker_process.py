@@ -1,4 +1,4 @@
-"""A real broker process: its office, its socket, and what it does when clients misbehave."""
+"""A real broker process: its lock, its socket, and what it does when clients misbehave."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_unknown_devices_start_no_broker(runtime_dir: Path) -> None:
 
 
 def test_the_second_broker_is_turned_away(broker: Connection) -> None:
-    """The office is held by one process; the other ends and says who holds it."""
+    """The lock is held by one process; the other ends and says who holds it."""
     second = subprocess.run(
         [sys.executable, "-m", "optuna_hermes.broker", "--devices", "cpu:2"],
         capture_output=True,
@@ -112,7 +112,7 @@ def test_the_second_broker_is_turned_away(broker: Connection) -> None:
         timeout=60,
         check=False,
     )
-    assert second.returncode == election.EXIT_IN_OFFICE
+    assert second.returncode == election.EXIT_LOCKED
     assert f"process {broker.welcome.pid}" in second.stderr
 
 

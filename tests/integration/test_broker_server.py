@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._server import _server
 from optuna_hermes.broker._server._server import Server
+from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import Device
 from support.devices import FakeDevices
 
 PARKED = wire.Parked(epoch=1, tier="resident", suspend_seconds=0.0)
 ENDED = wire.Ended(epoch=1, state="done")
-BEAT = wire.Beat(epoch=1, batches=1)
+BEAT = wire.Beat(epoch=1)
+
+Answer = TypeVar("Answer")
 
 
 async def polls_for(directory: Path, source: FakeDevices, *messages: wire.FromClient) -> int:
@@ -131,3 +136,149 @@ def test_a_driver_that_hangs_holds_up_nobody(runtime_dir: Path) -> None:
     hangs = "the NVIDIA driver has not answered for 1 s: try `nvidia-smi`"
     assert [devices[0].problem for devices in seen] == ["", hangs, ""]
     assert all(devices[0].healthy for devices in seen)
+
+
+class Guest:
+    """A client of a broker in this process."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def say(self, message: wire.FromClient) -> None:
+        self._writer.write(wire.frame(message))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def hear(self, kind: type[Answer]) -> Answer:
+        """The next message of a kind; others before it are dropped."""
+        while True:
+            length = wire.body_length(await self._reader.readexactly(wire.HEADER_BYTES))
+            answer = wire.decode_from_broker(await self._reader.readexactly(length))
+            if isinstance(answer, kind):
+                return answer
+
+    async def status(self) -> wire.BrokerStatus:
+        self.say(wire.GetStatus())
+        return (await self.hear(wire.Status)).status
+
+
+Meet = Callable[[str], Awaitable[Guest]]
+"""Connects a client of a role."""
+
+
+def served(
+    directory: Path,
+    source: FakeDevices,
+    visit: Callable[[Meet], Awaitable[Answer]],
+    idle_seconds: float | None = None,
+) -> Answer:
+    """Serve until a visit is over, and then until the broker ends; return what was seen."""
+    path, guests = election.socket_path(directory), list[Guest]()
+
+    async def meet(role: str) -> Guest:
+        while not path.exists():
+            await asyncio.sleep(0)
+        guests.append(Guest(*await asyncio.open_unix_connection(path)))
+        guests[-1].say(wire.Hello(version=wire.VERSION, role=role))
+        return guests[-1]
+
+    async def both() -> Answer:
+        server = Server(
+            directory, devices="any", source=source, host="h", idle_seconds=idle_seconds
+        )
+        serving = asyncio.ensure_future(server.serve())
+        seen = await visit(meet)
+        if idle_seconds is None:
+            (await meet("viewer")).say(wire.Quit())
+        for guest in guests:
+            guest.close()
+        await serving
+        return seen
+
+    return asyncio.run(asyncio.wait_for(both(), 60))
+
+
+def test_the_host_budget_follows_what_is_free(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may live for months: what was free when it began says nothing then."""
+    free = [1000]
+    monkeypatch.setattr(_server, "available_bytes", lambda: free[0])
+    monkeypatch.setattr(_server, "TRIM_SECONDS", 0.01)
+
+    async def visit(meet: Meet) -> int:
+        guest = await meet("viewer")
+        assert (await guest.status()).host_memory.budget_bytes == 400
+        free[0] = 100
+        while (await guest.status()).host_memory.budget_bytes == 400:
+            await asyncio.sleep(0.01)
+        return (await guest.status()).host_memory.budget_bytes
+
+    assert served(runtime_dir, FakeDevices([Device(id="cpu:0", free=True)]), visit) == 40
+
+
+def test_a_broker_that_is_to_end_reads_no_more_often_while_it_is_needed(runtime_dir: Path) -> None:
+    """That may be for hours; it ends soon after its last client has left."""
+    source = FakeDevices([Device(id="cpu:0", free=True)])
+
+    async def visit(meet: Meet) -> int:
+        guest = await meet("driver")
+        await guest.status()
+        before, end = len(source.polls), time.monotonic() + 0.5
+        while time.monotonic() < end:
+            await guest.status()
+        return len(source.polls) - before
+
+    assert served(runtime_dir, source, visit, idle_seconds=0.0) <= 1
+
+
+def test_times_are_those_of_the_clock_after_the_machine_has_slept(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock stands still meanwhile: what is written later is of later."""
+    source = FakeDevices([Device(id="cpu:0", free=True)])
+    url, before = f"sqlite:///{tmp_path}/ledger.db", time.time
+
+    async def visit(meet: Meet) -> None:
+        while len(source.polls) < 2:
+            await asyncio.sleep(0.01)
+        monkeypatch.setattr(time, "time", lambda: before() + 8 * 3600)
+        polls = len(source.polls)
+        while len(source.polls) < polls + 2:
+            await asyncio.sleep(0.01)
+        guest = await meet("plain")
+        study = wire.StudySpec(key="s", name="s", ledger_url=url)
+        guest.say(wire.Register(study=study, number=0, trial_id=0))
+        await guest.hear(wire.Grant)
+
+    served(runtime_dir, source, visit, idle_seconds=0.0)
+    ledger = open_ledger(url)
+    times = [each.at for each in ledger.load_events("s")]
+    ledger.close()
+    assert min(times) > before() + 7 * 3600
+
+
+def test_a_message_that_cannot_be_sent_ends_its_connection_only(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reason is in the log, and others are told."""
+    frame, odd = wire.frame, [True]
+
+    def broken(message: Any) -> bytes:
+        if isinstance(message, wire.Status) and odd[0]:
+            raise TypeError("Encoding objects of type numpy.float64 is unsupported")
+        return frame(message)
+
+    monkeypatch.setattr(wire, "frame", broken)
+
+    async def visit(meet: Meet) -> str:
+        guest = await meet("viewer")
+        with pytest.raises(EOFError):
+            await guest.status()
+        odd[0] = False
+        return (await (await meet("viewer")).status()).host
+
+    assert served(runtime_dir, FakeDevices([Device(id="cpu:0", free=True)]), visit) == "h"
+    assert "closed: Encoding objects" in caplog.text

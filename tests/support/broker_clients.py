@@ -225,8 +225,9 @@ class Behaviour:
                 process.saved = [each for each in process.saved if each.path != message.path]
             elif isinstance(message, wire.Grant | wire.SetUp | wire.Evict | wire.Recall):
                 first = {type(each) for each in process.inbox}
-                # The lease of a trial may come while it is still being created.
-                crosses = isinstance(message, wire.Grant) and first == {wire.SetUp}
+                # A lease may come while its trial is being created, or its process leaves.
+                crossed = first in ({wire.SetUp}, {wire.Refused})
+                crosses = isinstance(message, wire.Grant) and crossed
                 assert not first or crosses, "nobody is asked twice at once"
                 process.inbox.append(message)
             elif isinstance(message, wire.Dismiss | wire.Refused):
@@ -332,7 +333,7 @@ class Behaviour:
             return
         process.uses, process.context = trial.need, CONTEXT
         trial.units += 1
-        self._say(wire.Beat(epoch=epoch, batches=1, memory_bytes=trial.need))
+        self._say(wire.Beat(epoch=epoch, memory_bytes=trial.need))
         value = self._random.choice([1 / trial.units, float("nan"), float("inf")])
         process.report = wire.Report(epoch=epoch, unit=trial.units, step=trial.units, value=value)
         self._say(process.report)

@@ -79,7 +79,7 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
         wire.Begin(epoch=epoch, number=number, trial_id=number),
         wire.FirstBatch(epoch=epoch, stores=random.random() < 0.5),
         wire.Report(epoch=epoch, unit=random.randint(1, 9), step=0, value=random.random()),
-        wire.Beat(epoch=epoch, batches=0, memory_bytes=taken),
+        wire.Beat(epoch=epoch, memory_bytes=taken),
         wire.Stretches(
             epoch=epoch,
             sizes=BatchSizes(

@@ -197,3 +197,18 @@ def test_what_is_refused_without_a_lease_ends_its_study() -> None:
     broker.apply(WritesFailed(epochs=(), reason="no such table", study="s", paths=("/c",)))
     assert shown(broker).problem == "no such table"
     assert broker.last(worker, "Yield").tier == "disk"
+
+
+def test_trials_of_plain_optuna_wait_for_their_database() -> None:
+    """Nothing of them could be suspended to disk: they go on when it is back, however late."""
+    broker = FakeBroker(devices=1)
+    first, second = broker.plain(0, policy="round-robin"), broker.plain(1, policy="round-robin")
+    epoch = broker.last(first, "Grant").epoch
+    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.apply(away())
+    broker.advance(2 * AWAY_SECONDS)
+    assert shown(broker).problem is None
+    assert broker.last(first, "Yield") is None
+    broker.apply(BACK)
+    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    assert broker.last(second, "Grant") is not None

@@ -146,7 +146,7 @@ def parked(broker: FakeBroker, tier: TierName) -> tuple[int, int]:
     epoch = begin(broker, first, 0)
     free = 100 if tier == "resident" else 10
     broker.poll("GPU-0", memory_bytes=100, memory_free_bytes=free)
-    broker.say(first, wire.Beat(epoch=epoch, batches=1, memory_bytes=20))
+    broker.say(first, wire.Beat(epoch=epoch, memory_bytes=20))
     broker.advance(10)
     assert broker.last(first, "Yield").tier == tier
     broker.poll("GPU-0", memory_free_bytes=100)
@@ -239,3 +239,18 @@ def test_a_named_gpu_that_tells_nothing_is_taken_at_its_users_word() -> None:
     broker = on_gpus(1)
     broker.poll("GPU-0", unlisted=True)
     assert broker.last(broker.worker(), "Grant") is not None
+
+
+def test_processes_of_our_own_may_take_more_than_is_expected() -> None:
+    """Contexts cannot be measured there: each parked trial's may be larger than thought."""
+    broker = FakeBroker(devices=[Device(id="GPU-0", kind="gpu")], context_bytes=600 << 20)
+    broker.poll("GPU-0", **UNSEEN, free=True, memory_free_bytes=80 * GIB)
+    broker.driver(policy="round-robin", unstarted=16, max_alive=16)
+    *workers, last = (broker.worker() for _ in range(16))
+    for number, worker in enumerate(workers):
+        epoch = begin(broker, worker, number)
+        broker.advance(10)
+        taken = (number + 1) * (GIB + (800 << 20))
+        broker.poll("GPU-0", memory_free_bytes=80 * GIB - taken)
+        park(broker, worker, epoch, "resident", held=GIB)
+    assert broker.last(last, "Grant") is not None

@@ -8,7 +8,8 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _drain
 from optuna_hermes.broker._core._drain import at_once, most_to_lose_first
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.model import Checkpoint, Curve
+from optuna_hermes.model import Checkpoint, Curve, Decision, Snapshot
+from optuna_hermes.policies import Policy
 from support.broker import FakeBroker
 
 
@@ -136,3 +137,74 @@ def test_a_trial_that_trains_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -
     broker.say(driver, wire.Drain(study="s"))
     assert broker.last(workers[1], "Yield") == wire.Yield(epoch=epoch, tier="disk")
     assert _evicted(broker, workers) == []
+
+
+# -- trials of plain Optuna ------------------------------------------------------------------------
+
+
+def _train(broker: FakeBroker, connection: int) -> int:
+    """A plain trial begins to train under its last grant; returns the epoch."""
+    epoch = int(broker.last(connection, "Grant").epoch)
+    broker.say(connection, wire.FirstBatch(epoch=epoch, stores=False))
+    return epoch
+
+
+def _park(broker: FakeBroker, connection: int, epoch: int) -> None:
+    broker.say(connection, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1))
+
+
+def test_a_plain_trial_goes_on_once_the_drivers_processes_are_gone() -> None:
+    """It makes room with them; then nobody is left for whom its study would be suspended."""
+    broker = FakeBroker(devices=2)
+    driver = broker.driver(unstarted=1)
+    worker, plain = broker.worker(), broker.plain(7)
+    theirs = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=theirs, number=0, trial_id=0))
+    broker.say(worker, wire.FirstBatch(epoch=theirs, stores=True))
+    epoch = _train(broker, plain)
+    broker.say(driver, wire.Drain(study="s"))
+    _park(broker, plain, epoch)
+    broker.hang_up(driver)
+    assert broker.last(plain, "Grant").epoch == epoch, "a worker of the driver is still there"
+    broker.hang_up(worker)
+    assert broker.last(plain, "Grant").epoch > epoch
+
+
+def test_the_time_limit_of_a_driver_that_died_is_none_for_plain_trials() -> None:
+    """They have no limit of their own."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(unstarted=0, seconds_left=5.0)
+    plain = broker.plain(7)
+    epoch = _train(broker, plain)
+    broker.hang_up(driver)
+    broker.advance(20.0)
+    broker.say(plain, wire.Report(epoch=epoch, unit=1, step=1, value=0.5))
+    assert broker.last(plain, "Yield") is None
+
+
+class _Raising(Policy):
+    def decide(self, snapshot: Snapshot) -> Decision:
+        raise RuntimeError("no idea")
+
+
+def test_a_problem_is_told_to_plain_trials_where_there_is_no_driver() -> None:
+    """Each is refused once it waits, when it asks again, and when it comes anew meanwhile."""
+    broker = FakeBroker(devices=1)
+    first, second = broker.plain(0), broker.plain(1)
+    epoch = _train(broker, first)
+    broker.handler.state.studies["s"].policy = _Raising()
+    broker.advance(1.5)
+    problem = broker.last(second, "Refused").reason
+    assert "no idea" in problem
+    assert broker.last(first, "Refused") is None
+    _park(broker, first, epoch)
+    assert broker.last(first, "Refused").reason == problem
+    broker.register(first, 0)  # as a client does that has lost its lease
+    third = broker.plain(2)
+    told = [message for each in (first, second, third) for message in broker.sent(each)]
+    assert [message for message in told if isinstance(message, wire.Refused)] == [
+        wire.Refused(reason=problem)
+    ] * 4
+    for connection in (first, second, third):
+        broker.hang_up(connection)
+    assert broker.last(broker.plain(3), "Grant") is not None, "it begins anew"

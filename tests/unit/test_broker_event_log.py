@@ -67,7 +67,7 @@ def test_a_unit_is_not_an_event() -> None:
     before = kinds(broker, 0)
     for unit in (1, 2, 3):
         report(broker, worker, epoch, unit)
-        broker.say(worker, wire.Beat(epoch=epoch, batches=5))
+        broker.say(worker, wire.Beat(epoch=epoch))
         broker.say(worker, wire.Saved(epoch=epoch, checkpoint=saved(unit)))
     assert kinds(broker, 0) == before == ["admitted"]
 

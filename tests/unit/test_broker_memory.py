@@ -43,7 +43,7 @@ def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bo
         trials = len(broker.handler.state.studies["s"].trials)
         broker.say(worker, wire.Begin(epoch=grant.epoch, number=trials, trial_id=trials))
     broker.say(worker, wire.FirstBatch(epoch=grant.epoch, stores=stores))
-    broker.say(worker, wire.Beat(epoch=grant.epoch, batches=1, memory_bytes=need))
+    broker.say(worker, wire.Beat(epoch=grant.epoch, memory_bytes=need))
     return int(grant.epoch)
 
 
@@ -362,7 +362,7 @@ def test_a_plain_trial_that_does_not_answer_is_let_be() -> None:
     first, second = broker.plain(0), broker.plain(1)
     epoch = broker.last(first, "Grant").epoch
     broker.say(first, wire.FirstBatch(epoch=epoch, stores=True))
-    broker.say(first, wire.Beat(epoch=epoch, batches=1, memory_bytes=BIG))
+    broker.say(first, wire.Beat(epoch=epoch, memory_bytes=BIG))
     broker.poll(GPU, memory_free_bytes=40)
     broker.advance(1.5)
     park(broker, first, epoch, free=40)
@@ -507,7 +507,7 @@ def test_trials_of_one_process_have_one_context() -> None:
         broker.poll(GPU, memory_free_bytes=None, processes=((7, listed),))
         epoch = broker.last(here, "Grant").epoch
         broker.say(here, wire.FirstBatch(epoch=epoch, stores=False))
-        broker.say(here, wire.Beat(epoch=epoch, batches=1, memory_bytes=need))
+        broker.say(here, wire.Beat(epoch=epoch, memory_bytes=need))
         broker.advance(1.5)
         assert broker.last(here, "Yield").tier == "resident"
         park(broker, here, epoch, free=None, held_bytes=need, stores=False, moves=False)

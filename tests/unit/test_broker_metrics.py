@@ -134,7 +134,7 @@ def test_reports_are_no_decisions() -> None:
     """Reports are counted and beats are not; what else happens is timed."""
     meter = Meter()
     report = wire.Report(epoch=1, unit=1, step=1, value=0.5)
-    for message in (report, report, wire.Beat(epoch=1, batches=1), wire.Ready(study="s")):
+    for message in (report, report, wire.Beat(epoch=1), wire.Ready(study="s")):
         meter.handled(Received(connection=1, message=message), 0.01)
     meter.handled(Tick(), 0.01)
     assert meter.reports == 2

@@ -200,7 +200,7 @@ def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
     grant = broker.last(workers[1][0], "Grant")
     assert grant.epoch > workers[2][1]
     broker.say(workers[1][0], wire.FirstBatch(epoch=grant.epoch, stores=True))
-    broker.say(workers[1][0], wire.Beat(epoch=grant.epoch, batches=1))
+    broker.say(workers[1][0], wire.Beat(epoch=grant.epoch))
     before = len(broker.leases())
     broker.advance(5.0)
     assert len(broker.leases()) == before
@@ -218,23 +218,23 @@ def snapshot(*trials: TrialView, free: tuple[str, ...]) -> Snapshot:
     return Snapshot(now=9.0, devices=devices, trials=trials)
 
 
-def seats(decision: Decision) -> dict[int | None, tuple[str, ...]]:
+def devices_of(decision: Decision) -> dict[int | None, tuple[str, ...]]:
     return {each.trial: each.devices for each in decision.assignments}
 
 
 def test_boost_moves_nobody_without_need() -> None:
-    """A boosted run keeps its seat, or takes a device that nobody sits on, or else another's."""
+    """A boosted run keeps its device, or takes one on which nobody is parked, or else another's."""
     fifo = make_policy("fifo").decide
-    sits, other = trial(0, device="cpu:0", waiting_since=9.0), trial(7, waiting_since=2.0)
-    both = snapshot(sits, other, free=("cpu:0", "cpu:1"))
-    assert seats(boosted_first(fifo, both, {7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
-    assert seats(boosted_first(fifo, both, {0, 7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
-    one = snapshot(sits, other, free=("cpu:0",))
-    assert seats(boosted_first(fifo, one, {7})) == {7: ("cpu:0",)}
-    assert seats(boosted_first(fifo, one, set())) == {0: ("cpu:0",)}
+    parked, other = trial(0, device="cpu:0", waiting_since=9.0), trial(7, waiting_since=2.0)
+    both = snapshot(parked, other, free=("cpu:0", "cpu:1"))
+    assert devices_of(boosted_first(fifo, both, {7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
+    assert devices_of(boosted_first(fifo, both, {0, 7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
+    one = snapshot(parked, other, free=("cpu:0",))
+    assert devices_of(boosted_first(fifo, one, {7})) == {7: ("cpu:0",)}
+    assert devices_of(boosted_first(fifo, one, set())) == {0: ("cpu:0",)}
     bound = trial(7, bound_to=("cpu:1",))
-    alone = snapshot(sits, bound, free=("cpu:0",))
-    assert seats(boosted_first(fifo, alone, {7})) == {0: ("cpu:0",)}
+    alone = snapshot(parked, bound, free=("cpu:0",))
+    assert devices_of(boosted_first(fifo, alone, {7})) == {0: ("cpu:0",)}
 
 
 # -- finish ------------------------------------------------------------------------------------

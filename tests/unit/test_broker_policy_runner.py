@@ -15,7 +15,7 @@ from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._records import TrialRecord
-from optuna_hermes.model import Budget, Decision, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import Assignment, Budget, Decision, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Policy
 from support.broker import FakeBroker
 
@@ -216,6 +216,34 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True))
     assert broker.last(worker, "Evict").tier == "disk"
     assert broker.last(other, "Refused") is None
+
+
+class Counting(Policy):
+    """Trial 0 first, in numbers of NumPy, and by a generator."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        given = (
+            Assignment(trial=np.int64(0), devices=(device.id,), slice_seconds=np.float64(1.0))
+            for device in snapshot.devices
+            if device.free
+        )
+        return Decision(assignments=given)  # type: ignore[arg-type]
+
+
+def test_a_decision_may_be_of_numpys_numbers_and_of_a_generator() -> None:
+    """All that follows from it can be sent, to the trial and to drivers."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(params={0: {"x": 0.5}}, waiting=(0,), fixed=True, unstarted=1)
+    broker.handler.state.studies["s"].policy = Counting()
+    worker = broker.worker()
+    assert broker.last(worker, "Grant").take == 0
+    begin(broker, worker, 0)
+    broker.advance(1.5)
+    broker.say(driver, wire.WatchStudy(study="s", now=True))
+    told = broker.last(driver, "StudyChanged")
+    assert told.study.problem is None
+    for message in (*broker.sent(worker), told):
+        wire.frame(message)
 
 
 # -- a fixed list, or proposals of a sampler that learns -------------------------------------------

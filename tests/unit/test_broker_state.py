@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import EndLease, NameLease, StudyRead, WritesFailed
+from optuna_hermes.broker._core._events import EndLease, NameLease, Send, StudyRead, WritesFailed
 from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Checkpoint, Curve, Decision
 from support.broker import FakeBroker
@@ -384,7 +386,7 @@ def test_progress_puts_the_grace_period_off() -> None:
     report(broker, first, epoch, 1, 0.5)
     for _ in range(5):
         broker.advance(9.0)
-        broker.say(first, wire.Beat(epoch=epoch, batches=1))
+        broker.say(first, wire.Beat(epoch=epoch))
     assert broker.killed() == []
 
 
@@ -396,7 +398,7 @@ def test_a_trial_whose_silences_are_long_is_waited_for_longer() -> None:
     epoch = begin(broker, first, 0)
     for _ in range(3):
         broker.advance(50.0)
-        broker.say(first, wire.Beat(epoch=epoch, batches=1))
+        broker.say(first, wire.Beat(epoch=epoch))
     broker.advance(499.9)
     assert broker.killed() == []
     broker.advance(0.2)
@@ -457,6 +459,121 @@ def test_two_studies_share_the_devices() -> None:
     assert len(yields) == 1
     park(broker, yields[0], yields[0] - 1)
     assert broker.last(other, "Grant") is not None
+
+
+class Turns:
+    """A broker whose studies always have trials to train, which leave as soon as they are asked."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self.broker = broker
+        self._heard = len(broker.log)
+        self._begun = 0
+
+    def open(self, key: str, trials: int, slice_seconds: float = 1.0) -> None:
+        """Let a driver come, with a worker for each of its trials."""
+        self.broker.driver(
+            key=key,
+            unstarted=trials,
+            max_alive=trials,
+            policy="round-robin",
+            slice_seconds=slice_seconds,
+        )
+        for _ in range(trials):
+            self.broker.worker(key=key)
+        self._obey()
+
+    def advance(self, seconds: float) -> None:
+        for _ in range(round(2 * seconds)):
+            self.broker.advance(0.5)
+            self._obey()
+
+    def had(self, key: str) -> float:
+        """Device time that a study has had."""
+        studies = self.broker.handler.status(self.broker.now).studies
+        return next(study.device_seconds for study in studies if study.key == key)
+
+    def _obey(self) -> None:
+        broker = self.broker
+        while self._heard < len(broker.log):
+            command = broker.log[self._heard]
+            self._heard += 1
+            if not isinstance(command, Send):
+                continue
+            message, connection = command.message, command.connection
+            if isinstance(message, wire.Grant) and message.number is None:
+                begin(broker, connection, self._begun)
+                self._begun += 1
+            elif isinstance(message, wire.Grant):
+                broker.say(connection, wire.FirstBatch(epoch=message.epoch, stores=True))
+            elif isinstance(message, wire.Yield):
+                park(broker, connection, message.epoch)
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_a_study_that_comes_late_gets_half_from_then_on(trials: int) -> None:
+    """It does not wait until a trial has ended, nor have the others to wait until it caught up."""
+    turns = Turns(FakeBroker(devices=1))
+    turns.open("a", trials)
+    turns.advance(100.0)
+    turns.open("b", 2)
+    turns.advance(20.0)
+    assert turns.had("b") == pytest.approx(10.0, abs=1.5)
+    assert turns.had("a") == pytest.approx(110.0, abs=1.5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    devices=st.integers(1, 3),
+    studies=st.lists(
+        st.tuples(st.sampled_from([1.0, 2.0, 5.0]), st.sampled_from([0.0, 0.5, 20.0])),
+        min_size=2,
+        max_size=4,
+    ),
+)
+def test_studies_have_equal_times(devices: int, studies: list[tuple[float, float]]) -> None:
+    """However long their slices are, how many devices there are, and who came first."""
+    turns = Turns(FakeBroker(devices=devices))
+    for number, (slice_seconds, before) in enumerate(studies):
+        turns.advance(before)
+        turns.open(str(number), devices, slice_seconds)
+    keys = [str(number) for number in range(len(studies))]
+    at_first = {key: turns.had(key) for key in keys}
+    turns.advance(40.0)
+    had = [turns.had(key) - at_first[key] for key in keys]
+    assert max(had) - min(had) <= 2 * devices * max(seconds for seconds, _ in studies), had
+
+
+def test_turns_under_an_earlier_broker_are_over() -> None:
+    """A trial that trains on under the next one has had no longer a turn than who waits."""
+    broker = FakeBroker(devices=1)
+    turns = Turns(broker)
+    turns.open("a", 1)
+    turns.open("b", 1)
+    turns.advance(1.5)
+    lease = broker.handler.state.leases()[0]
+    parked = next(trial for trial in broker.handler.state.trials() if trial.state == "parked")
+    after = broker.successor()
+    for key, number, epoch, connection, held in (
+        (parked.study, parked.number, parked.epoch, parked.connection, 0.0),
+        (lease.study, lease.number, lease.epoch, lease.connection, 100.0),
+    ):
+        waits = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True)
+        after.resume(
+            connection or 0,
+            wire.Resume(
+                study=wire.StudySpec(key=key, name=key, ledger_url="memory:", policy="fifo"),
+                epoch=epoch,
+                device="cpu:0",
+                number=number,
+                trial_id=number,
+                training=held > 0,
+                held_seconds=held,
+                parked=None if held else waits,
+            ),
+        )
+    turns = Turns(after)
+    turns.advance(20.0)
+    assert turns.had(parked.study) == pytest.approx(10.0, abs=2.5)
 
 
 def test_a_study_comes_back_from_its_ledger() -> None:

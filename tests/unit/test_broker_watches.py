@@ -68,7 +68,7 @@ def test_time_that_passes_is_no_change() -> None:
     told(broker)
     broker.say(driver, wire.WatchStudy(study="s"))
     broker.advance(1.0)
-    broker.say(worker, wire.Beat(epoch=broker.last(worker, "Grant").epoch, batches=1))
+    broker.say(worker, wire.Beat(epoch=broker.last(worker, "Grant").epoch))
     assert told(broker) == []
     broker.poll("cpu:0", memory_free_bytes=7)
     assert told(broker) == []

@@ -280,3 +280,24 @@ def test_close_does_not_wait_for_a_database_that_hangs(bench: Bench) -> None:
     bench.ledger.gate.clear()
     bench.writer.write("s", [report(1)])
     assert bench.writer.close(0.05) == 1
+
+
+def test_questions_that_nobody_will_answer_are_cancelled(bench: Bench) -> None:
+    """Whoever has asked would wait for ever where the database hangs, and ask nothing more."""
+    bench.ledger.gate.clear()
+    hangs = bench.writer.read(lambda ledger: bench.ledger.gate.wait(DEADLINE))
+    waits = bench.writer.read(lambda ledger: None)
+    bench.writer.close(0.0)
+    late = bench.writer.read(lambda ledger: None)
+    assert [answer.cancelled() for answer in (hangs, waits, late)] == [True, True, True]
+
+
+def test_a_question_whose_answer_nobody_waits_for_ends_no_writer(bench: Bench) -> None:
+    """A client may leave while its study is read; what is written after that is written."""
+    bench.ledger.gate.clear()
+    answer = bench.writer.read(lambda ledger: bench.ledger.gate.wait(DEADLINE))
+    assert answer.cancel()
+    bench.ledger.gate.set()
+    bench.writer.write("s", [report(1)])
+    while not bench.hear(Written).items:
+        pass

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.broker._core._memory_manager import fits
-from optuna_hermes.broker._core._residency import Sitter, clear, make_room
+from optuna_hermes.broker._core._residency import ResidentTrial, clear, make_room
 from optuna_hermes.broker._core._trial_order import MOST_ASKED, wanted_first
 from optuna_hermes.model import Assignment, Curve, Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 
-def sitter(number: int, takes_bytes: int | None = 10, **fields: Any) -> Sitter:
+def resident(number: int, takes_bytes: int | None = 10, **fields: Any) -> ResidentTrial:
     """A run that can go anywhere, unless told otherwise."""
     known = {"tier": "resident", "moves": True, "stores": True} | fields
-    return Sitter(trial=("s", number), takes_bytes=takes_bytes, **known)
+    return ResidentTrial(trial=("s", number), takes_bytes=takes_bytes, **known)
 
 
 def gone(moves: dict[tuple[str, int], str]) -> dict[int, str]:
@@ -43,69 +43,72 @@ def test_a_trial_fits_with_a_margin(free: int | None, missing: int | None, answe
 
 def test_nobody_goes_while_the_next_one_fits() -> None:
     """Without a shortage everybody stays."""
-    assert make_room(0, [sitter(1), sitter(2)], 100) == {}
+    assert make_room(0, [resident(1), resident(2)], 100) == {}
 
 
 def test_the_one_wanted_last_goes_first_and_no_more_than_needed() -> None:
     """Runs go from the front until enough is free."""
-    assert gone(make_room(11, [sitter(1), sitter(2), sitter(3)], 100)) == {1: "host", 2: "host"}
+    moves = make_room(11, [resident(1), resident(2), resident(3)], 100)
+    assert gone(moves) == {1: "host", 2: "host"}
 
 
 def test_host_memory_is_promised_once() -> None:
     """What one trial gets of the budget the next one does not get; it goes to disk."""
-    assert gone(make_room(20, [sitter(1), sitter(2)], 15)) == {1: "host", 2: "disk"}
+    assert gone(make_room(20, [resident(1), resident(2)], 15)) == {1: "host", 2: "disk"}
 
 
 def test_a_trial_that_cannot_go_is_passed_over() -> None:
     """Neither moved nor stored: it stays, and the next one goes in its place."""
-    stuck = sitter(1, moves=False, stores=False)
-    assert gone(make_room(5, [stuck, sitter(2)], 100)) == {2: "host"}
+    stuck = resident(1, moves=False, stores=False)
+    assert gone(make_room(5, [stuck, resident(2)], 100)) == {2: "host"}
 
 
 def test_a_trial_of_unknown_size_gets_no_host_memory() -> None:
     """Nothing can be promised to it: it goes to disk, and does not count as freed memory."""
-    assert gone(make_room(5, [sitter(1, None), sitter(2)], 100)) == {1: "disk", 2: "host"}
+    assert gone(make_room(5, [resident(1, None), resident(2)], 100)) == {1: "disk", 2: "host"}
 
 
 def test_unknown_need_sends_everybody_away() -> None:
     """An infinite shortage is never met."""
-    moves = make_room(math.inf, [sitter(1), sitter(2, moves=False), sitter(3)], 100)
+    moves = make_room(math.inf, [resident(1), resident(2, moves=False), resident(3)], 100)
     assert gone(moves) == {1: "host", 2: "disk", 3: "host"}
 
 
 def test_who_is_wanted_later_leaves_host_memory_for_who_is_wanted_sooner() -> None:
     """With the budget spent the later run goes on to disk first; the sooner one follows later."""
-    waits = sitter(1, 10, tier="host")
-    assert gone(make_room(5, [waits, sitter(2)], 0)) == {1: "disk"}
+    waits = resident(1, 10, tier="host")
+    assert gone(make_room(5, [waits, resident(2)], 0)) == {1: "disk"}
 
 
 def test_who_is_wanted_sooner_keeps_its_host_memory() -> None:
     """The run that has to leave its device is the later one: it goes to disk itself."""
-    waits = sitter(1, 10, tier="host")
-    assert gone(make_room(5, [sitter(2), waits], 0)) == {2: "disk"}
+    waits = resident(1, 10, tier="host")
+    assert gone(make_room(5, [resident(2), waits], 0)) == {2: "disk"}
 
 
-@pytest.mark.parametrize("waits", [sitter(1, 3, tier="host"), sitter(1, tier="host", stores=False)])
-def test_nobody_leaves_host_memory_in_vain(waits: Sitter) -> None:
+@pytest.mark.parametrize(
+    "waits", [resident(1, 3, tier="host"), resident(1, tier="host", stores=False)]
+)
+def test_nobody_leaves_host_memory_in_vain(waits: ResidentTrial) -> None:
     """If its room would not suffice, or it cannot be stored, it stays."""
-    assert gone(make_room(5, [waits, sitter(2)], 0)) == {2: "disk"}
+    assert gone(make_room(5, [waits, resident(2)], 0)) == {2: "disk"}
 
 
 def test_a_trial_gets_its_device_to_itself() -> None:
     """Everybody goes to disk, host memory included; who cannot be stored is moved at least."""
-    sitters = [
-        sitter(1),
-        sitter(2, tier="host"),
-        sitter(3, stores=False),
-        sitter(4, stores=False),
-        sitter(5, tier="host", stores=False),
+    residents = [
+        resident(1),
+        resident(2, tier="host"),
+        resident(3, stores=False),
+        resident(4, stores=False),
+        resident(5, tier="host", stores=False),
     ]
-    assert gone(clear(sitters, 10)) == {1: "disk", 2: "disk", 3: "host"}
+    assert gone(clear(residents, 10)) == {1: "disk", 2: "disk", 3: "host"}
 
 
-sitters = st.lists(
+residents = st.lists(
     st.builds(
-        Sitter,
+        ResidentTrial,
         trial=st.tuples(st.just("s"), st.integers(0, 1000)),
         tier=st.sampled_from(["resident", "host"]),
         takes_bytes=st.none() | st.integers(0, 20),
@@ -117,11 +120,11 @@ sitters = st.lists(
 )
 
 
-@given(sitters, st.integers(0, 60) | st.just(math.inf), st.integers(0, 40))
-def test_no_move_that_cannot_be(sitters: list[Sitter], short: float, room: int) -> None:
+@given(residents, st.integers(0, 60) | st.just(math.inf), st.integers(0, 40))
+def test_no_move_that_cannot_be(residents: list[ResidentTrial], short: float, room: int) -> None:
     """Only who can goes there, the budget is never exceeded, and nobody goes without need."""
-    for moves in (make_room(short, sitters, room), clear(sitters, room)):
-        by_trial = {each.trial: each for each in sitters}
+    for moves in (make_room(short, residents, room), clear(residents, room)):
+        by_trial = {each.trial: each for each in residents}
         promised = [by_trial[trial].takes_bytes for trial, tier in moves.items() if tier == "host"]
         assert None not in promised
         assert sum(promised) <= room  # type: ignore[arg-type]
@@ -129,7 +132,7 @@ def test_no_move_that_cannot_be(sitters: list[Sitter], short: float, room: int) 
             goer = by_trial[trial]
             assert goer.stores if tier == "disk" else goer.moves and goer.tier == "resident"
     if short <= 0:
-        assert not make_room(short, sitters, room)
+        assert not make_room(short, residents, room)
 
 
 # -- whom a policy will want first

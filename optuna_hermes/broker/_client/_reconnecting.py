@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -52,6 +53,8 @@ class ReconnectingConnection:
         self._heard = heard
         self._lost = lost
         self._up = True
+        self._steady = True
+        """False if the last broker that was lost has lived for less than ``_STEADY_SECONDS``."""
         self._gone = False
         self._closed = threading.Event()
         self._connected_at = time.monotonic()
@@ -72,17 +75,15 @@ class ReconnectingConnection:
 
         Args:
             done: true once the broker has answered.
-            seconds: how long a broker may take for that.
+            seconds: how long a broker may take for that, or several that die at once.
         """
-        deadline: float | None = None
-        while not self._gone:
-            now = time.monotonic()
-            if not self._up:
-                deadline = None
-            elif done() or (deadline is not None and now > deadline):
+        began, deadline = time.monotonic(), math.inf
+        while not self._gone and (now := time.monotonic()) <= deadline:
+            if self._up and done():
                 return
-            elif deadline is None:
-                deadline = now + seconds
+            # One that has died at once may have done so for what it was sent, as will the next.
+            met = self._up or (not self._steady and self._connected_at > began)
+            deadline = min(deadline, now + seconds) if met else math.inf
             self._closed.wait(_PAUSE_SECONDS)
 
     def close(self) -> None:
@@ -108,11 +109,11 @@ class ReconnectingConnection:
 
     def _find(self) -> bool:
         """Look for the next broker; False if there is none for too long, or this is closed."""
+        now = time.monotonic()
+        self._steady = steady = now - self._connected_at >= _STEADY_SECONDS
         self._up = False
         self._connection.close()
         self._lost()
-        now = time.monotonic()
-        steady = now - self._connected_at >= _STEADY_SECONDS
         if steady or self._away_since is None:
             self._away_since = now
         # A broker that died at once may die again: the next one is not asked without a pause.

@@ -60,9 +60,6 @@ class TrialSession:
         study: the trial's study, for the broker.
         ask: asks for the first lease.
         reconnect: connects to the next broker; raises ``HermesError`` while there is none.
-        checkpoint_dir: where this trial's checkpoints go, None if it cannot leave its process.
-        noted: called with ``parked``, ``running`` or ``stored`` when that is true, off the
-            device's time where it can be.
     """
 
     def __init__(
@@ -72,15 +69,14 @@ class TrialSession:
         ask: wire.Ready | wire.Register,
         *,
         reconnect: Callable[[], Connection],
-        checkpoint_dir: Path | None = None,
-        noted: Callable[[TrialStatus], None] = lambda state: None,
     ) -> None:
         self.must_yield = False
         self.asked: TierName = "resident"
         self.managed = False
         self.left = False
         """True once ``Suspended`` was raised: the trial is no longer this process's."""
-        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_dir: Path | None = None
+        """Where this trial's checkpoints go; None if it cannot leave its process."""
         self.checkpoint_url: str | None = None
         self.place_of: Callable[[int], tuple[Path, str | None]] | None = None
         """Returns the folder of a trial by its number, and its URL; None without a store."""
@@ -88,7 +84,11 @@ class TrialSession:
         self.checkpoints: tuple[Checkpoint, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.alone = True
-        self.noted = noted
+        self.noted: Callable[[TrialStatus], None] = lambda state: None
+        """Called with ``parked``, ``running`` or ``stored`` when that is true.
+
+        Off the device's time where it can be.
+        """
         self.waiting: Callable[[float], None] = lambda seconds: None
         """Called again and again with the seconds of waiting; an exception in it ends the wait."""
         self.describe: Callable[[], wire.Params] = dict
@@ -279,7 +279,7 @@ class TrialSession:
             self._decided.wait(_DECIDED_SECONDS)
         self._decided.set()  # once for each report
 
-    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
+    def beat(self, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
         now = time.monotonic()
         if now - self._last_beat >= _BEAT_SECONDS:
@@ -288,9 +288,7 @@ class TrialSession:
                 if memory_bytes is not None:
                     self._lease.change(need_bytes=memory_bytes)
                 epoch = self._lease.epoch
-                self._connection.send(
-                    wire.Beat(epoch=epoch, batches=batches, memory_bytes=memory_bytes)
-                )
+                self._connection.send(wire.Beat(epoch=epoch, memory_bytes=memory_bytes))
 
     def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """See ``suspend.Session``."""

@@ -92,7 +92,7 @@ def _start_one(devices: str, power: Sequence[str]) -> None:
     directory = election.runtime_dir()
     try:
         with election.lock(directory / "start.lock", timeout=TURN_SECONDS):
-            if not (election.socket_path(directory).exists() and election.incumbent(directory)):
+            if not (election.socket_path(directory).exists() and election.holder_card(directory)):
                 start(directory, devices, power)
     except filelock.Timeout as error:
         raise BrokerError(
@@ -116,7 +116,7 @@ def _make_way(connection: Connection, difference: str) -> None:
         )
     directory = election.runtime_dir()
     deadline = time.monotonic() + CONNECT_SECONDS
-    while (election.incumbent(directory) or {}).get("pid") == pid:
+    while (election.holder_card(directory) or {}).get("pid") == pid:
         if time.monotonic() > deadline:
             raise BrokerError(
                 f"The idle broker (process {pid}) does not end: end it with `kill -9 {pid}`."
@@ -125,7 +125,7 @@ def _make_way(connection: Connection, difference: str) -> None:
 
 
 def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
-    """Start a broker in the background and wait until it listens, or sees another in office.
+    """Start a broker in the background; wait until it listens, or sees another that holds the lock.
 
     Args:
         directory: its runtime directory.
@@ -158,7 +158,7 @@ def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
                 f"The broker did not listen within {START_SECONDS:.0f} s: see "
                 f"{election.log_path(directory)} and {words_path(directory)}."
             ) from error
-    if status not in (0, election.EXIT_IN_OFFICE):
+    if status not in (0, election.EXIT_LOCKED):
         kind = {
             election.EXIT_BAD_INPUT: DeviceSpecError,
             election.EXIT_CONFLICT: BrokerConflictError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import get_args
 
 from optuna_hermes.broker import _protocol as wire
@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.ledger._records import LeaseRecord, TrialRecord
-from optuna_hermes.model import Curve, TrialView
+from optuna_hermes.model import Checkpoint, Curve, TrialView
 from optuna_hermes.policies import make_policy
 
 KEPT_CHECKPOINTS = 2
@@ -61,6 +61,8 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
             f"Study {study.spec.name!r} is already being optimized by process {pid} on this host: "
             "wait for it, or end it with Ctrl-C."
         )
+    if isinstance(message, wire.Register) and study.is_plain and study.problem:
+        return study.problem
     trial = study.trials.get(message.number) if isinstance(message, wire.Register) else None
     if trial is not None and trial.live and study.is_elsewhere(trial):
         return (
@@ -95,8 +97,8 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
         study.broker = turn.state.instance if event.shared else None
         _take_overrides(turn, study, event)
         turn.state.studies[spec.key] = study
-        for known in event.trials:
-            study.trials[known.number] = known_trial(turn.state, known, event, turn.now)
+        for trial in known_trials(turn.state, event, turn.now):
+            study.trials[trial.number] = trial
         _take_orphans(turn, study, event)
         _settle_owners(turn, study, event)
     return study
@@ -236,12 +238,23 @@ def _with_new_chances(study: Study) -> list[LiveTrial]:
     return found
 
 
-def known_trial(
-    state: BrokerState, known: TrialRecord, event: StudyRead | Refreshed, now: float
+def known_trials(
+    state: BrokerState, event: StudyRead | Refreshed, now: float
+) -> Iterator[LiveTrial]:
+    """The trials as their ledger left them: their processes are gone."""
+    # Grouped once: a study may have thousands of trials.
+    saved: dict[int, list[Checkpoint]] = {}
+    for each in event.checkpoints:
+        saved.setdefault(each.number, []).append(each.checkpoint)
+    for known in event.trials:
+        curve = event.curves.get(known.number, Curve())
+        yield _known_trial(state, known, curve, saved.get(known.number, []), now)
+
+
+def _known_trial(
+    state: BrokerState, known: TrialRecord, curve: Curve, saved: Sequence[Checkpoint], now: float
 ) -> LiveTrial:
-    """LiveTrial as its ledger left it: its process is gone, so it is stored or begins again."""
-    curve = event.curves.get(known.number, Curve())
-    saved = [each.checkpoint for each in event.checkpoints if each.number == known.number]
+    """LiveTrial as its ledger left it: it is stored or begins again."""
     trial = LiveTrial(
         study=known.study,
         number=known.number,
@@ -258,7 +271,7 @@ def known_trial(
         losses=known.losses,
         furthest=curve.units,
         host=known.host if known.slices else None,
-        checkpoints=saved[-KEPT_CHECKPOINTS:],
+        checkpoints=list(saved[-KEPT_CHECKPOINTS:]),
         owner=known.owner,
         row=known,
     )

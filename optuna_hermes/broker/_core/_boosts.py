@@ -17,18 +17,21 @@ def boosted_first(
     Args:
         decide: the policy.
         snapshot: how things are.
-        boosted: the numbers of these trials. The longest waiting chooses first; one that sits on
-            a free device keeps it, and others take first those on which no trial sits.
+        boosted: the numbers of these trials. The longest waiting chooses first; one that is on
+            a free device keeps it, and others take first those on which no trial is parked.
     """
     waiting = [r for r in snapshot.trials if r.number in boosted and _is_waiting(r)]
     if not waiting:
         return decide(snapshot)
     waiting.sort(key=lambda trial: (trial.waiting_since or 0.0, trial.number))
     others = {
-        id_ for r in snapshot.trials if _is_waiting(r) and r not in waiting for id_ in r.seats
+        id_
+        for r in snapshot.trials
+        if _is_waiting(r) and r not in waiting
+        for id_ in r.current_devices
     }
     chosen: list[Assignment] = []
-    # Devices on which other trials sit are taken only if there are no others.
+    # Devices on which other trials are parked are taken only if there are no others.
     for shunned in (others, set[str]()):
         chosen += place(_rest(snapshot, chosen, shunned), _left(waiting, chosen))
     rest = _rest(snapshot, chosen, set())

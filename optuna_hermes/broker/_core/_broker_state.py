@@ -145,7 +145,7 @@ class Client:
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
         take: the listed trial that it is about to take for that.
-        dismissed: it was sent away before its trial had begun.
+        dismissed: it was sent away: before its trial had begun, or for its study's problem.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
@@ -294,9 +294,10 @@ class BrokerState:
         return [reservation for reservation in self.reservations() if reservation.study == study]
 
     def studies_at_work(self) -> list[Study]:
-        """The studies that need a device, or have one."""
-        leased = {lease.study for lease in self.leases()}
-        return [s for s in self.studies.values() if s.needs_device or s.spec.key in leased]
+        """The studies that need a device, or have one, or were promised one."""
+        have = {lease.study for lease in self.leases()}
+        have |= {reservation.study for reservation in self.reservations()}
+        return [s for s in self.studies.values() if s.needs_device or s.spec.key in have]
 
     def needs_process(self, reservation: Reservation) -> bool:
         """True if a worker that waits is needed for a reservation."""

@@ -67,6 +67,8 @@ class Drains:
 
     def go_on(self, turn: Turn, study: Study) -> None:
         """Let the next parked trials go to disk, as others have arrived there."""
+        if study.problem and study.is_plain:
+            self._send_away(turn, study, study.problem)
         parked = study.parked
         if not parked:
             return
@@ -75,3 +77,11 @@ class Drains:
         room = max(0, at_once(len(self._state.slots)) - going)
         for trial in most_to_lose_first(parked)[:room]:
             self._memory.evict(turn, trial, "disk")
+
+    def _send_away(self, turn: Turn, study: Study, problem: str) -> None:
+        """Refuse waiting trials of plain Optuna: no driver is there to tell of a problem."""
+        for trial in study.trials.values():
+            client = self._state.clients.get(trial.connection or 0)
+            if client is not None and trial.state != "running" and not client.dismissed:
+                client.dismissed = True
+                turn.send(trial.connection or 0, wire.Refused(reason=problem))

@@ -283,6 +283,9 @@ class EventHandler:
             return True
         reason = misplaced(client, event.message)
         if reason is not None:
+            study = self.state.studies.get(client.study or "")
+            if client.dismissed and study is not None:
+                reason = study.problem or reason  # it asks again since it was refused
             turn.send(event.connection, wire.Refused(reason=reason))
         return reason is not None
 
@@ -531,6 +534,7 @@ class EventHandler:
         if study is None:
             return False
         assert client is not None, "a study is served to a client"
+        was_plain = study.is_plain
         study.workers.discard(connection)
         if client.opening is not None:
             study.leave_unstarted(1)
@@ -541,6 +545,8 @@ class EventHandler:
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
             failures.forget_losses(turn, study)
+        if study.is_plain and not was_plain:
+            study.forget_driver()
         self.state.cancel_reservations(study, only_impossible=True)
         self._forget_unattended(study)
         return True

@@ -26,7 +26,9 @@ class LeaseEnds:
     def end(self, turn: Turn, lease: Lease) -> None:
         """End a lease on all of its devices, whatever becomes of its trial."""
         held = lease.device_seconds(turn.now)
-        self._state.studies[lease.study].spent_seconds += held
+        study = self._state.studies[lease.study]
+        study.spent_seconds += held
+        study.turn_seconds += held
         trial = self._state.trial_of(lease)
         slots = self._state.slots_of(lease)
         if trial is not None:

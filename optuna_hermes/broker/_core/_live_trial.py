@@ -136,7 +136,7 @@ class LiveTrial:
         """All devices where it runs, or where its process is parked."""
         return () if self.device is None else (self.device, *self.others)
 
-    def sits_on(self, devices: Sequence[str]) -> None:
+    def set_devices(self, devices: Sequence[str]) -> None:
         self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
 
     @property
@@ -243,7 +243,7 @@ class LiveTrial:
         self._become("running", "start")
         self.waiting_since, self.held_bytes = None, None
         self.connection, self.epoch, self.host = lease.connection, lease.epoch, host
-        self.sits_on(lease.devices)
+        self.set_devices(lease.devices)
 
     def park(self, message: Parked) -> None:
         """Let it wait in a tier; what it was asked for and did not do is not asked again there."""
@@ -280,7 +280,7 @@ class LiveTrial:
             self.leave_process()
         elif lease.from_tier is None:
             self._become("pending", "undo_start")
-            self.sits_on(())
+            self.set_devices(())
         else:
             self._become("parked", "undo_start", lease.from_tier)
         self.asked, self.waiting_since = None, now
@@ -290,7 +290,7 @@ class LiveTrial:
         """Let it wait in its process, which has come back to a new broker."""
         self._become("parked", "come_back", self.tier)
         self.connection, self.epoch, self.waiting_since = connection, epoch, now
-        self.sits_on(devices)
+        self.set_devices(devices)
         self.stores = self.moves = True  # as far as it says so
 
     def end(self, state: Ending) -> None:
@@ -304,7 +304,7 @@ class LiveTrial:
 
     def _forget_process(self) -> None:
         self.connection, self.asked = None, None
-        self.sits_on(())
+        self.set_devices(())
         self.held_bytes, self.host_bytes = None, 0
 
     def _become(self, state: TrialStatus, transition: str, tier: TierName | None = None) -> None:

@@ -20,7 +20,10 @@ MEMORY_MARGIN = 1.2
 """Factor by which free memory must exceed what a trial still needs."""
 
 STRANGE_BYTES = 2 << 30
-"""Memory that unknown processes may take where none is listed: the driver, a desktop."""
+"""Memory that unknown processes may take where none is listed: the driver, a desktop.
+
+Each process of a trial may take as much more as it is expected to take beside the trial.
+"""
 
 CONTEXT_SHARE = 8
 """A process is not expected to take more than this part of a small GPU, or of a slice of one."""
@@ -68,7 +71,7 @@ class MemoryManager:
         if slot.power_problem:
             return slot.power_problem
         strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
-        if slot.device.problem or strange <= STRANGE_BYTES:
+        if slot.device.problem or strange <= 0 or strange <= self._allowed(slot):
             return slot.device.problem
         return (
             f"{size(strange)} of its memory are taken by processes that cannot be listed here: "
@@ -242,15 +245,17 @@ class MemoryManager:
         from optuna_hermes.broker._core import _residency as residency
 
         if alone:
-            sitters = [residency.sitter_of(each, 0) for each in self._unasked(others)]
-            return residency.clear(sitters, host_room)
+            residents = [residency.resident_trial(each, 0) for each in self._unasked(others)]
+            return residency.clear(residents, host_room)
         here = [each for each in others if each.tier != "host"]
         in_host = [each for each in self._state.trials() if each.tier == "host"]
         free = self._unasked(self._wanted_last([*here, *in_host], now))
-        sitters = [residency.sitter_of(each, self.process_bytes(slot, each)) for each in free]
+        residents = [
+            residency.resident_trial(each, self.process_bytes(slot, each)) for each in free
+        ]
         # Processes do not end for the margin's sake.
         spare = (MEMORY_MARGIN - 1) * (self._missing(slot, study, trial) or 0)
-        return residency.make_room(short, sitters, host_room, spare_bytes=spare)
+        return residency.make_room(short, residents, host_room, spare_bytes=spare)
 
     def _unasked(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
         """Those that have no open request, and no reservation either."""
@@ -353,6 +358,11 @@ class MemoryManager:
             return 0
         going = [c for c in self._state.clients.values() if slot.device.id in c.leaving]
         return unclaimed - free - self._context(slot) * len(going)
+
+    def _allowed(self, slot: Slot) -> int:
+        """Bytes that may be taken and reported by no trial, since contexts are not measured."""
+        processes = {self._state.pid_of(each.connection) for each in self._there(slot)}
+        return STRANGE_BYTES + self._context(slot) * len(processes)
 
     def warn(self, turn: Turn, slot: Slot) -> None:
         """Add an event if a device is granted whose memory does not suffice for its reservation."""

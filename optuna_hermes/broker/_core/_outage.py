@@ -46,15 +46,20 @@ def end(turn: Turn, event: LedgerBack) -> None:
 def wakeups(state: BrokerState) -> Iterator[float]:
     """Times at which an outage has lasted too long."""
     for study in state.studies.values():
-        if study.away_since is not None and not study.draining:
+        if study.away_since is not None and not (study.draining or study.is_plain):
             yield study.away_since + AWAY_SECONDS
 
 
 def give_up(turn: Turn) -> None:
-    """Give up studies whose database has been away for too long."""
+    """Give up studies whose database has been away for too long.
+
+    Trials of plain Optuna could not be suspended to disk: they wait until it is back.
+    """
     for study in turn.state.studies.values():
         since = study.away_since
-        if since is not None and not study.problem and turn.now >= since + AWAY_SECONDS:
+        if since is None or study.problem or study.is_plain:
+            continue
+        if turn.now >= since + AWAY_SECONDS:
             study.problem = (
                 f"The database did not answer for {AWAY_SECONDS:.0f} s, so every trial was "
                 f"suspended to disk: bring it back, then run the same command again. "

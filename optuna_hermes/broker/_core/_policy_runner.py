@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
@@ -97,9 +98,9 @@ class PolicyRunner:
         }
         wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         held = self._held(study, up, now)
-        seats = self._seats(study)
+        processes = self._processes(study)
         # All of them for a device that is free: there are processes for more than one at a time.
-        unstarted = _at_most(study.may_open, seats if study.has_time_to_open(now, up) else 0)
+        unstarted = _at_most(study.may_open, processes if study.has_time_to_open(now, up) else 0)
         if unstarted.any:
             listed = tuple(self._state.listed(study).values())
             unstarted = replace(unstarted, listed=listed)
@@ -117,7 +118,7 @@ class PolicyRunner:
                 reserved=trial.number in wanted
                 or not study.can_begin(trial)
                 or not study.has_time_for(trial, now)
-                or (trial.connection is None and seats == 0),
+                or (trial.connection is None and processes == 0),
                 barred=study.is_barred(trial),
             )
             (views if trial.live else finished).append(seen)
@@ -171,7 +172,7 @@ class PolicyRunner:
                 held[lease.number] = lease.device_seconds(end)
         return held
 
-    def _seats(self, study: Study) -> int:
+    def _processes(self, study: Study) -> int:
         """Number of processes for stored trials and new trials, others going to disk for them.
 
         Only what is there counts: a device is not kept for a worker that may never come.
@@ -214,9 +215,9 @@ def _without_parts(decision: Decision, snapshot: Snapshot) -> Decision:
 
 def _fixed(view: TrialView) -> TrialView:
     """View of a trial that keeps its devices, or waits."""
-    count = len(view.seats)
+    count = len(view.current_devices)
     elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
-    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.seats)
+    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.current_devices)
 
 
 def _view(
@@ -237,7 +238,7 @@ def _view(
         now: since when a trial that is up for decision waits.
         held: device time of its lease that its own count does not have yet.
         cost: seconds to bring it back.
-        bound: whether it can go on only on the device it sits on.
+        bound: whether it can go on only on the device it is parked on.
         up: its slice has just ended, so it is up for decision like a parked trial.
         reserved: it has a device already, or must not be chosen now.
         barred: it gets no device, so that nobody knows when it could end.
@@ -298,7 +299,7 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
     if study.draining or study.problem:
         return Decision(memory=study.memory)
     try:
-        decision = study.policy.decide(snapshot)
+        decision = _plain(study.policy.decide(snapshot))
         _check(decision, snapshot)
         decision = _without_parts(decision, snapshot)
     except Exception as error:  # a policy is the user's code: it may not end the broker
@@ -308,6 +309,21 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
         )
         return Decision(memory=study.memory)
     return decision
+
+
+def _plain(decision: Decision) -> Decision:
+    """The decision of tuples and of Python's own numbers: no others can be sent to a process."""
+    given = tuple(
+        replace(
+            each,
+            trial=None if each.trial is None else operator.index(each.trial),
+            devices=tuple(each.devices),
+            slice_seconds=None if each.slice_seconds is None else float(each.slice_seconds),
+        )
+        for each in decision.assignments
+    )
+    pruned, powered_down = tuple(decision.pruned), tuple(decision.powered_down)
+    return replace(decision, assignments=given, pruned=pruned, powered_down=powered_down)
 
 
 def _check(decision: Decision, snapshot: Snapshot) -> None:
@@ -364,6 +380,6 @@ def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
             )
 
 
-def _at_most(unstarted: Unstarted, seats: int) -> Unstarted:
-    count = seats if unstarted.count is None else min(seats, unstarted.count)
+def _at_most(unstarted: Unstarted, processes: int) -> Unstarted:
+    count = processes if unstarted.count is None else min(processes, unstarted.count)
     return Unstarted(count=count, fixed=unstarted.fixed)

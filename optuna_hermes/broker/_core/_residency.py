@@ -19,7 +19,7 @@ TrialId = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sitter:
+class ResidentTrial:
     """A suspended trial that could make room.
 
     Args:
@@ -42,10 +42,10 @@ class Sitter:
     stores: bool = False
 
 
-def sitter_of(trial: LiveTrial, process_bytes: int | None) -> Sitter:
-    """Sitter for a trial; one on several devices stays there, or goes to disk."""
+def resident_trial(trial: LiveTrial, process_bytes: int | None) -> ResidentTrial:
+    """``ResidentTrial`` of a trial; one on several devices stays there, or goes to disk."""
     in_host = trial.tier == "host"
-    return Sitter(
+    return ResidentTrial(
         trial=(trial.study, trial.number),
         tier="host" if in_host else "resident",
         takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
@@ -58,7 +58,7 @@ def sitter_of(trial: LiveTrial, process_bytes: int | None) -> Sitter:
 
 def make_room(
     short_bytes: float,
-    sitters: Sequence[Sitter],
+    residents: Sequence[ResidentTrial],
     host_room_bytes: int,
     *,
     spare_bytes: float = 0.0,
@@ -71,81 +71,83 @@ def make_room(
 
     Args:
         short_bytes: what is missing; infinite means that all have to go.
-        sitters: the one that will be wanted last at the front, without the trial that comes next.
+        residents: the one that will be wanted last at the front, without the trial that comes next.
         host_room_bytes: what is left of the host budget.
         spare_bytes: the part of ``short_bytes`` for which no process has to end.
     """
     moves: dict[TrialId, TierName] = {}
-    for place, sitter in enumerate(sitters):
+    for place, resident in enumerate(residents):
         if short_bytes <= 0:
             break
-        if sitter.tier == "host":
+        if resident.tier == "host":
             continue
-        if _has_room(sitter, host_room_bytes):
-            moves[sitter.trial] = "host"
-            host_room_bytes -= _wants(sitter) or 0
-        elif later := _make_way(sitter, sitters[:place], host_room_bytes):
+        if _has_room(resident, host_room_bytes):
+            moves[resident.trial] = "host"
+            host_room_bytes -= _wants(resident) or 0
+        elif later := _make_way(resident, residents[:place], host_room_bytes):
             moves.update(later)
             return moves  # the rest is decided when they have gone
-        elif sitter.stores:
-            moves[sitter.trial] = "disk"
-            short_bytes -= sitter.process_bytes or 0
+        elif resident.stores:
+            moves[resident.trial] = "disk"
+            short_bytes -= resident.process_bytes or 0
         else:
             continue
-        short_bytes -= sitter.takes_bytes or 0
+        short_bytes -= resident.takes_bytes or 0
     if spare_bytes < short_bytes < math.inf:
-        moves |= _end_processes(short_bytes - spare_bytes, sitters, moves)
+        moves |= _end_processes(short_bytes - spare_bytes, residents, moves)
     return moves
 
 
 def _end_processes(
-    short_bytes: float, sitters: Sequence[Sitter], moves: Mapping[TrialId, TierName]
+    short_bytes: float, residents: Sequence[ResidentTrial], moves: Mapping[TrialId, TierName]
 ) -> dict[TrialId, TierName]:
     """Trials that go to disk for the memory of their processes, beside those that go there."""
     further: dict[TrialId, TierName] = {}
-    for sitter in sitters:
+    for resident in residents:
         if short_bytes <= 0:
             break
-        away = sitter.tier == "host" or moves.get(sitter.trial) == "host"
-        if sitter.process_bytes and sitter.stores and away:
-            further[sitter.trial] = "disk"
-            short_bytes -= sitter.process_bytes
+        away = resident.tier == "host" or moves.get(resident.trial) == "host"
+        if resident.process_bytes and resident.stores and away:
+            further[resident.trial] = "disk"
+            short_bytes -= resident.process_bytes
     return further
 
 
-def clear(sitters: Iterable[Sitter], host_room_bytes: int) -> dict[TrialId, TierName]:
+def clear(residents: Iterable[ResidentTrial], host_room_bytes: int) -> dict[TrialId, TierName]:
     """Moves by which a trial gets its device to itself: to disk, process and all, if possible.
 
     Args:
-        sitters: the trials that are there.
+        residents: the trials that are there.
         host_room_bytes: what is left of the host budget, for those that cannot be stored.
     """
     moves: dict[TrialId, TierName] = {}
-    for sitter in sitters:
-        if sitter.stores:
-            moves[sitter.trial] = "disk"
-        elif sitter.tier == "resident" and _has_room(sitter, host_room_bytes):
-            moves[sitter.trial] = "host"
-            host_room_bytes -= _wants(sitter) or 0
+    for resident in residents:
+        if resident.stores:
+            moves[resident.trial] = "disk"
+        elif resident.tier == "resident" and _has_room(resident, host_room_bytes):
+            moves[resident.trial] = "host"
+            host_room_bytes -= _wants(resident) or 0
     return moves
 
 
-def _has_room(sitter: Sitter, host_room_bytes: int) -> bool:
-    wants = _wants(sitter)
-    return sitter.moves and wants is not None and wants <= host_room_bytes
+def _has_room(resident: ResidentTrial, host_room_bytes: int) -> bool:
+    wants = _wants(resident)
+    return resident.moves and wants is not None and wants <= host_room_bytes
 
 
-def _wants(sitter: Sitter) -> int | None:
+def _wants(resident: ResidentTrial) -> int | None:
     """Further host memory that a trial on a device needs to wait there; None if unknown."""
-    return None if sitter.takes_bytes is None else max(0, sitter.takes_bytes - sitter.kept_bytes)
+    if resident.takes_bytes is None:
+        return None
+    return max(0, resident.takes_bytes - resident.kept_bytes)
 
 
 def _make_way(
-    sitter: Sitter, later: Sequence[Sitter], host_room_bytes: int
+    resident: ResidentTrial, later: Sequence[ResidentTrial], host_room_bytes: int
 ) -> dict[TrialId, TierName]:
-    """Trials that leave host memory for ``sitter``; none if that would not suffice."""
-    wants = _wants(sitter)
-    if not sitter.moves or wants is None:
+    """Trials that leave host memory for ``resident``; none if that would not suffice."""
+    wants = _wants(resident)
+    if not resident.moves or wants is None:
         return {}
     missing = wants - host_room_bytes
     moves: dict[TrialId, TierName] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -60,9 +61,10 @@ class Scheduler:
             if empty and (not usable or late or self._is_hopeless(reservation)):
                 self._state.unreserve(reservation)
         studies = [s for s in self._state.studies_at_work() if s.away_since is None]
+        self._join(studies, turn.now)
         for shared in (True, False) if len(studies) > 1 else (False,):
-            # The study with the fewest devices decides first.
-            for study in sorted(studies, key=lambda s: (self._held(s, turn.now), s.spent_seconds)):
+            # The study with the fewest devices decides first, then the one that had them for less.
+            for study in sorted(studies, key=partial(self._place, now=turn.now)):
                 open_ = [
                     slot for slot in self._state.slots.values() if self._undecided(slot, turn.now)
                 ]
@@ -146,15 +148,35 @@ class Scheduler:
 
     # -- deciding ------------------------------------------------------------------------------
 
+    def _join(self, studies: Sequence[Study], now: float) -> None:
+        """Let studies that come, or come back, begin level with the one that has had least.
+
+        What the others had before is not made up for.
+        """
+        level = min((self._had(s, now) for s in studies if s.at_work), default=-math.inf)
+        for study in studies:
+            if not study.at_work:
+                study.turn_seconds += max(0.0, level - self._had(study, now))
+        for study in self._state.studies.values():
+            study.at_work = any(each is study for each in studies)
+
+    def _place(self, study: Study, now: float) -> tuple[int, float]:
+        """Sort key: the order in which studies decide."""
+        return self._held(study, now), self._had(study, now)
+
+    def _had(self, study: Study, now: float) -> float:
+        """Device time that counts when studies take turns."""
+        held = (lease.device_seconds(now) for lease in self._state.leases_of(study))
+        return study.turn_seconds + sum(held)
+
     def _held(self, study: Study, now: float) -> int:
-        """Number of a study's devices that are not up for decision."""
-        key = study.spec.key
-        return sum(
-            1
+        """Number of a study's devices that are not up for decision, and are not another's next."""
+        held = (
+            slot.reservation or slot.lease
             for slot in self._state.slots.values()
-            if (slot.reservation and slot.reservation.study == key)
-            or (slot.lease and slot.lease.study == key and not self._undecided(slot, now))
+            if slot.reservation or not self._undecided(slot, now)
         )
+        return sum(1 for each in held if each and each.study == study.spec.key)
 
     def _note_idle(self, studies: Sequence[Study], now: float) -> None:
         """Note since when devices without a lease have been of use to a study."""

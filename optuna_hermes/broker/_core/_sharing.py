@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from optuna_hermes.broker._core._admission import coming, known_trial
+from optuna_hermes.broker._core._admission import coming, known_trials
 from optuna_hermes.broker._core._borrowing import give_away, promised, soon, told, wanted_elsewhere
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import ForgetBroker, Outrun, Refreshed
@@ -92,8 +92,9 @@ class Sharing:
         self._state.epoch = max(self._state.epoch, event.last_epoch)
         others = [host for host in event.hosts if host.instance != study.broker]
         alive = self._alive(turn, study, others, event)
-        for record in event.trials:
-            self._take_in(turn, study, record, event)
+        known = known_trials(self._state, event, turn.now)
+        for record, new in zip(event.trials, known, strict=True):
+            self._take_in(turn, study, record, new)
         for number in event.gone:
             trial = study.trials.get(number)
             if trial is not None and not (study.owns(trial) or trial.connection or trial.awaited):
@@ -133,7 +134,7 @@ class Sharing:
                 study.lost.append(lost)  # its holder may have created a trial
         return {host.instance for host in others} - dead
 
-    def _take_in(self, turn: Turn, study: Study, record: TrialRecord, event: Refreshed) -> None:
+    def _take_in(self, turn: Turn, study: Study, record: TrialRecord, new: LiveTrial) -> None:
         """Take in a row of another host, unless it was read before this broker wrote it."""
         trial = study.trials.get(record.number)
         if record.owner == study.broker and (trial is None or trial.owner != _ANOTHER):
@@ -144,7 +145,6 @@ class Sharing:
             return
         if trial is not None and trial.row is not None and record.slices < trial.row.slices:
             return
-        new = known_trial(self._state, record, event, turn.now)
         if trial is not None:
             new.params = trial.params
             new.curve = new.curve if new.curve.units else trial.curve

@@ -84,6 +84,9 @@ class Study:
         failed_reads: how often in a row, each a minute after the one before, no checkpoint could be
             read; last at ``failed_read_at``.
         problem_may_pass: it is of this host and this moment: the same command is to be run again.
+        turn_seconds: device time by which studies take turns: that of its leases that are over, and
+            what it was given to begin level with the others.
+        at_work: it had a device or could use one when devices were decided about last.
     """
 
     spec: StudySpec
@@ -132,6 +135,8 @@ class Study:
     failed_reads: int = 0
     failed_read_at: float = -math.inf
     problem_may_pass: bool = False
+    turn_seconds: float = 0.0
+    at_work: bool = False
 
     def override_of(self, trial: LiveTrial) -> Override | None:
         """Override of a trial; None once it is over."""
@@ -237,6 +242,16 @@ class Study:
         """True if a living process holds anything of it."""
         held = any(trial.connection is not None for trial in self.trials.values())
         return self.driver is not None or bool(self.workers) or held
+
+    @property
+    def is_plain(self) -> bool:
+        """True if only processes of plain ``study.optimize`` have trials of it."""
+        return self.driver is None and not self.workers
+
+    def forget_driver(self) -> None:
+        """Forget when its driver was to end, and why: the trials of plain Optuna go on."""
+        self.draining, self.problem, self.problem_may_pass = False, None, False
+        self.ends_at = self.device_seconds = None
 
     @property
     def may_open(self) -> Unstarted:

@@ -132,7 +132,6 @@ class Beat(Message, frozen=True, kw_only=True):
     """The trial makes progress (at most once a second), with this peak of device memory."""
 
     epoch: Count
-    batches: Count
     memory_bytes: Count | None = None
 
 

@@ -45,7 +45,7 @@ from optuna_hermes.broker._server._succession import (
     instance_in,
     unpowered_path,
 )
-from optuna_hermes.errors import HermesError, InvalidInputError
+from optuna_hermes.errors import HermesError, InvalidInputError, LedgerError
 from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
 from optuna_hermes.policies import make_policy
@@ -59,12 +59,14 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 2.0
 HOST_SHARE = 0.4
-"""Share of the host memory available at the start, for what trials move off their devices."""
+"""Share of the host memory that is free, or trials' own, for what they move off their devices."""
 FLUSH_SECONDS = 0.25
 OBSERVE_SECONDS = 1.0
 """Interval at which silent workers are observed."""
 TRIM_SECONDS = 10.0
-"""Interval at which free memory is given back to the system."""
+"""Interval at which free memory is given back to the system, and the host's is measured."""
+CLOCK_SECONDS = 1.0
+"""Difference from which on the wall clock was not read late, but moved."""
 TELL_SECONDS = 0.1
 """Least time between two messages to drivers about changes of their studies."""
 TELL_SHARE = 0.05
@@ -140,10 +142,10 @@ class Server:
             devices=first,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
-            host_budget_bytes=int(HOST_SHARE * available_bytes()),
             powers=power is not None,
         )
         state = self._handler.state
+        self._measure_host_memory()
         self._sockets = SocketServer(state, self._converse, self._left)
         self._outbox = Outbox(self._sockets.send)
         self._switches: PowerSwitches | None = None
@@ -314,7 +316,10 @@ class Server:
             make_policy(spec.policy)
             known = await self._known(spec)
         except HermesError as error:
-            self._sockets.send(connection, wire.Refused(reason=str(error)))
+            reason = str(error)
+            if isinstance(error, LedgerError):  # its client may reach the database
+                reason = f"The broker, which has an environment of its own, says: {reason}"
+            self._sockets.send(connection, wire.Refused(reason=reason))
             return
         if known.get("shared") and not self._has_peers:
             # Few studies are shared by several hosts.
@@ -492,7 +497,8 @@ class Server:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(POLL_SECONDS if self._idle_seconds is None else self._interval())
+            await asyncio.sleep(self._interval())
+            self._follow_clock()
             await self._see()
             if self._ledgers.pending:
                 self._last_busy = time.monotonic()
@@ -521,7 +527,9 @@ class Server:
         return pids
 
     def _interval(self) -> float:
-        assert self._idle_seconds is not None
+        """Time until the devices are read again: shorter only where the broker may soon end."""
+        if self._idle_seconds is None or not self._handler.idle:
+            return POLL_SECONDS
         return min(POLL_SECONDS, max(0.05, self._idle_seconds / 4))
 
     async def _flush(self) -> None:
@@ -553,6 +561,19 @@ class Server:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             give_back_free_pages()
+            self._measure_host_memory()
+
+    def _measure_host_memory(self) -> None:
+        """Measure what trials may take of the host's memory: other programs come and go."""
+        state = self._handler.state
+        taken = sum(trial.host_bytes for trial in state.trials())
+        state.host_budget_bytes = int(HOST_SHARE * (available_bytes() + taken))
+
+    def _follow_clock(self) -> None:
+        """Take the wall clock as it is: it was set, or the machine slept."""
+        offset, state = time.time() - time.monotonic(), self._handler.state
+        if abs(offset - state.wall_offset) > CLOCK_SECONDS:
+            state.wall_offset = offset
 
 
 async def _load() -> None:

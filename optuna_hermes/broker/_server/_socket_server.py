@@ -100,7 +100,7 @@ class SocketServer:
             return
         try:
             writer.write(wire.frame(message))
-        except ProtocolError as error:
+        except (ProtocolError, TypeError) as error:  # it is too long, or holds what cannot be sent
             self._hang_up(connection, str(error))
 
     def hang_up_on_the_slow(self) -> None:

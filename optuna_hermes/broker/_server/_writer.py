@@ -132,6 +132,8 @@ class Writer:
     def pass_on(self, ask: Callable[[Ledger], T], answer: Future[T]) -> None:
         """Ask as ``read`` does; ``answer`` is the caller's."""
         self._put(_Question(ask=ask, answer=answer))
+        if self._given_up.is_set():
+            self._cancel_questions()
 
     def retry(self) -> None:
         """Try refused records again that could be right later."""
@@ -169,6 +171,7 @@ class Writer:
         self._thread.join(seconds)
         # The time is over: the thread leaves what is still queued.
         self._given_up.set()
+        self._cancel_questions()
         return self.pending
 
     # -- the thread ----------------------------------------------------------------------------
@@ -233,6 +236,13 @@ class Writer:
 
     # -- questions -----------------------------------------------------------------------------
 
+    def _cancel_questions(self) -> None:
+        """Cancel what nobody will answer any more: whoever asked would wait for ever."""
+        with self._changed:
+            left = [each for each in self._queue if isinstance(each, _Question)]
+        for each in left:
+            each.answer.cancel()
+
     def _answer(self, question: _Question) -> None:
         try:
             answer = question.ask(self._opened())
@@ -244,11 +254,13 @@ class Writer:
             # Any other error is an answer: the database is there.
             if not away:
                 self._tell(Written())
-            question.answer.set_exception(error)  # the caller deals with it
+            if question.answer.set_running_or_notify_cancel():
+                question.answer.set_exception(error)  # the caller deals with it
         else:
             self._replace_first(1)
             self._tell(Written())
-            question.answer.set_result(answer)
+            if question.answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+                question.answer.set_result(answer)
 
     # -- batches -------------------------------------------------------------------------------
 
@@ -351,7 +363,7 @@ def _is_in(ledger: Ledger, items: Sequence[Write]) -> bool:
     """
     for item in items:
         if isinstance(item, LeaseRecord):
-            leases = ledger.load_leases(item.study)
+            leases = ledger.load_leases(item.study, since=item.epoch)
             same = (item.epoch, item.host, item.started)
             return any((x.epoch, x.host, x.started) == same for x in leases)
         if isinstance(item, CheckpointRecord):
