@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import os
 import signal
@@ -104,8 +105,8 @@ class Driver:
         self._problem: str | None = None
         self._ended_by_outage = False
         self._called_back: set[int] = set()
-        self._raised: Exception | None = None
-        """The error of a callback, which is raised once the study is suspended."""
+        self._raised: Exception | SystemExit | None = None
+        """The error or exit of a callback, which is raised once the study is suspended."""
         self._last_done = 0
         self._began = pool.began
         self._import_seconds = 0.0
@@ -125,6 +126,7 @@ class Driver:
         self._failed_said = False
         self._taken_by: int | None = None
         self._failed_starts = 0
+        self._refused_starts = 0
         self._start_again_at = -math.inf
 
     def run(self) -> OptimizeResult:
@@ -222,6 +224,7 @@ class Driver:
 
     def _serve(self, pool: WorkerPool, ledger: Ledger) -> None:
         settings = self._settings
+        study = _optuna.for_workers(self._study)
         seed = _optuna.study_seed(self._study, settings.seed)
         spec = _optuna.study_spec(
             self._study,
@@ -231,7 +234,6 @@ class Driver:
             hang_seconds=settings.hang_seconds,
             sets_up=True,
         )
-        study = _optuna.for_workers(self._study)
         root, url, problem = self._checkpoint_place(ledger)
         forget_warnings(root)
         if problem is not None:
@@ -243,6 +245,7 @@ class Driver:
             checkpoint_root=root,
             checkpoint_url=url,
             unwritable=problem is not None,
+            inherits=_optuna.is_inheritable(self._study),
         )
         pool.configure(job)
         self._losses = Losses(self._study, root, pool.status_of, self._progress.note)
@@ -405,6 +408,9 @@ class Driver:
         """Pause after a worker that ended before its trial began; stop the study after several."""
         failed, before = starts.failed_in_a_row, self._failed_starts
         self._failed_starts = failed
+        if starts.n_refused > self._refused_starts:
+            self._refused_starts = starts.n_refused
+            self._start_again_at = now + _FAILED_START_SECONDS
         if failed > before:
             self._start_again_at = now + _FAILED_START_SECONDS
             if failed < MOST_FAILED_STARTS:
@@ -483,14 +489,14 @@ class Driver:
         if not self._callbacks or done or self._raised is not None:
             return
         self._last_done = mine.counts.ended
-        finished = [trial for trial in self._study.get_trials() if trial.state.is_finished()]
+        finished = (t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished())
         new = [trial for trial in finished if trial.number not in self._called_back]
         try:
-            for trial in new:
+            for trial in map(copy.deepcopy, new):
                 self._called_back.add(trial.number)
                 for callback in self._callbacks:
                     callback(self._study, trial)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._raised = error
 
     def _last_policy(self) -> str:

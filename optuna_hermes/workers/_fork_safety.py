@@ -78,9 +78,11 @@ def _probe() -> bool:
         return answered and os.read(ours, 1) == b"y"
     finally:
         os.close(ours)
-        if not answered:
-            os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        # The kernel has reaped it where the script ignores SIGCHLD, or a handler of the script has.
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            if not answered:
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def _answer(theirs: int) -> NoReturn:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import json
 import math
@@ -20,6 +21,7 @@ import pickle
 import selectors
 import signal
 import socket
+import stat
 import sys
 import time
 import traceback
@@ -44,6 +46,7 @@ from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer
 from optuna_hermes.workers._worker import WorkerInput, study_of, work
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
@@ -129,7 +132,7 @@ def _serve(
 
 def _study(job: WorkerInput, fresh: int | None) -> Study | None:
     """The study that workers inherit; None if they are not forked, or load it themselves."""
-    if fresh is not None:
+    if fresh is not None or not job.inherits:
         return None
     with contextlib.suppress(Exception):  # a worker says why
         return study_of(job)
@@ -163,8 +166,19 @@ def _order(content: object) -> int:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent ends, for any reason."""
     # SIGKILL to the driver leaves it no time to end its children.
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _children() -> set[int]:
+    """The processes whose parent is this one's main thread; none where the kernel lists none."""
+    pid = os.getpid()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
+        return {int(each) for each in listed.read().split()}
+    return set()
 
 
 def _prepare(load: Callable[[], Objective]) -> Objective:
@@ -234,6 +248,8 @@ class _Successor:
         if "forked" in line:
             self.asked -= 1
             self.workers.add(line["forked"])
+        elif "unforked" in line:
+            self.asked -= line["unforked"]
         elif "exited" in line:
             self.workers.discard(line["exited"])
 
@@ -268,6 +284,8 @@ class _ForkServer:
         self._not_loaded = 0
         self._children: set[int] = set()
         self._waiting: set[int] = set()
+        self._left: set[int] = set()
+        self._killed: set[int] = set()
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
         self._wake_end = wake
@@ -284,6 +302,7 @@ class _ForkServer:
 
     def run(self) -> None:
         self._serves = True
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # of what killed workers leave behind
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -295,8 +314,13 @@ class _ForkServer:
                 os.kill(pid, signal.SIGKILL)
         if self._successor is not None:
             self._successor.close()
-        for pid in self._children:
+        for pid in tuple(self._children):
             os.waitpid(pid, 0)
+            self._children.discard(pid)
+            self._look_at_orphans(kept=pid in self._waiting)
+        while self._killed:
+            os.waitpid(self._killed.pop(), 0)
+            self._look_at_orphans(kept=False)
 
     def _serve(self) -> None:
         for each in (self._parent, self._wake, self._words):
@@ -331,8 +355,13 @@ class _ForkServer:
             freeze()
             self._read_at = time.monotonic()
         server = os.getpid()
-        for _ in range(count):
-            pid = os.fork() if self._fresh is None else _spawn(self._fresh, self._words_end, server)
+        for done in range(count):
+            try:
+                fresh = self._fresh
+                pid = os.fork() if fresh is None else _spawn(fresh, self._words_end, server)
+            except OSError as error:  # the system is short of processes, or of memory, for now
+                _tell(self._parent, {"unforked": count - done, "reason": str(error)})
+                return
             if pid == 0:
                 self._be_a_worker(server)
             self._children.add(pid)
@@ -343,6 +372,7 @@ class _ForkServer:
             self._leave(server)
             self._parent.close()
             os.close(self._words)
+            own_positions()
         except BaseException:
             traceback.print_exc()
             os._exit(1)  # an exception would return to the server's loop in a second process
@@ -360,20 +390,52 @@ class _ForkServer:
             self._successor.forget()
 
     def _reap(self) -> None:
-        while self._children or self._successor is not None:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
             code = os.waitstatus_to_exitcode(status)
             if self._successor is not None and pid == self._successor.pid:
                 self._take_over(self._successor, code)
                 continue
+            if pid not in self._children:  # begun by a worker
+                self._left.discard(pid)
+                if pid in self._killed:
+                    self._killed.discard(pid)
+                    self._look_at_orphans(kept=False)  # what it had begun itself
+                continue
+            self._look_at_orphans(kept=code >= 0 or pid in self._waiting)
             self._children.discard(pid)
             self._waiting.discard(pid)
             self._read_words()
             self._pass_words_on()
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
+
+    def _orphans(self) -> set[int]:
+        """What ended workers have begun, but for processes with a session of their own."""
+        successor = set() if self._successor is None else {self._successor.pid}
+        found, session = set(), os.getsid(0)
+        for pid in _children() - self._children - successor:
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) == session:
+                    found.add(pid)
+        return found
+
+    def _look_at_orphans(self, *, kept: bool) -> None:
+        """Leave what a worker had begun, or SIGKILL it: it would train on beside the next trial.
+
+        Args:
+            kept: the worker has ended itself, or its last trial had ended.
+        """
+        new = self._orphans() - self._left - self._killed
+        (self._left if kept else self._killed).update(new)
+        for pid in () if kept else new:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _read_words(self) -> None:
         """Read what workers say; most of it is for the driver, but not urgent."""
@@ -414,9 +476,13 @@ class _ForkServer:
             with contextlib.suppress(BrokenPipeError):  # its exit will be noticed
                 os.write(self._successor.words_end, line + b"\n")  # it may have another value only
             return
+        try:
+            words, (ours, theirs) = _words_pipe(), socket.socketpair()
+            server, pid = os.getpid(), os.fork()
+        except OSError as error:
+            self._refuse(packed, f"no process can be started for it ({error})")
+            return
         self._computing = packed
-        words, (ours, theirs) = _words_pipe(), socket.socketpair()
-        server, pid = os.getpid(), os.fork()
         if pid == 0:
             ours.close()
             self._be_a_successor(server, theirs, words, packed)
@@ -541,6 +607,21 @@ def end_with(server: int) -> None:
         os._exit(1)
 
 
+def own_positions() -> None:
+    """Give this process positions of its own in the files that it reads: forks share them."""
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+            # In files that are written the common position is right: nobody overwrites others.
+            if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                continue
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                continue
+            own = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+            os.lseek(own, os.lseek(handle, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(own, handle, os.get_inheritable(handle))
+            os.close(own)
+
+
 def serve(
     job: WorkerInput,
     objective: Objective,
@@ -564,9 +645,13 @@ def serve(
         work(job, objective, say, study or study_of(job))
         status = 0
     except BaseException as error:
-        traceback.print_exc()
         say(FAILED, repr(error))
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the objective may have closed or replaced it
+                    stream.flush()
+        finally:
+            os._exit(status)  # nothing may return to the server's loop in a second process

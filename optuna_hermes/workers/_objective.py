@@ -15,6 +15,7 @@ import cloudpickle
 
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers._imports import is_library
+from optuna_hermes.workers._preload import function_of
 
 Objective = Callable[..., Any]
 
@@ -75,7 +76,7 @@ def unpack(packed: bytes | str) -> Objective:
 
 def _load_value(packed: bytes) -> Objective:
     try:
-        return cloudpickle.loads(packed)  # type: ignore[no-any-return]  # our own parent sent it
+        objective: Objective = cloudpickle.loads(packed)  # our own parent sent it
     except HermesError:
         raise
     except (Exception, SystemExit) as error:
@@ -83,6 +84,17 @@ def _load_value(packed: bytes) -> Objective:
             f"The objective cannot be loaded in a worker: {error!r}. What it imports must be "
             "importable in another process too."
         ) from error
+    _fill_main(objective)
+    return objective
+
+
+def _fill_main(objective: Objective) -> None:
+    """Put what the objective's script or notebook has defined where pickle looks for it by name."""
+    function = function_of(objective)
+    if function is not None and function.__module__ == "__main__":
+        main = vars(sys.modules["__main__"])
+        for name, value in function.__globals__.items():
+            main.setdefault(name, value)
 
 
 def _split(target: str) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ from optuna_hermes.errors import (
     StorageError,
     TrialsFailedError,
 )
-from optuna_hermes.sampler import devices_text
+from optuna_hermes.sampler import HermesSampler, devices_text
+from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay, make_progress
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
@@ -60,7 +61,9 @@ def optimize(
 
     Args:
         study: in a storage that other processes can reach. Its sampler should be a
-            ``HermesSampler`` and its pruner a ``HermesPruner``.
+            ``HermesSampler`` and its pruner a ``HermesPruner``: Optuna stores neither, so set them
+            after ``load_study``, too. Another pruner is refused if trials are suspended, which it
+            would stop for good.
         objective: as for ``study.optimize``, or ``"FILE.py:NAME"`` or ``"module:NAME"``.
         n_trials: number of trials that the study shall have in the end; those it has count.
         timeout: seconds.
@@ -98,7 +101,7 @@ def optimize(
         TrialsFailedError: every trial has failed, or so many alike that it was stopped.
         KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
         SystemExit: with status 75, once every live trial is suspended after another signal or
-            before the end of a job of SLURM: make the same call again.
+            before the end of a job of SLURM: make the same call again. Or that of a callback.
     """
     settings = Settings(
         n_trials=n_trials,
@@ -147,6 +150,7 @@ def run_study(
     # Here: the fork server and the broker are being started meanwhile.
     from optuna_hermes.workers._driver import Driver
 
+    _check_parts(study, progress.note)
     return Driver(study, pool, settings, progress, callbacks).run()
 
 
@@ -156,4 +160,35 @@ def _refuse_unshared(study: optuna.Study) -> None:
             "optimize() trains in processes of their own and needs a storage that they can reach "
             "but this study is in memory: use create_study(storage='sqlite:///study.db', "
             "study_name='mine', load_if_exists=True)."
+        )
+
+
+def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
+    """Refuse a pruner that would stop suspended trials; note parts that know of no turns."""
+    if len(study.directions) > 1:  # Optuna prunes no such trial, and has no values of theirs
+        return
+    kind, pruner = type(study.pruner).__name__, study.pruner
+    if not (getattr(pruner, "preempts", False) or isinstance(pruner, optuna.pruners.NopPruner)):
+        trials = _optuna.patiently(study.get_trials, deepcopy=False)
+        unfinished = sum(map(_optuna.ours, trials))
+        advice = (
+            "(Optuna stores none with a study): write study.pruner = HermesPruner() before "
+            f"optimize(), or HermesPruner({kind}(...)) if it shall stop trials."
+        )
+        if unfinished:
+            raise InvalidInputError(
+                f"The study has {plural(unfinished, 'unfinished trial')}, which its pruner {kind} "
+                f"may stop for good {advice}"
+            )
+        note(
+            f"The study's pruner {kind} stops trials for good, and suspends none where they call "
+            f"trial.should_prune() {advice}"
+        )
+    kind, sampler = type(study.sampler).__name__, study.sampler
+    ours = any(isinstance(each, HermesSampler) for each in _optuna.nested(sampler))
+    if not ours and _optuna.learns(sampler):
+        note(
+            f"The study's sampler {kind} takes suspended trials for bad ones, or ignores them: "
+            "write study.sampler = HermesSampler() before optimize(), or "
+            f"HermesSampler({kind}(...))."
         )

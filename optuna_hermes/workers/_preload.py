@@ -79,7 +79,7 @@ def function_of(objective: Any) -> FunctionType | None:
     called = getattr(objective, "func", objective)  # of a partial
     function = inspect.unwrap(getattr(called, "__func__", called))
     if not isinstance(function, FunctionType):
-        function = vars(type(function)).get("__call__")
+        function = getattr(type(function), "__call__", None)  # noqa: B004  # it may be inherited
     return function if isinstance(function, FunctionType) else None
 
 

@@ -44,6 +44,7 @@ class Starts:
 
     def __init__(self) -> None:
         self.failed_in_a_row = 0
+        self.n_refused = 0
         self.reason = ""
         self._failed = 0
         self._failed_before: dict[int, int] = {}
@@ -73,6 +74,13 @@ class Starts:
             self._failed += 1
             self.failed_in_a_row += 1
             self.reason = reason or how
+
+    def refused(self, reason: str, *, alone: bool) -> None:
+        """Record that the system could not start a worker; ``alone`` if there is no other."""
+        self.n_refused += 1
+        if alone:
+            self.failed_in_a_row += 1
+            self.reason = reason
 
     def forget(self) -> None:
         """Reset the count: a trial has begun, or the broker is another one."""

@@ -31,7 +31,7 @@ from optuna_hermes.errors import CheckpointAwayError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._disk import remove_copies
 from optuna_hermes.suspend._saver import is_first
-from optuna_hermes.suspend._state import seed_everything, trial_seed
+from optuna_hermes.suspend._state import seed_entropy, seed_everything, trial_seed
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
@@ -62,6 +62,7 @@ class WorkerInput:
         checkpoint_root: folder with one folder for each trial.
         checkpoint_url: its place in a store that other hosts reach, None if they see the folder.
         unwritable: the user was warned already that nothing can be written there.
+        inherits: a fork of the fork server uses the study that the fork server has loaded.
     """
 
     study: bytes
@@ -70,6 +71,7 @@ class WorkerInput:
     checkpoint_root: Path
     checkpoint_url: str | None = None
     unwritable: bool = False
+    inherits: bool = False
 
     def place_of(self, number: int) -> tuple[Path, str | None]:
         """The folder of a trial's checkpoints, and its URL."""
@@ -154,6 +156,7 @@ class _Engagement:
         _optuna.reseed(self._study.sampler, self._job.seed, trial.number)
         seed = trial_seed(self._job.seed, trial.number)
         seed_everything(seed)
+        seed_entropy(seed)
         _once.begin_trial(seed)
         try:
             _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder)

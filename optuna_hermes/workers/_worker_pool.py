@@ -212,6 +212,14 @@ class WorkerPool:
                 self._asked -= 1
                 self._alive.add(line["forked"])
                 self.starts.forked(line["forked"])
+            elif "unforked" in line:
+                self._asked -= line["unforked"]
+                self.starts.refused(line["reason"], alone=not self._alive)
+                self._notes.setdefault(
+                    f"The system refuses to start a worker ({line['reason']}): it is tried again, "
+                    "and training goes on with those that there are.",
+                    False,
+                )
             elif line.get("said") == NOTE:
                 if line["reason"] not in self._notes:
                     self._notes[line["reason"]] = False

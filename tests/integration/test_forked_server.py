@@ -410,3 +410,204 @@ def test_a_script_that_is_killed_leaves_no_process(
     running.communicate(timeout=30)  # nobody holds its output either
     for each in family:
         each.wait(30)
+
+
+POSITIONS = """
+import numpy as np
+
+with open("lines.txt", "w") as file:
+    file.writelines(f"{number:06d}\\n" for number in range(20_000))
+FILE = open("lines.txt")
+
+def objective(trial):
+    for epoch in range(3):
+        FILE.seek(0)
+        for number, line in enumerate(FILE):
+            assert int(line) == number, (number, line)
+            if number % 5_000 == 0:  # in the midst of a pass
+                trial.report(number, 10 * epoch + number // 5_000)
+                trial.should_prune()
+    return 0.0
+
+if __name__ == "__main__":
+    turns = {"policy": "round-robin", "slice_seconds": 0.01}
+    optimize(make(), objective, n_trials=4, devices="cpu:1", show_progress=False, **turns)
+"""
+
+
+def test_trials_have_positions_of_their_own_in_open_files(script: Script, tmp_path: Path) -> None:
+    """A fork shares that of its parent: trials that take turns would read on from each other's."""
+    done = script(POSITIONS)
+    assert done.returncode == 0, done.stderr
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 4, done.stderr
+
+
+REFUSED = """
+forks = []
+really = os.fork
+
+def fork():
+    import sys
+    if sys._getframe(1).f_code.co_name == "_fork":
+        forks.append(1)
+        if len(forks) == 1:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+    return really()
+
+os.fork = fork
+
+def objective(trial):
+    return trial.suggest_float("x", 0.0, 1.0)
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=6, devices="cpu:1")
+    print("went on")
+"""
+
+
+def test_a_fork_that_is_refused_once_ends_nothing(script: Script, tmp_path: Path) -> None:
+    """It is said, and tried again."""
+    done = script(REFUSED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("went on\n")
+    assert done.stderr.count("The system refuses to start a worker") == 1
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 6
+
+
+BY_NAME = """
+import multiprocessing, pickle
+
+class Net:
+    pass
+
+def work(x):
+    return x + 1
+
+def objective(trial):
+    pickle.dumps(Net())
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.map(work, [trial.number])[0]
+
+if __name__ == "__main__":
+    with_a_thread()
+    optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_what_a_script_defines_can_be_pickled_in_a_new_python(
+    script: Script, tmp_path: Path
+) -> None:
+    """By its name, as in the script."""
+    done = script(BY_NAME)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(THREADS)
+    assert [trial.value for trial in trials(tmp_path)] == [1.0, 2.0]
+
+
+BROKEN_OUTPUT = """
+def objective(trial):
+    if trial.number == 1:
+        read, write = os.pipe()
+        os.close(read)
+        sys.stdout = os.fdopen(write, "w")
+        print("for nobody")
+        return 1.0
+    import time
+    for step in range(8):
+        time.sleep(0.25)
+        print("unit", step, flush=True)
+        trial.report(0.0, step)
+        trial.should_prune()
+    return 0.0
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=2, devices="cpu:2")
+"""
+
+
+@pytest.mark.parametrize("way", ["forked", "new Python"])
+def test_a_worker_whose_output_is_broken_ends_alone(
+    script: Script, tmp_path: Path, way: str
+) -> None:
+    """It must not return to the loop of the server that it is a fork of, which ends all workers."""
+    code = BROKEN_OUTPUT
+    if way == "new Python":
+        code = code.replace("    optimize(", "    with_a_thread()\n    optimize(")
+    done = script(code)
+    assert done.returncode == 0, done.stderr
+    assert "lost its process" not in done.stderr
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 2
+    logs = sorted((tmp_path / "study.db.hermes").rglob("output.log"))
+    assert logs[0].read_text().count("unit") == 8
+
+
+LEFT_BEHIND = """
+import signal, subprocess, time
+
+def objective(trial):
+    trial.report(0.0, 0)
+    subprocess.Popen(["sh", "-c", "echo $$ >> children; sleep 600 & echo $! >> children; wait"])
+    while not os.path.exists("children") or len(open("children").readlines()) < 2:
+        time.sleep(0.01)
+    if HOW == "killed" and not os.path.exists("once"):
+        open("once", "w").close()
+        os.kill(os.getpid(), 9)
+    if HOW == "stopped":
+        os.kill(SCRIPT, signal.SIGTERM)
+        time.sleep(600)
+    return 0.0
+
+if __name__ == "__main__":
+    SCRIPT = os.getpid()
+    optimize(make(), objective, n_trials=1, devices="cpu:1", grace=1, show_progress=False)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_a_killed_worker_has_begun_ends_with_it(
+    script: Script, tmp_path: Path, how: str
+) -> None:
+    """A training in a program of its own would train on beside the next trial."""
+    script(f"HOW = {how!r}\n" + LEFT_BEHIND)
+    begun = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    assert len(begun) >= 2
+    assert not [pid for pid in begun[:2] if psutil.pid_exists(pid)]
+
+
+def test_what_a_worker_leaves_that_ends_itself_stays(script: Script, tmp_path: Path) -> None:
+    """Pools and servers may be meant to outlive a trial."""
+    done = script("HOW = 'ended'\n" + LEFT_BEHIND)
+    assert done.returncode == 0, done.stderr
+    begun = [int(pid) for pid in (tmp_path / "children").read_text().split()]
+    try:
+        assert all(psutil.pid_exists(pid) for pid in begun)
+    finally:
+        for pid in begun:
+            os.kill(pid, signal.SIGKILL)
+
+
+SPLIT = """
+import numpy as np
+
+def objective(trial):
+    with open(f"split-{trial.number}", "a") as file:
+        print(np.random.default_rng().permutation(1000)[:5].tolist(), file=file)
+    if trial.number == 0 and not os.path.exists("once"):
+        open("once", "w").close()
+        os.kill(os.getpid(), 9)
+    return 0.0
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_a_split_without_a_seed_is_the_same_in_the_next_process(
+    script: Script, tmp_path: Path
+) -> None:
+    """Else a trial that comes back would validate on what it was trained on."""
+    done = script(SPLIT)
+    assert done.returncode == 0, done.stderr
+    first, again = (tmp_path / "split-0").read_text().splitlines()
+    assert first == again
+    assert (tmp_path / "split-1").read_text().splitlines() != [first]

@@ -75,3 +75,16 @@ def test_threads_of_python_are_named_once() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "of the script\n"
+
+
+def test_a_script_may_ignore_the_ends_of_its_children() -> None:
+    """The kernel reaps them then: the fork that is tried is none to wait for."""
+    script = (
+        "import signal\n"
+        "from optuna_hermes.workers._fork_safety import why_not_fork\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "print(why_not_fork())\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "None\n", done.stderr
