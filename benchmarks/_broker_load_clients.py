@@ -89,7 +89,7 @@ class Crowd:
                 client.unit += 1
                 self._say(client, _report(client))
             elif not only_holders:
-                self._say(client, wire.Beat(epoch=client.epoch, batches=1))
+                self._say(client, wire.Beat(epoch=client.epoch))
 
     def _read(self, client: Client) -> None:
         data = client.socket.recv(65536)
