@@ -117,7 +117,6 @@ class Rounds(CooperativeLoop):
         training = self._trainings.last
         assert training is not None
         training.history.append(evaluation)
-        self.n_batches += 1
         self.value = training.value = float(values[self._monitor])
         trained = len(training.history)
         if trained % self._interval == 0:
@@ -129,7 +128,7 @@ class Rounds(CooperativeLoop):
         # After one fold, the number of folds is not known either.
         if self._end is None or len(self._trainings.begun) > 1:
             return None
-        return (self._end - self.n_batches) // self._interval
+        return (self._end - len(self._trainings.begun[0].history)) // self._interval
 
     def saves_now(self, saver: Saver) -> bool:
         now = time.monotonic()

@@ -78,7 +78,6 @@ class Steps(CooperativeLoop):
         if iterator is not self._trainer_iterator:
             self._begin_epoch(iterator)
         self._position.batch += self._fetched
-        self.n_batches += self._fetched
         self.begun = True
         self.switch_point()
         samples, items = fetch(self._own_iterator, number, device)
@@ -161,7 +160,7 @@ class Steps(CooperativeLoop):
 
     def go_to(self, tree: dict[str, Any]) -> None:
         """Restore the loaders for evaluation; the trainer got its step from ``position``."""
-        self._evaluation_before = tree.get("evaluation", {})
+        self._evaluation_before = tree["evaluation"]
         for name in self._evaluation:
             self._restore_evaluation(name)
 

@@ -96,11 +96,10 @@ class CooperativeLoop:
         self._named = named
         self._session: Session | None = None
         self._monitored = ""
-        self.n_batches = 0
-        """Batches until now, or other steps: a unit in which it grows is not taken to hang."""
         self._unit = 0
         self._reported: frozenset[int] = frozenset()
         self._restored: dict[str, Any] | None = None
+        self._restored_path = ""
         self._saver: Saver | None = None
         self._begun = self._unsaved = self._saved_here = False
         self._warned_of_inexact = self._warned_of_shape = False
@@ -164,7 +163,7 @@ class CooperativeLoop:
             self._beat(session)
 
     def _beat(self, session: Session) -> None:
-        session.beat(self.n_batches, self._gauge.read(self.roots()))
+        session.beat(self._gauge.read(self.roots()))
 
     # -- to be overridden ----------------------------------------------------------------------
 
@@ -365,7 +364,6 @@ class CooperativeLoop:
         tree = {
             "named": self._named.state_dict(),
             **self.position(),
-            "batches": self.n_batches,
             "unit": self._unit,
             "value": self.value,
             "rng": rng,
@@ -382,17 +380,23 @@ class CooperativeLoop:
         found = self._find(session)
         if found is None:
             return
-        state, tree = found
+        state, self._restored = found
+        self._restored_path = state.path
+        self._load_first()
+
+    def _load_first(self) -> None:
+        """Load the checkpoint as soon as it is found."""
+        if self._restored is None:
+            return
         try:
             # A copy: the tree is loaded again, right before the next batch.
-            self._load(frozen(tree))
+            self._load(frozen(self._restored))
         except SuspendError as error:
             raise CheckpointError(
-                f"Checkpoint {state.path} of {self._name} must fit the objects that are named, but "
-                f"{error}. Make the same ones whenever the objective runs, or close the trial with "
-                "`optuna-hermes finish`."
+                f"Checkpoint {self._restored_path} of {self._name} must fit the objects that are "
+                f"named, but {error}. Make the same ones whenever the objective runs, or close the "
+                "trial with `optuna-hermes finish`."
             ) from error
-        self._restored = tree
 
     def _restore(self) -> None:
         """Load the checkpoint once more, to undo what the objective has done since."""
@@ -405,8 +409,11 @@ class CooperativeLoop:
 
     def _load(self, tree: dict[str, Any]) -> None:
         self._named.load_state_dict(tree["named"])
+        self._load_position(tree)
+
+    def _load_position(self, tree: dict[str, Any]) -> None:
         self.go_to(tree)
-        self.n_batches, self._unit, self.value = tree["batches"], tree["unit"], tree["value"]
+        self._unit, self.value = tree["unit"], tree["value"]
 
     def _check_single(self, session: Session) -> None:
         if session in _sessions:

@@ -22,7 +22,7 @@ from optuna_hermes._lightning._checkpoints import Checkpoints, merged
 from optuna_hermes._lightning._cli import watch_configurations
 from optuna_hermes._lightning._clocks import parked
 from optuna_hermes._lightning._launches import refused_strategy, watch_launches
-from optuna_hermes._lightning._loggers import own_root, release_loggers
+from optuna_hermes._lightning._loggers import leave_open, own_root, release_loggers
 from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import (
     AnyCallback,
@@ -32,13 +32,7 @@ from optuna_hermes._lightning._namespace import (
     refuse_unsupported,
 )
 from optuna_hermes._lightning._requeue import switch_requeueing_off
-from optuna_hermes._lightning._trainer_hooks import (
-    TrainerHooks,
-    batches_done,
-    clean,
-    roots,
-    why_not_storable,
-)
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean, roots, why_not_storable
 from optuna_hermes._lightning._units import Units
 from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
@@ -216,6 +210,9 @@ class HermesCallback(AnyCallback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Remove all hooks from the trainer."""
+        # A trial whose process is told to end goes on in another one, too.
+        if isinstance(exception, Suspended) or (self._loop.leased() and trainer.received_sigterm):
+            leave_open(trainer)
         if isinstance(exception, Suspended):
             expect_suspension(trainer)
         elif isinstance(exception, Exception) and not isinstance(exception, HermesError):
@@ -564,7 +561,6 @@ class _FitLoop(CooperativeLoop):
         self._report_sizes(session)
 
     def _beat(self, session: Session) -> None:
-        self.n_batches = batches_done(self._fit.trainer)
         self._warn_of_random_workers()
         super()._beat(session)
         self._report_sizes(session)

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
-from optuna_hermes.errors import CheckpointError, InvalidInputError
+from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._code import Code
 from optuna_hermes.suspend._loader_position import LoaderPosition
@@ -30,8 +30,8 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
     with the same losses and weights as if nothing had happened, in this process or in another one.
     Under plain Optuna ``run.report`` reports to the trial and asks the study's pruner.
 
-    A trial resumed in another process begins its objective again. This call restores the state of
-    the named objects, and the loop goes on at the batch where it was.
+    A trial resumed in another process begins its objective again. The loop over ``epochs`` restores
+    the state of the named objects, and goes on at the batch where it was.
 
     Args:
         trial: the ``optuna.Trial`` that trains.
@@ -67,7 +67,7 @@ class Run(CooperativeLoop):
     )
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
-        self._epoch = 0
+        self._epoch = self._n_batches = 0
         self._n_epochs: int | None = None
         self._position = LoaderPosition(
             self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
@@ -120,6 +120,7 @@ class Run(CooperativeLoop):
         numbers = number if isinstance(number, range) else range(number)
         self._n_epochs = len(numbers)
         if self._session is not None:
+            super()._load_first()
             self._other_loaders.begin()
         try:
             for place in range(self._epoch, len(numbers)):
@@ -127,12 +128,12 @@ class Run(CooperativeLoop):
                 if self._session is not None:
                     self._locals.epoch(sys._getframe().f_back, self._stored_objects())
                 if self._without_batches:
-                    self.begin()
+                    self.begin(self._other_loaders.problem())
                     self._switch_point(sys._getframe().f_back)
                 yield numbers[place]
                 if self._batches_due:
                     self._without_batches = True
-                    self.n_batches += 1
+                    self._n_batches += 1
         finally:
             self.leave()
 
@@ -166,7 +167,7 @@ class Run(CooperativeLoop):
             # Else its memory would stay in use while the trial waits.
             del batch
             self._position.batch += 1
-            self.n_batches += 1
+            self._n_batches += 1
             self._switch_point(sys._getframe().f_back)
 
     def loader(
@@ -200,7 +201,7 @@ class Run(CooperativeLoop):
         for batch in loader:
             yield batch
             del batch
-            self.n_batches += 1
+            self._n_batches += 1
             self._switch_point(None)
         if report is not None:
             with kept_rng():
@@ -214,7 +215,7 @@ class Run(CooperativeLoop):
             InvalidInputError: it is called outside of ``epochs``, where nothing was trained.
             TrialPruned: the study's pruner prunes the trial.
         """
-        if not self.n_batches and not self._batches_due:
+        if not self._n_batches and not self._batches_due:
             raise InvalidInputError(
                 f"run.report() must come in the loop over run.epochs(), but {self._name} has "
                 "trained nothing: others could never have its device."
@@ -228,7 +229,8 @@ class Run(CooperativeLoop):
 
     def _count_own_report(self, value: float) -> None:
         """Count a value that a loop without ``report`` has passed to ``trial.report``."""
-        if self._reports or self._restored is not None or not (self.n_batches or self._batches_due):
+        trained = self._n_batches or self._batches_due
+        if self._reports or self._restored is not None or not trained:
             return
         self._begin_before_batches()
         self._report_to_broker(self._count(value))
@@ -283,24 +285,23 @@ class Run(CooperativeLoop):
         if session is None:
             self._position.batch = 0
             return iter(loader)
-        self._other_loaders.release(loader)
+        idle = self._other_loaders.release(loader)
         self._code.enter(sys._getframe())
         if restored is not None:  # before the loader, whose data may draw from the same
             self._code.set_states(sys._getframe(), restored["code"])
-        iterator = self._position.iterate(
-            loader, None if restored is None else restored["position"]
-        )
-        self.begin(self._position.problem)
+        position = None if restored is None else restored["position"]
+        iterator = self._position.iterate(loader, position, idle)
+        self.begin(self._position.problem or self._other_loaders.problem(loader))
         return iterator
 
     def storable_here(self) -> bool:
         """See ``CooperativeLoop``: a stream may hold what no checkpoint can."""
-        return self._position.stores_here()
+        return self._batches_due or self._position.stores_here()
 
     def waits_for_next_point(self) -> bool:
         """See ``CooperativeLoop``: true after the last batch of an epoch, if it can be stored."""
         # After an epoch's last batch the loop may still use its loss, which would not be restored.
-        return self.storable and self._position.ends_here()
+        return self.storable and not self._batches_due and self._position.ends_here()
 
     # -- checkpoints ---------------------------------------------------------------------------
 
@@ -309,30 +310,50 @@ class Run(CooperativeLoop):
         return self._position.warning()
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        return super()._dump(self._position.rng_state(rng))
+        return super()._dump(rng if self._batches_due else self._position.rng_state(rng))
 
     def position(self) -> dict[str, Any]:
         """See ``CooperativeLoop``: the epoch, and where it is in its loader."""
         return {
             "position": self._position.state_dict(),
             "epoch": self._epoch,
+            "batches": self._n_batches,
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
             "epoch_state": self._epoch_state,
             "epoch_code": self._epoch_code,
             "code": self._code.states(self._caller),
-            "other_loaders": self._other_loaders.state(),
+            "other_loaders": self._other_loaders.state(
+                self._position.idle(between=self._batches_due)
+            ),
             "steps": self._other_loaders.accelerator_steps(),
         }
 
     def go_to(self, tree: dict[str, Any]) -> None:
         """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
         self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
+        self._n_batches = tree["batches"]
+
+    def _load_first(self) -> None:
+        """Load what the code before the loop may use; the rest is loaded when that begins.
+
+        Copies of the first weights that this code makes are then the same in each process.
+        """
+        if self._restored is None:
+            return
+        try:
+            self._named.load_kept(frozen(self._restored["named"]))
+        except SuspendError:  # a value is a part of a state that is to be loaded
+            super()._load_first()
+        else:
+            self._load_position(self._restored)
 
     def _restore(self) -> None:
         tree = self._restored
         super()._restore()
         if tree is not None:
+            if self._batches_due:  # else they were restored with the position
+                self._position.streams.load_state_dict(tree["position"]["streams"])
             self._other_loaders.load_state(tree["other_loaders"])
             self._other_loaders.load_accelerator_steps(tree["steps"])
 

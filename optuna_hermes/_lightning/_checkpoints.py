@@ -77,7 +77,9 @@ class Checkpoints:
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
-        trainer, checkpoint = hooks.trainer, hooks.dump()
+        trainer = hooks.trainer
+        checkpoint, hooked = hooks.dump()
+        first = rank is None or rank.rank == 0
         own = checkpoint[_KEY] = {
             "rng": rng,
             "loop": loop_state(trainer, self._made),
@@ -87,8 +89,10 @@ class Checkpoints:
             "loaders": hooks.loader_states(),
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
+            "settings": hooks.settings.changed(),
+            "hooked": hooked if first else None,  # Lightning's files are of the first rank
             # DDP keeps optimizers equal on all ranks.
-            "inner": inner_states(trainer) if rank is None or rank.rank == 0 else {},
+            "inner": inner_states(trainer) if first else {},
         }
         warn_of_lost(self._name, self._folder, self._unsaved.lost, ADVICE)
         if self.elastic_devices is not None:
@@ -115,7 +119,7 @@ class Checkpoints:
         (state, checkpoint), self._found = self._found, None
         elastic_devices, others = self.elastic_devices, checkpoint.pop(_RANKS, [])
         gone: list[Tree] = []
-        inner = checkpoint[_KEY].get("inner", {})
+        inner, hooked = checkpoint[_KEY]["inner"], checkpoint[_KEY].pop("hooked")
         if rank is not None or others:
             from optuna_hermes._lightning._ddp import part_of  # lazy: most have one process
 
@@ -130,7 +134,8 @@ class Checkpoints:
         if rank is not None and rank.rank > len(others):
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
         made = None if loaded["changed"] else loaded["loaders"]["made"]
-        hooks.resume_from(checkpoint, Path(state.path), made)
+        hooks.settings.restored = loaded["settings"]
+        hooks.resume_from(checkpoint, Path(state.path), hooked, made)
         hooks.skip_tuners(loaded["tuners"])
         restore_loggers(hooks.trainer, loaded["loggers"])
 
@@ -150,7 +155,7 @@ class Checkpoints:
         # First what the data set draws from, and the random state, for a batch that Lightning
         # fetches ahead and that had not been fetched before.
         restore_attributes(hooks.trainer.lightning_module, frozen(loaded["loop"]["module"]))
-        unsaved(hooks.trainer).load_state_dict(frozen(loaded.get("unsaved", {})))
+        unsaved(hooks.trainer).load_state_dict(frozen(loaded["unsaved"]))
         with kept_rng():
             set_rng_state(loaded["rng"])
             hooks.pass_over(loaded["loaders"])
@@ -171,17 +176,18 @@ class Checkpoints:
         hooks.end_resume()
         if loaded["rng"] is not None:  # before those of data, which may draw from the same
             set_states(code_of(trainer), loaded["code"])
-        restore_optimizers(trainer, hooks.shape.groups, *loaded["optimizers"])
+        restore_optimizers(trainer, *loaded["optimizers"])
         restore_lottery(trainer, loaded["lottery"])
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
         if loaded["rng"] is not None:
             hooks.restore_loader_states(loaded["loaders"])
+        hooks.settings.restore()
         if loaded["changed"]:
             hooks.follow_sync_dist()
         rewind_loggers(trainer, loaded["loggers"])
-        set_buffers(trainer.lightning_module, loaded.get("buffers", {}))
-        self._unsaved.load_state_dict(loaded.get("unsaved", {}))
+        set_buffers(trainer.lightning_module, loaded["buffers"])
+        self._unsaved.load_state_dict(loaded["unsaved"])
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:
             set_rng_state(loaded["rng"])

@@ -84,6 +84,18 @@ def release_loggers(trainer: Trainer) -> None:
         logs.release(logger)
 
 
+def leave_open(trainer: Trainer) -> None:
+    """Keep loggers from noting a failure, for a trial that goes on in another process."""
+    for logger in trainer.loggers:
+        # Those of files have no status: they only write what is left.
+        if not isinstance(logger, tuple(_KINDS.values())):
+            logger.save()
+            flush = getattr(vars(logger).get("_experiment"), "flush", None)  # of Comet, for one
+            if callable(flush):
+                flush()
+            vars(logger)["finalize"] = lambda status: None
+
+
 def _file_loggers(trainer: Trainer) -> list[tuple[str, Any, Any]]:
     """The loggers that write local files in this process: kind, logger and module for the kind."""
     return [

@@ -12,8 +12,6 @@ from optuna_hermes._lightning._callbacks import callback_state, restore_callback
 from optuna_hermes._lightning._clocks import clock_state, restore_clocks
 from optuna_hermes._lightning._module import module_state, restore_module
 from optuna_hermes._lightning._namespace import (
-    OF_LIGHTNING,
-    LightningModule,
     Trainer,
     _ResultCollection,
     _ResultMetric,
@@ -49,7 +47,6 @@ _CONNECTOR = (
     "_first_loop_iter",
     "_current_fx",
 )
-_GRADIENT_HOOKS = ("optimizer_step", "optimizer_zero_grad")
 _NOT_PLAIN = ("reduce_fx", "_sync")
 
 Override = Callable[..., None]
@@ -59,8 +56,6 @@ Override = Callable[..., None]
 def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, Any]:
     """The unsaved state between two batches; for ``made`` see ``module_state``."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-    kept = module.named_parameters() if _keeps_gradients(module) else ()
-    gradients = {name: gradient(p.grad) for name, p in kept if p.grad is not None}
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
         "should_stop": trainer.should_stop,
@@ -75,7 +70,11 @@ def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, 
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "metrics": {name: metric_state(metric) for name, metric in metrics_in(module)},
         "data": states_of(_data_generators(trainer)),
-        "gradients": gradients,
+        # Lightning resets them when the next ``training_step`` is done, which may read them. After
+        # a validation there are none.
+        "gradients": {
+            name: gradient(p.grad) for name, p in module.named_parameters() if p.grad is not None
+        },
         "module": module_state(module, made),
         "callbacks": callback_state(trainer),
         "clocks": clock_state(trainer),
@@ -156,14 +155,6 @@ def code_of(trainer: Trainer) -> list[Holder]:
     data = getattr(trainer, "datamodule", None)
     every = (*trainer.lightning_module.modules(), data, *callbacks_of(trainer))
     return holders_in(*classes_of(every))
-
-
-def _keeps_gradients(module: LightningModule) -> bool:
-    """True if gradients of a batch may have an effect on later ones."""
-    # Where Lightning accumulates gradients itself no checkpoint is taken: see ``clean``.
-    return not module.automatic_optimization or not all(
-        getattr(module, hook).__module__.startswith(OF_LIGHTNING) for hook in _GRADIENT_HOOKS
-    )
 
 
 def _result_state(key: str, item: _ResultMetric) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from optuna_hermes.suspend._named_objects import (
     set_modes,
 )
 from optuna_hermes.suspend._state import copied, filled, moved, on_device, plain
-from optuna_hermes.suspend._tree import mapped
+from optuna_hermes.suspend._tree import mapped, tensors_in
 
 _SAVED_ELSEWHERE = (
     torch.optim.Optimizer,
@@ -72,8 +72,7 @@ def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
     attributes, there = state["attributes"], _tensors(_plain_attributes(module))
     saved = _tensors(attributes)
     in_place = {
-        id(saved[place]): copied(there.get(place), saved[place])
-        for place in state.get("in_place", ())
+        id(saved[place]): copied(there.get(place), saved[place]) for place in state["in_place"]
     }
     for name, part in module.named_modules():
         for attribute, (value, was_on_device) in attributes.get(name, {}).items():
@@ -100,16 +99,8 @@ def _tensors(attributes: dict[str, dict[str, tuple[Any, bool]]]) -> dict[_Place,
         place: each
         for name, values in attributes.items()
         for attribute, (value, _) in values.items()
-        for place, each in _tensors_in(value, (name, attribute))
+        for place, each in tensors_in(value, (name, attribute))
     }
-
-
-def _tensors_in(value: Any, place: _Place) -> Iterator[tuple[_Place, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield place, value
-    elif isinstance(value, dict | list | tuple):
-        for key, each in _items(value):
-            yield from _tensors_in(each, (*place, key))
 
 
 def is_saved(part: nn.Module, name: str, value: Any) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import ModelCheckpoint as ModelCheckpoint
     from lightning.pytorch.callbacks import ModelPruning as ModelPruning
     from lightning.pytorch.callbacks import RichProgressBar as RichProgressBar
+    from lightning.pytorch.callbacks import SpikeDetection as SpikeDetection
     from lightning.pytorch.callbacks import StochasticWeightAveraging as StochasticWeightAveraging
     from lightning.pytorch.callbacks import ThroughputMonitor as ThroughputMonitor
     from lightning.pytorch.callbacks import Timer as Timer

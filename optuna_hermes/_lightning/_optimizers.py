@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._named_objects import (
-    first_with_groups,
-    held,
-    put_back,
-    share_groups,
-    undo_casts,
-)
-
-Groups = list[tuple[Any, Any]]
-"""Optimizers, each with the first one that has the same groups of parameters."""
+from optuna_hermes.suspend._named_objects import held, kept_groups, put_back, undo_casts
 
 
 def inner(trainer: Trainer) -> dict[str, Any]:
@@ -27,26 +18,25 @@ def inner_states(trainer: Trainer) -> dict[str, Any]:
     return {place: each.state_dict() for place, each in inner(trainer).items()}
 
 
-def shared_groups(trainer: Trainer) -> Groups:
-    """The optimizers that share groups; to be called before Lightning loads their states."""
-    return first_with_groups({**_own(trainer), **inner(trainer)})
+def optimizers_of(trainer: Trainer) -> list[object]:
+    """All optimizers and schedules."""
+    return [*_own(trainer).values(), *inner(trainer).values()]
 
 
 def restore_optimizers(
-    trainer: Trainer, groups: Groups, states: list[dict[str, Any]], inner_states: dict[str, Any]
+    trainer: Trainer, states: list[dict[str, Any]], inner_states: dict[str, Any]
 ) -> None:
     """Make whole what Lightning has loaded; the tensors may be taken over.
 
     Args:
-        groups: what ``shared_groups`` returned in this process.
         states: those that Lightning has loaded.
     """
     for optimizer, state in zip(trainer.optimizers, states, strict=False):
         undo_casts(optimizer, state)
-    for place, each in inner(trainer).items():
-        if place in inner_states:
-            put_back(each, {"state": inner_states[place]})
-    share_groups(groups)
+    with kept_groups(optimizers_of(trainer)):
+        for place, each in inner(trainer).items():
+            if place in inner_states:
+                put_back(each, {"state": inner_states[place]})
 
 
 def _own(trainer: Trainer) -> dict[str, Any]:

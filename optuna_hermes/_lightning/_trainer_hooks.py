@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +20,24 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from optuna_hermes._lightning._callbacks import skip_tuners
+from optuna_hermes._lightning._module_hooks import (
+    LOAD,
+    SAVE,
+    load_by_hook,
+    saved_by_hook,
+    without_hook,
+)
 from optuna_hermes._lightning._namespace import (
     LightningDataModule,
     ModelCheckpoint,
+    SpikeDetection,
     Trainer,
     _DataLoaderIterDataFetcher,
     callbacks_of,
 )
+from optuna_hermes._lightning._optimizers import optimizers_of
 from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
+from optuna_hermes._lightning._settings import Settings
 from optuna_hermes._lightning._shape import Shape
 from optuna_hermes._lightning._unsaved import loader_sources
 from optuna_hermes.suspend._loader import (
@@ -38,6 +49,7 @@ from optuna_hermes.suspend._loader import (
     is_stream,
     keeps_iterator,
 )
+from optuna_hermes.suspend._named_objects import kept_groups, make_room
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved, reachable
@@ -59,6 +71,7 @@ class TrainerHooks:
     def __init__(self, trainer: Trainer, trial: str, replay: Callable[..., Replay] | None) -> None:
         self.trainer = trainer
         self.shape = Shape(trainer)
+        self.settings = Settings(trainer)
         self._name = trial
         self._replay = replay or replay_of
         self._replays: list[tuple[Any, Replay | Stream]] = []
@@ -87,12 +100,10 @@ class TrainerHooks:
             note = functools.partial(self._expect, within)
             self.override(epoch_loop, name, _noted, note, getattr(epoch_loop, name))
         self.override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
-        connector, shape = trainer._checkpoint_connector, self.shape
-        for name, note_shape in (
-            ("resume_start", shape.note_weights),
-            ("restore_training_state", shape.note_groups),
-        ):
-            self.override(connector, name, _noted, note_shape, getattr(connector, name))
+        connector = trainer._checkpoint_connector
+        start, restore = connector.resume_start, connector.restore_training_state
+        self.override(connector, "resume_start", _noted, self.shape.note_weights, start)
+        self.override(connector, "restore_training_state", self._restore_training_state, restore)
 
     def override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
         """Replace a method of an object by a function with these first arguments."""
@@ -101,19 +112,27 @@ class TrainerHooks:
         self._overridden.append((owner, name))
 
     def resume_from(
-        self, checkpoint: dict[str, Any], path: Path, made: dict[str, Any] | None = None
+        self,
+        checkpoint: dict[str, Any],
+        path: Path,
+        hooked: dict[str, Any] | None,
+        made: dict[str, Any] | None,
     ) -> None:
         """Make ``fit`` resume from a checkpoint, also if it was given a ``ckpt_path``.
 
         Args:
-            checkpoint: as Lightning would have written it.
+            checkpoint: what ``dump`` returned.
             path: of its file.
-            made: the attributes and random states from which its loaders were made, by stage.
+            hooked: what ``dump`` returned for ``on_load_checkpoint``; None for the same.
+            made: the attributes, settings and random states from which its loaders were made, by
+                stage; None to make them of the present ones.
         """
         self._made_again = dict(made or {})
         self._validates_later = made is not None and "validation" not in made
         connector = self.trainer._checkpoint_connector
         self.override(connector, "resume_start", self._resume_start, checkpoint, path)
+        seen, restore = checkpoint if hooked is None else hooked, connector.restore_model
+        self.override(connector, "restore_model", self._restore_model, restore, seen)
 
     def skip_tuners(self, found: dict[str, Any]) -> None:
         """Let tuner callbacks take the settings that they found in an earlier process."""
@@ -143,23 +162,30 @@ class TrainerHooks:
             each.unwrap()
         self._replays, self._watches, self._validated = [], [], []
 
-    def dump(self) -> dict[str, Any]:
-        """The checkpoint that Lightning would write, with the position of the loaders."""
-        trainer = self.trainer
+    def dump(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The checkpoint that Lightning would write, with the position of the loaders.
+
+        It is the same whatever the module's ``on_save_checkpoint`` does; what that makes of it is
+        returned beside it, for ``on_load_checkpoint``.
+        """
+        trainer, module = self.trainer, self.trainer.lightning_module
         for loader, replay in self._replays:
             self._show_state(loader, replay)
         try:
-            with kept_pruned(trainer):
+            with kept_pruned(trainer), without_hook(module, SAVE):
                 checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
                     weights_only=False
                 )
         finally:
             self._hide_loader_states()
-        # Arguments that cannot be stored are not needed: the objective makes the module itself.
-        for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)):
-            if owner is not None and not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
-                checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_KEY, None)
-        return checkpoint
+        for callback in callbacks_of(trainer, SpikeDetection):
+            checkpoint["callbacks"].pop(callback.state_key, None)  # Lightning fails to load it
+        hooked = saved_by_hook(trainer, checkpoint)
+        owners = (module, getattr(trainer, "datamodule", None))
+        for owner, each in itertools.product(owners, (checkpoint, hooked)):
+            if owner is not None and each is not None:
+                _leave_arguments_out(owner, each)
+        return checkpoint, hooked
 
     def random_warning(self) -> str | None:
         """A warning if a loader draws random numbers that cannot be restored, else None."""
@@ -234,6 +260,19 @@ class TrainerHooks:
         # ``trainer.ckpt_path`` is the user's again: ModelCheckpoint never deletes that file.
         self.trainer._checkpoint_connector._ckpt_path = self._users_path
 
+    def _restore_training_state(self, restore: Callable[[], None]) -> None:
+        self.shape.note_optimizers()
+        self.settings.begin()
+        with kept_groups(optimizers_of(self.trainer)):
+            restore()
+
+    def _restore_model(self, restore: Callable[[], None], seen: dict[str, Any]) -> None:
+        """Load the weights of the checkpoint, whatever ``on_load_checkpoint`` does to ``seen``."""
+        vars(self.trainer._checkpoint_connector).pop("restore_model")
+        load_by_hook(self.trainer, seen)
+        with without_hook(self.trainer.lightning_module, LOAD):
+            restore()
+
     def _note_weights(self, restore: Callable[[], None]) -> None:
         """Restore the callbacks, and note the weights that are loaded by then."""
         connector = self.trainer._checkpoint_connector
@@ -247,7 +286,7 @@ class TrainerHooks:
         """Undo what hooks of the fit's beginning did to weights: they were called before."""
         module = self.trainer.lightning_module
         loaded, self._weights = self._weights, {}
-        self.shape.make_room(loaded)
+        make_room(module, loaded)
         with torch.no_grad():
             for name, tensor in _weights(module):
                 if name in loaded and loaded[name].shape == tensor.shape:
@@ -305,7 +344,7 @@ class TrainerHooks:
 
     @contextlib.contextmanager
     def _as_when_first_made(self, stage: str) -> Iterator[None]:
-        """Make loaders again with the attributes, random state and epoch of their first making."""
+        """Make loaders again with the settings, random state and so on of their first making."""
         # Making them may split data at random, and may use attributes of module or data module that
         # change in training; if they are not made for each epoch, that epoch was an earlier one.
         epoch = self.trainer.fit_loop.epoch_progress.current
@@ -320,6 +359,7 @@ class TrainerHooks:
                 "attributes": attributes,
                 "epoch": epoch.completed,
                 "data": frozen(self._data_state()),
+                "settings": self.settings.changed(),
             }
             yield
             return
@@ -328,7 +368,7 @@ class TrainerHooks:
         present = frozen(self._data_state())
         self._load_data_state(made["data"])
         self._attributes.load_state_dict(frozen(made["attributes"]))
-        with kept_rng():
+        with kept_rng(), self.settings.earlier(made["settings"]):
             set_rng_state(made["rng"])
             now, epoch.completed = epoch.completed, made["epoch"]
             try:
@@ -453,9 +493,9 @@ class TrainerHooks:
         )
         self.shape.note_weights()
         checkpoint["state_dict"], self._masks = without_masks(
-            checkpoint["state_dict"], self.shape.weights
+            checkpoint["state_dict"], self.shape.weights.sizes
         )
-        self.shape.make_room(checkpoint["state_dict"])
+        make_room(self.trainer.lightning_module, checkpoint["state_dict"])
         self._users_path, connector._ckpt_path = checkpoint_path, str(path)
         connector._loaded_checkpoint = checkpoint
         for callback in self.trainer.checkpoint_callbacks:
@@ -548,6 +588,13 @@ def unsynchronised(trainer: Trainer, name: str) -> bool:
         for results in (loop._results, loop.val_loop._results)
         for item in results.result_metrics
     )
+
+
+def _leave_arguments_out(owner: Any, checkpoint: dict[str, Any]) -> None:
+    """Remove hyper-parameters that cannot be stored: the objective makes the module itself."""
+    checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # the class of a configuration
+    if not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
+        checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_KEY, None)
 
 
 def _noted(note: Callable[[], None], call: Callable[..., None], *args: Any, **kw: Any) -> None:

@@ -84,8 +84,10 @@ class Units:
 def _validations(trainer: Trainer, epochs: int) -> int | None:
     interval, batches = trainer.val_check_batch, trainer.num_training_batches
     every = trainer.check_val_every_n_epoch
-    # At the ends of epochs: then the interval is the number of batches, infinity or None.
-    if interval is None or math.isinf(interval) or interval == batches:
+    if interval is None:  # they go by the clock
+        return None
+    # At the ends of epochs: then the interval is the number of batches, or infinity.
+    if math.isinf(interval) or interval == batches:
         return epochs // (every or 1)
     if math.isinf(batches):
         return None

@@ -11,7 +11,13 @@ from typing import Any
 from torch import nn
 
 from optuna_hermes._lightning._module import is_saved, of_libraries
-from optuna_hermes._lightning._namespace import Callback, LightningDataModule, Trainer, callbacks_of
+from optuna_hermes._lightning._namespace import (
+    Callback,
+    LightningDataModule,
+    SpikeDetection,
+    Trainer,
+    callbacks_of,
+)
 from optuna_hermes._lightning._optimizers import inner
 from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private
 
@@ -27,10 +33,12 @@ def unsaved(trainer: Trainer) -> Unsaved:
     module, known = trainer.lightning_module, _known(trainer)
     parts: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks_of(trainer)):
-        if _is_a_user_s(callback, Callback):
-            name = type(callback).__qualname__
-            ignores = _ignores(type(callback))
-            parts[f"callback {number} {name}"] = Attributes(name, callback, ignores, known)
+        name = type(callback).__qualname__
+        key = f"callback {number} {name}"
+        if isinstance(callback, SpikeDetection):  # its ``load_state_dict`` raises AttributeError
+            parts[key] = Attributes(name, callback, known=known)
+        elif _is_a_user_s(callback, Callback):
+            parts[key] = Attributes(name, callback, _ignores(type(callback)), known)
     for place, part in module.named_modules():
         if not type(part).__module__.startswith(_LIBRARIES):
             own = functools.partial(_saved_with_the_module, part, known)

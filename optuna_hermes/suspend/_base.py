@@ -153,11 +153,10 @@ class Session(Protocol):
         To be called before it trains on; what it does in between costs no time of its own.
         """
 
-    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
+    def beat(self, memory_bytes: int | None = None) -> None:
         """Report progress; costs nothing when called more than once a second.
 
         Args:
-            batches: number of batches trained until now.
             memory_bytes: the most device memory it has needed until now, None if unknown.
         """
 

@@ -180,7 +180,7 @@ class _Kinds:
         new = [each for each in kinds if each not in self._opened]
         self._opened.update(new)
         lineage = (each for kind in new for each in kind.__mro__)
-        return [Holder(each.__qualname__, each, True) for each in lineage if _is_users_type(each)]
+        return [Holder(each.__qualname__, each, True) for each in lineage if is_users_type(each)]
 
     def is_leaf(self, value: Any) -> bool:
         """True for a value that leads to no generator."""
@@ -191,7 +191,7 @@ class _Kinds:
         if self._leaves[kind]:
             return True
         if issubclass(kind, type):
-            return not _is_users_type(value)
+            return not is_users_type(value)
         return issubclass(kind, list | tuple) and self._is_sample(value)
 
     def _is_sample(self, value: Any) -> bool:
@@ -314,7 +314,7 @@ def _name(module: types.ModuleType) -> str:
     return str(vars(module).get("__name__"))
 
 
-def _is_users_type(kind: type) -> bool:
+def is_users_type(kind: type) -> bool:
     return _is_users(_module(kind))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import functools
+import inspect
 import itertools
 import logging
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
@@ -12,11 +16,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._generators import (
+    Holder,
+    holders_in,
+    is_users_type,
+    set_states,
+    states_of,
+)
 from optuna_hermes.suspend._state import copied, kept_rng, plain, rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -300,7 +310,11 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class OwnStates:
-    """Generators, counters and index lists that a loader, its samplers and its data set keep."""
+    """Generators, counters and index lists that a loader, its samplers and its data set keep.
+
+    Of data sets, only the numbers, text and flags that the training sets: with worker processes,
+    where these do not persist, they hold from its next epoch on.
+    """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
         self._loader: Callable[[], Any] = lambda: loader
@@ -312,7 +326,11 @@ class OwnStates:
             self._samplers.append(sampler)
             inner = getattr(sampler, "batch_sampler", None)
             sampler = getattr(sampler, "sampler", inner)
-        self._attributes = [_attributes_of(each) for each in self._samplers]
+        self._attributes = [_attributes_of(each, _order_attributes) for each in self._samplers]
+        # Workers that persist have data sets of their own, in which the training sets nothing.
+        if not getattr(loader, "persistent_workers", False):
+            data = _data_sets(getattr(loader, "dataset", None))
+            self._attributes += [_attributes_of(each, _set_by_training) for each in data]
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
@@ -335,8 +353,7 @@ class OwnStates:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned; attributes that it lacks get their first values."""
         set_states(self._holders(), state["generators"])
-        in_place = state.get("in_place", [()] * len(self._samplers))
-        parts = zip(self._attributes, state["attributes"], in_place, strict=False)
+        parts = zip(self._attributes, state["attributes"], state["in_place"], strict=False)
         for attributes, changed, filled in parts:
             attributes.load_state(changed, filled)
 
@@ -346,14 +363,15 @@ class OwnStates:
         return [Holder("loader", loader), *holders_in(*samplers, *data_of(loader))]
 
 
-class _SamplerAttributes:
-    """The plain attributes of one sampler: their first values in this process, and changes."""
+class _PlainAttributes:
+    """The plain attributes of a sampler or data set: first values in this process, and changes."""
 
-    def __init__(self, sampler: Any) -> None:
-        self._sampler: Callable[[], Any] = lambda: sampler
+    def __init__(self, owner: Any, find: Callable[[Any], dict[str, Any]]) -> None:
+        self._owner: Callable[[], Any] = lambda: owner
         with contextlib.suppress(TypeError):
-            self._sampler = weakref.ref(sampler)
-        first = _order_attributes(sampler)
+            self._owner = weakref.ref(owner)
+        self._find = find
+        first = find(owner)
         self._first = {name: _copy(value) for name, value in first.items()}
         self._made = weakref.WeakValueDictionary(  # weak, as those that are replaced may go
             {name: value for name, value in first.items() if isinstance(value, _ARRAYS)}
@@ -362,33 +380,37 @@ class _SamplerAttributes:
         self._changed: set[str] = set()
 
     def state(self) -> dict[str, Any]:
-        now = _order_attributes(self._sampler())
+        now = self._find(self._owner())
         self._changed |= {n for n, value in now.items() if not _same(value, self._first.get(n))}
         return {name: _copy(value) for name, value in now.items() if name in self._changed}
 
     def in_place(self) -> list[str]:
         """Names of the arrays that are those of the beginning."""
-        now = _order_attributes(self._sampler())
+        now = self._find(self._owner())
         return [name for name, value in now.items() if self._made.get(name) is value]
 
     def load_state(self, state: dict[str, Any], in_place: Collection[str]) -> None:
         self._changed |= state.keys()
         for name, value in {**self._first, **state}.items():
-            _set_attribute(self._sampler(), name, value, in_place=name in in_place)
+            _set_attribute(self._owner(), name, value, in_place=name in in_place)
 
 
-_seen: weakref.WeakKeyDictionary[Any, _SamplerAttributes] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
 
 
-def _attributes_of(sampler: Any) -> _SamplerAttributes:
-    """The attributes of a sampler as they were when any loader with it was first seen."""
+def _attributes_of(owner: Any, find: Callable[[Any], dict[str, Any]]) -> _PlainAttributes:
+    """The attributes of a sampler or data set as they were when any loader with it was first seen.
+
+    Args:
+        find: returns those that may be kept.
+    """
     # Later loaders with it would take values that the training has changed for its first ones.
     try:
-        if sampler not in _seen:
-            _seen[sampler] = _SamplerAttributes(sampler)
-        return _seen[sampler]
+        if owner not in _seen:
+            _seen[owner] = _PlainAttributes(owner, find)
+        return _seen[owner]
     except TypeError:  # it has no weak references or no hash
-        return _SamplerAttributes(sampler)
+        return _PlainAttributes(owner, find)
 
 
 def idle(loader: Any) -> Replay | OwnStates:
@@ -602,6 +624,66 @@ def _order_attributes(sampler: Any) -> dict[str, Any]:
         or (type(value) is list and all(type(each) in (int, float) for each in value))
         or (type(value) is np.ndarray and value.dtype.kind in "biuf")
     }
+
+
+def _data_sets(data: Any) -> list[Any]:
+    """The map-style data sets of the user's classes among a data set and those that it wraps."""
+    found: list[Any] = []
+    waiting, seen = [data], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen or not hasattr(type(each), "__getitem__"):
+            continue
+        seen.add(id(each))
+        own = getattr(each, "__dict__", {})
+        if is_users_type(type(each)):
+            found.append(each)
+        if isinstance(each, Dataset):  # as ``Subset`` and ``ConcatDataset``
+            several = own.get("datasets")
+            waiting += [own.get("dataset"), *(several if isinstance(several, list) else ())]
+    return found
+
+
+def _set_by_training(data: Any) -> dict[str, Any]:
+    """The numbers, text and flags in a data set, but for those that reading it sets.
+
+    These may belong to what cannot be kept, such as a part of the data that was read last.
+    """
+    kind: Any = type(data)
+    reads = _set_by_reading(kind)
+    return {
+        name: value
+        for name, value in getattr(data, "__dict__", {}).items()
+        if type(value) in (bool, int, float, str, type(None)) and name not in reads
+    }
+
+
+@functools.lru_cache(maxsize=256)
+def _set_by_reading(kind: type) -> frozenset[str]:
+    """Names of the attributes that methods which give samples set, and those that they call."""
+    found, seen = set(), set()
+    waiting: list[Any] = ["__getitem__", "__getitems__"]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for code in _codes_of(kind, name):
+            waiting += code.co_names
+            instructions = dis.get_instructions(code)
+            found |= {each.argval for each in instructions if each.opname == "STORE_ATTR"}
+    return frozenset(found)
+
+
+def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
+    """The code of a method or property in a class and its bases, and of functions within."""
+    for each in kind.__mro__:
+        function: Any = inspect.unwrap(vars(each).get(name))  # type: ignore[arg-type]
+        function = getattr(function, "fget", getattr(function, "func", function))
+        codes = [function.__code__] if isinstance(function, types.FunctionType) else []
+        for code in codes:
+            yield code
+            codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
 
 
 def _copy(value: Any) -> Any:

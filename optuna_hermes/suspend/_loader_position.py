@@ -21,6 +21,7 @@ from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of, replay_of
 
 Batch = TypeVar("Batch")
+Keeper = Replay | Wrapped | Stream
 
 
 class LoaderPosition:
@@ -39,7 +40,7 @@ class LoaderPosition:
         self._source: Any = None
         self._warned = False
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
-        self._replays: weakref.WeakKeyDictionary[Any, Replay | Wrapped | Stream]
+        self._replays: weakref.WeakKeyDictionary[Any, Keeper]
         self._replays = weakref.WeakKeyDictionary()
         self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
 
@@ -54,11 +55,17 @@ class LoaderPosition:
         return warning
 
     def iterate(
-        self, loader: Iterable[Batch], state: dict[str, Any] | None = None
+        self,
+        loader: Iterable[Batch],
+        state: dict[str, Any] | None = None,
+        idle: dict[str, Any] | None = None,
     ) -> Iterator[Batch]:
         """Begin an epoch, or resume the one of which ``state_dict`` has returned this state.
 
         With loaders whose position can neither be set nor counted there is a ``problem``.
+
+        Args:
+            idle: the state from which an epoch begins; None for the loader's present one.
         """
         if state is not None:
             self.streams.load_state_dict(state["streams"])
@@ -66,6 +73,8 @@ class LoaderPosition:
         self.length = _length(loader)
         self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
+        if idle is not None and isinstance(source, Replay | Wrapped):
+            source.load_idle_state(idle)
         if isinstance(source, Wrapped):
             source.begin(loader, None if state is None else state["loader"])
         elif isinstance(source, Stream):
@@ -98,6 +107,18 @@ class LoaderPosition:
             "data": states_of(self._own_data()),
         }
 
+    def idle(self, *, between: bool) -> dict[Any, Keeper]:
+        """The keepers of the loaders that are in no epoch, by the plain loaders.
+
+        Args:
+            between: True if none is in an epoch.
+        """
+        return {
+            loader if (inner := inner_of(loader)) is None else inner: each
+            for loader, each in self._replays.items()
+            if between or each is not self._source
+        }
+
     def stores_here(self) -> bool:
         """True if the position before the next batch can be restored."""
         source = self._source
@@ -116,10 +137,7 @@ class LoaderPosition:
 
     def leave(self) -> None:
         """Restore the loaders' own samplers and functions, and drop all references to them."""
-        installed: list[Replay | Wrapped | Stream | RandomWatch] = [
-            *self._replays.values(),
-            *self._watches.values(),
-        ]
+        installed: list[Keeper | RandomWatch] = [*self._replays.values(), *self._watches.values()]
         for each in installed:
             each.unwrap()
         self._replays.clear()

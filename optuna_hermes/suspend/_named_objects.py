@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import (
@@ -63,7 +64,7 @@ class NamedObjects:
         self._too_large: dict[str, _Wait] = {}
         self._owners = {**owners, **held(owners)}
         self._unsaved = _attributes(self._owners)
-        self._shapes = {name: _shape(each) for name, each in self._owners.items()}
+        self._parts = {name: parts_of(each) for name, each in self._owners.items()}
 
     def roots(self) -> list[object]:
         """Objects that lead to every tensor."""
@@ -72,7 +73,9 @@ class NamedObjects:
     @property
     def reshaped(self) -> list[str]:
         """Names of objects that have other parameters than when they were named."""
-        return [name for name, each in self._owners.items() if _shape(each) != self._shapes[name]]
+        return [
+            name for name, each in self._owners.items() if not self._parts[name].fit(parts_of(each))
+        ]
 
     @property
     def lost(self) -> list[str]:
@@ -111,17 +114,24 @@ class NamedObjects:
         if saved.keys() != self._owners.keys():
             named = ", ".join(self._owners) or "nothing"
             raise SuspendError(f"it holds {', '.join(saved) or 'nothing'}, not {named}")
-        present, trained = _trained(self._owners), state.get("trained", {})
-        groups = first_with_groups(self._owners)
-        for name, owner in self._owners.items():
-            try:
-                put_back(owner, saved[name])
-                if name in trained:
-                    _put_parameters_back(present[name], trained[name])
-            except Exception as error:
-                raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
-        share_groups(groups)
-        self._unsaved.load_state_dict(state.get("unsaved", {}))
+        present, trained = _trained(self._owners), state["trained"]
+        with kept_groups(self._owners.values()):
+            for name, owner in self._owners.items():
+                try:
+                    put_back(owner, saved[name])
+                    if name in trained:
+                        _put_parameters_back(present[name], trained[name])
+                except Exception as error:
+                    raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
+        self._unsaved.load_state_dict(state["unsaved"])
+        self.load_kept(state)
+
+    def load_kept(self, state: dict[str, Any]) -> None:
+        """Restore the kept values only.
+
+        Raises:
+            SuspendError: the state is not of these values and objects.
+        """
         self._read(state["kept"], state["kept_order"])
 
     def small_state(self) -> dict[str, Any]:
@@ -392,19 +402,69 @@ def _if_small(tree: Any) -> Any:
     return tree
 
 
-def _shape(owner: Any) -> Hashable:
-    """The names of a module's parameters and buffers, or the sizes of an optimizer's groups."""
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts that a state must fit: a module's weights, or the parameters of an optimizer."""
+
+    sizes: dict[Any, torch.Size | None]
+    """By name or number; None if any size can be loaded, as of buffers and parameters without one.
+
+    Of buffers, those that ``state_dict`` holds.
+    """
+    unset: frozenset[str] = frozenset()
+    """Names of such buffers that are None, and may be made in training."""
+
+    def fit(self, others: Parts) -> bool:
+        """True if an object with these parts can load a state of one with those others."""
+        own, now = self.sizes, others.sizes
+        return own.keys() <= now.keys() <= own.keys() | self.unset and all(
+            size is None or size == now[name] for name, size in own.items()
+        )
+
+
+def parts_of(owner: object) -> Parts:
+    sizes: dict[Any, torch.Size | None] = {}
+    unset: set[str] = set()
     if isinstance(owner, nn.Module):
         # Not of ``state_dict``, which takes its time.
-        return frozenset(
-            (place, name)
-            for place, part in owner.named_modules()
-            for name, each in (*part._parameters.items(), *part._buffers.items())
-            if each is not None and name not in part._non_persistent_buffers_set
-        )
-    if isinstance(owner, torch.optim.Optimizer):
-        return tuple(len(group["params"]) for group in owner.param_groups)
-    return None
+        for place, part in owner.named_modules(remove_duplicate=False):
+            prefix = f"{place}." if place else ""
+            for name, each in part._parameters.items():
+                if each is not None:
+                    sizes[prefix + name] = _size_of(each)
+            for name, buffer in part._buffers.items():
+                if name in part._non_persistent_buffers_set:
+                    continue
+                if buffer is None:
+                    unset.add(prefix + name)
+                else:
+                    sizes[prefix + name] = None
+    elif isinstance(owner, torch.optim.Optimizer):
+        for number, group in enumerate(owner.param_groups):
+            sizes[number] = None
+            for place, each in enumerate(group["params"]):
+                sizes[number, place] = _size_of(each)
+    return Parts(sizes=sizes, unset=frozenset(unset))
+
+
+def _size_of(parameter: torch.Tensor) -> torch.Size | None:
+    return None if is_lazy(parameter) else parameter.shape
+
+
+def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Make the buffers that are to be loaded and are None here, or have another shape."""
+    here = dict(module.named_buffers(remove_duplicate=False))
+    unset = parts_of(module).unset
+    others = {
+        name: value.clone()  # it is still to be loaded, and handed to hooks of the user
+        for name, value in weights.items()
+        if name in unset or _reshaped(here.get(name), value)
+    }
+    set_buffers(module, others)
+
+
+def _reshaped(buffer: torch.Tensor | None, value: torch.Tensor) -> bool:
+    return buffer is not None and not is_lazy(buffer) and buffer.shape != value.shape
 
 
 def held(owners: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,20 +494,29 @@ def _parts(name: str, owner: object) -> Iterator[tuple[str, object]]:
             yield from ((f"{name}.{attribute}.{place}", each) for place, each in items)
 
 
-def first_with_groups(owners: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Each optimizer, with the first one that has the same groups of parameters."""
-    optimizers = [each for each in owners.values() if isinstance(each, torch.optim.Optimizer)]
-    first: dict[tuple[int, ...], Any] = {}
-    return [
-        (each, first.setdefault(tuple(map(id, each.param_groups)), each)) for each in optimizers
+@contextlib.contextmanager
+def kept_groups(owners: Iterable[object]) -> Iterator[None]:
+    """Let optimizers keep their groups within: others may hold these, or have the same ones.
+
+    Loading a state makes new ones.
+    """
+    before = [
+        (each, each.param_groups, [*each.param_groups])
+        for each in owners
+        if isinstance(each, torch.optim.Optimizer)
     ]
-
-
-def share_groups(groups: Iterable[tuple[Any, Any]]) -> None:
-    """Let optimizers have the same groups again, as ``first_with_groups`` has found them."""
-    for optimizer, first in groups:
-        if optimizer.param_groups is not first.param_groups:
-            optimizer.param_groups = first.param_groups
+    yield
+    for optimizer, groups, first in before:
+        now = optimizer.param_groups
+        if now is groups:
+            continue
+        for group, loaded in zip(first, now, strict=False):
+            settings = dict(loaded)
+            group.clear()
+            group.update(settings)
+        groups[:] = [*first, *now[len(first) :]]
+        with contextlib.suppress(AttributeError):  # of one that wraps another
+            optimizer.param_groups = groups
 
 
 def _attributes(owners: Mapping[str, Any]) -> Unsaved:
@@ -541,6 +610,8 @@ def _state_of(owner: Any) -> dict[str, Any]:
 
 def put_back(owner: Any, state: dict[str, Any]) -> None:
     """Restore an object's state; the tensors of ``state`` may be taken over."""
+    if isinstance(owner, nn.Module):
+        make_room(owner, state["state"])
     owner.load_state_dict(state["state"])
     if isinstance(owner, torch.optim.Optimizer):
         undo_casts(owner, state["state"])

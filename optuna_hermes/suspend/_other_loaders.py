@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from optuna_hermes import _heap
-from optuna_hermes.suspend._loader import OwnStates, Replay, idle
+from optuna_hermes.suspend._loader import OwnStates, Replay, idle, is_stateful
+from optuna_hermes.suspend._loader_position import Keeper
 from optuna_hermes.suspend._wrapped import inner_of
 
 
@@ -22,8 +24,10 @@ class OtherLoaders:
     """
 
     def __init__(self) -> None:
-        self._idle: weakref.WeakKeyDictionary[Any, Replay | OwnStates]
+        # None for a loader whose batches are counted elsewhere: it stays in its place in the order.
+        self._idle: weakref.WeakKeyDictionary[Any, Replay | OwnStates | None]
         self._idle = weakref.WeakKeyDictionary()
+        self._loaded: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._accelerators: list[weakref.ref[Any]] = []
 
     def begin(self) -> None:
@@ -41,28 +45,57 @@ class OtherLoaders:
             if not any(isinstance(sampler, Replay) for sampler in samplers):
                 self._idle[each] = idle(each)
 
-    def release(self, loader: object) -> None:
-        """Leave out a loader whose batches are counted, or that keeps its position itself."""
+    def release(self, loader: object) -> dict[str, Any] | None:
+        """Leave out a loader whose batches are counted, or that keeps its position itself.
+
+        Returns:
+            The state from which its next epoch begins; None if none was restored.
+        """
         inner = inner_of(loader)
         plain = loader if inner is None else inner
-        if isinstance(plain, DataLoader) and plain in self._idle:
-            self._idle.pop(plain).unwrap()
+        each = self._idle.get(plain) if isinstance(plain, DataLoader) else None
+        if each is None:
+            return None
+        each.unwrap()
+        self._idle[plain] = None
+        loaded = self._loaded.pop(plain, None)
+        return None if loaded is None else {**loaded, **each.idle_state()}
 
-    def state(self) -> list[dict[str, Any]]:
-        """States from which the loaders' next epochs begin."""
+    def problem(self, loader: object = None) -> str | None:
+        """The reason why a trial that trains on this loader cannot be stored, None if it can.
+
+        Args:
+            loader: None for one that trains on none in its present epoch.
+        """
+        others = (each for each, keeper in self._idle.items() if keeper is None)
+        if any(is_stateful(each) and each is not loader for each in others):
+            return "it trains on a loader with a state in some of its epochs"
+        return None
+
+    def state(self, counted: Mapping[Any, Keeper]) -> list[dict[str, Any]]:
+        """States from which the loaders' next epochs begin.
+
+        Args:
+            counted: those of the released loaders that are in no epoch.
+        """
+        states = [
+            (loader, {**self._loaded.get(loader, {}), **each.idle_state()})
+            for loader, own in self._idle.items()
+            if (each := counted.get(loader, own)) is not None
+        ]
         return [
-            {"loader": _described(loader), "idle": _unless_new(each.idle_state())}
-            for loader, each in self._idle.items()
+            {"loader": _described(loader), "idle": _unless_new(state)} for loader, state in states
         ]
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Restore what ``state`` returned; loaders are matched by their description, in order."""
-        left = list(self._idle.items())
+        left = [(loader, each) for loader, each in self._idle.items() if each is not None]
         for state in states:
             for index, (loader, each) in enumerate(left):
                 if _described(loader) == state["loader"]:
                     if state["idle"] is not None:
                         each.load_idle_state(state["idle"])
+                        self._loaded[loader] = state["idle"]
                     del left[index]
                     break
 
@@ -80,15 +113,16 @@ class OtherLoaders:
     def leave(self) -> None:
         """Restore the loaders' own samplers."""
         for each in self._idle.values():
-            each.unwrap()
+            if each is not None:
+                each.unwrap()
         self._idle.clear()
 
 
 def _unless_new(state: dict[str, Any]) -> dict[str, Any] | None:
     """The state of a loader, None if it is that of a new one."""
     own = state["own"]
-    is_new = state["seed"] is None and not own["generators"] and not any(own["attributes"])
-    return None if is_new else state
+    of_loader = state["seed"] is None and not state.get("epochs")
+    return None if of_loader and not own["generators"] and not any(own["attributes"]) else state
 
 
 def _described(loader: DataLoader[Any]) -> list[Any]:

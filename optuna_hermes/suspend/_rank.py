@@ -132,8 +132,8 @@ class Rank:
         """Report the value after a unit (that of rank 0 counts); True if the trial is pruned."""
         return self._request("report", unit, value) == "prune"
 
-    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
-        self._tell("beat", {"batches": batches, "memory_bytes": memory_bytes})
+    def beat(self, memory_bytes: int | None = None) -> None:
+        self._tell("beat", {"memory_bytes": memory_bytes})
 
     def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """Do nothing: the process that saves reports it."""

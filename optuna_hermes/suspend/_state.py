@@ -70,6 +70,17 @@ def seed_everything(seed: int) -> None:
         torch.manual_seed(seed)
 
 
+def seed_entropy(seed: int) -> None:
+    """Have NumPy's generators that are made without a seed take theirs from ``seed``.
+
+    Else a trial would split its data in another way in its next process. The global generators are
+    not drawn from, and that of ``random.Random()`` cannot be told.
+    """
+    from numpy.random import bit_generator
+
+    vars(bit_generator)["randbits"] = random.Random(seed).getrandbits
+
+
 @contextlib.contextmanager
 def kept_rng() -> Iterator[dict[str, Any]]:
     """Yield the random state, and restore it at the end, also after an error."""

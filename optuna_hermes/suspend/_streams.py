@@ -215,6 +215,11 @@ class Stream:
     def load_own_state(self, state: dict[str, Any]) -> None:
         set_states(self._holders(), state["generators"])
 
+    def idle_state(self) -> dict[str, Any]:
+        """See ``Replay``; the attributes of the data set are kept by ``Streams``."""
+        own = {**self.own_state(), "attributes": [], "in_place": []}
+        return {"own": own, "seed": None, "workers": None}
+
     def _holders(self) -> list[Holder]:
         loader = self._loader()
         data, collate = data_of(loader)

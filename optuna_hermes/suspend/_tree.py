@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,6 +57,17 @@ def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
             "or is nested too deeply: let state_dict return plain values."
         ) from error
     return packer.tensors, text
+
+
+def tensors_in(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+    """The tensors in dictionaries, lists and tuples, each by its place below ``place``."""
+    import torch
+
+    if isinstance(tree, torch.Tensor):
+        yield place, tree
+    elif isinstance(tree, dict | list | tuple):
+        for key, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from tensors_in(each, (*place, key))
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:

@@ -12,7 +12,7 @@ import math
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
 from types import FrameType, ModuleType, SimpleNamespace
@@ -41,7 +41,7 @@ from optuna_hermes.suspend._objects import (
     _Writer,
 )
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
-from optuna_hermes.suspend._tree import NUMBERS, storable
+from optuna_hermes.suspend._tree import NUMBERS, storable, tensors_in
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
@@ -84,15 +84,6 @@ def write_value(
     tree = writer.write(name, value)
     writer.refuse_overlaps()
     return tree
-
-
-def read_value(node: list[Any], present: object, classes: Classes | None) -> Any:
-    """Convert a tree to its value; ``present``, the value there now, is reused if possible.
-
-    Raises:
-        SuspendError: it needs a class that cannot be found.
-    """
-    return ValueReader(classes).node(node, present)
 
 
 class Owned:
@@ -175,7 +166,7 @@ class Owned:
     @functools.cached_property
     def _by_memory(self) -> dict[Hashable, list[tuple[_Place, torch.Tensor]]]:
         found: dict[Hashable, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
-        for place, tensor in _tensors_in(self._tree, ()):
+        for place, tensor in tensors_in(self._tree, ()):
             if storable(tensor) and tensor.numel():
                 found[memory_of(tensor)].append((place, tensor))
         return dict(found)
@@ -537,14 +528,6 @@ def memory_of(value: object) -> Hashable:
     if isinstance(value, torch.Tensor) and storable(value):
         return ("memory", value.untyped_storage().data_ptr())
     return id(value)
-
-
-def _tensors_in(tree: Any, place: _Place) -> Iterator[tuple[_Place, torch.Tensor]]:
-    if isinstance(tree, torch.Tensor):
-        yield place, tree
-    elif isinstance(tree, dict | list | tuple):
-        for key, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from _tensors_in(each, (*place, key))
 
 
 def _tensor_of_array(array: np.ndarray[Any, Any], name: str, place: _Place) -> torch.Tensor:

@@ -8,6 +8,7 @@ trained.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,6 +33,7 @@ class Wrapped:
     """The position of a wrapper's plain loader; see ``Replay``."""
 
     def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
+        self._loader = weakref.ref(loader)
         self._name = _EPOCHS[type(loader).__name__]
         self._replay = _LazyReplay(inner_of(loader), trained)
         self._epochs = 0
@@ -47,6 +49,14 @@ class Wrapped:
     def state_dict(self) -> dict[str, Any]:
         """The loader's position in its epoch, and the number of the epoch."""
         return {"epochs": self._epochs, "position": self._replay.state_dict()}
+
+    def idle_state(self) -> dict[str, Any]:
+        """The state from which the next epoch begins, of a wrapper that is in none."""
+        return {"epochs": getattr(self._loader(), self._name), **self._replay.idle_state()}
+
+    def load_idle_state(self, state: dict[str, Any]) -> None:
+        setattr(self._loader(), self._name, state["epochs"])
+        self._replay.load_idle_state(state)
 
     def stores_here(self) -> bool:
         return self._replay.stores_here()

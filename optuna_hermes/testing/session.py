@@ -57,7 +57,7 @@ class FakeSession:
         self.trainings: list[bool] = []
         self.reports: list[tuple[int, int, float]] = []
         self.units_left: list[int | None] = []
-        self.beats: list[int] = []
+        self.beats: list[int | None] = []
         self.parks: list[TierName] = []
         self.states: list[Checkpoint] = []
         self.blocked_seconds = 0.0
@@ -115,9 +115,9 @@ class FakeSession:
             self.asked = asked
             self.must_yield = True
 
-    def beat(self, batches: int, memory_bytes: int | None = None) -> None:
+    def beat(self, memory_bytes: int | None = None) -> None:
         """See ``suspend.Session``."""
-        self.beats.append(batches)
+        self.beats.append(memory_bytes)
 
     def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """See ``suspend.Session``."""

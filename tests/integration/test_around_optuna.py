@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
 from collections import Counter
@@ -17,10 +18,13 @@ import pytest
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import MOST_SECONDS
+from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._opening import opening
+from optuna_hermes.workers._settings import Settings
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
 from optuna_hermes.workers._worker import WorkerInput, _Engagement
 from support.memory_ledger import MemoryLedger
+from support.statuses import study_status
 
 GRID = {"x": [-1.0, 0.0, 1.0], "k": [0, 1]}
 N_TRIALS = 7
@@ -66,7 +70,9 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def make_study(
-    sampler: optuna.samplers.BaseSampler, storage: str | None = None, **parts: Any
+    sampler: optuna.samplers.BaseSampler,
+    storage: str | optuna.storages.BaseStorage | None = None,
+    **parts: Any,
 ) -> optuna.Study:
     return optuna.create_study(
         storage=storage,
@@ -220,22 +226,47 @@ def waiting(trial: optuna.Trial) -> float:
     return x
 
 
+def test_a_callback_is_given_a_copy_of_its_trial_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To copy all trials of a large study would take the driver seconds; an exit is noted."""
+    study = optuna.create_study()
+    study.add_trial(optuna.create_trial(value=1.0))
+    (kept,) = study.get_trials(deepcopy=False)
+    monkeypatch.setattr(study, "get_trials", lambda deepcopy: [] if deepcopy else [kept])
+    given: list[optuna.trial.FrozenTrial] = []
+
+    def leaves(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        given.append(trial)
+        sys.exit(3)
+
+    screen: Any = SimpleNamespace(note=print)
+    pool: Any = SimpleNamespace(began=0.0)
+    driver = Driver(study, pool, Settings(), screen, [leaves])
+    driver._call_back(study_status(counts={"done": 1}))
+    assert given == [kept]
+    assert given[0] is not kept
+    assert driver._should_stop(study_status())
+
+
 @pytest.mark.slow
-def test_a_callback_that_raises_suspends_the_study(storage_url: str) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError("enough"), SystemExit("enough")])
+def test_a_callback_that_raises_suspends_the_study(error: BaseException, storage_url: str) -> None:
     """Its error is that of the call, as in Optuna; what the others have trained is kept."""
 
+    ended: list[int] = []
+
     def raises(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        raise ZeroDivisionError(f"after trial {trial.number}")
+        ended.append(trial.number)
+        raise error
 
     study = make_study(samplers()["random"], storage_url)
     options: dict[str, Any] = {"devices": "cpu:1", "slice_seconds": 0.05, "show_progress": False}
-    with pytest.raises(ZeroDivisionError, match="after trial 0"):
+    with pytest.raises(type(error), match="enough"):
         optimize(study, waiting, 4, policy="round-robin", callbacks=[raises], **options)
     with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
         kept = {
             record.number: record.state for record in ledger.load_trials(_optuna.study_key(study))
         }
-    assert kept[0] == "done"
+    assert [kept[number] for number in ended] == ["done"]
     assert "stored" in kept.values()
     optimize(study, waiting, 4, **options)
     assert states(study) == ["COMPLETE"] * 4
@@ -252,6 +283,22 @@ def test_a_sampler_that_has_tried_all_ends_a_study_that_hosts_share(postgres_url
     tried = Counter((trial.params["x"], trial.params["k"]) for trial in trials)
     assert len(tried) == 6
     assert len(trials) <= 12, tried  # two at a time may try the same
+
+
+def test_a_suggestion_that_a_journal_refuses_fails_its_own_trial_alone(tmp_path: Path) -> None:
+    """Whoever reads the line of another worker there passes over it."""
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal"))
+    study = make_study(samplers()["random"], optuna.storages.JournalStorage(backend))
+    first = optuna.distributions.CategoricalDistribution("ab")
+    given = optuna.create_trial(value=1.0, params={"name": "a"}, distributions={"name": first})
+    study.add_trial(given)
+
+    def train(trial: optuna.Trial) -> float:
+        trial.suggest_categorical("name", "cd" if trial.number == 1 else "ab")
+        return objective(trial)
+
+    optimize(study, train, 8, devices="cpu:2", show_progress=False)
+    assert Counter(states(study)) == {"FAIL": 1, "COMPLETE": 7}
 
 
 def test_a_worker_says_who_has_called_stop() -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
+from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import _saver
 from optuna_hermes.testing import FakeSession
@@ -75,6 +76,39 @@ def test_what_it_computes_is_the_same(begin: Begin, stops: tuple[int, ...], tmp_
     losses = train(FakeSession(), begin)
     train_again = functools.partial(train, begin=begin)
     assert by_way_of_disk(train_again, tmp_path, *stops) == losses
+
+
+def near_the_start(session: FakeSession, *, kept_part: bool) -> list[float]:
+    """A loop that is drawn to the weights that it began with."""
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    start = model.weight.detach().clone()
+    for _ in run.epochs(4):
+        for (x,) in run.batches(DataLoader(DATA, batch_size=4, shuffle=True)):
+            loss = model(x).square().mean() + (model.weight - start).square().sum()
+            descend(loss, optimizer, losses, session)
+        if kept_part:
+            run.kept["momentum"] = optimizer.state[model.weight]["momentum_buffer"]
+            losses.append(float(run.kept["momentum"].sum()))
+        run.report(losses[-1])
+    return losses
+
+
+def test_copies_of_the_first_weights_are_the_same(tmp_path: Path) -> None:
+    """Code before the loop makes them before the checkpoint's are loaded."""
+    train_again = functools.partial(near_the_start, kept_part=False)
+    assert by_way_of_disk(train_again, tmp_path, 6, 3) == train_again(FakeSession())
+
+
+def test_a_kept_part_of_an_optimizers_state_is_restored_with_it(tmp_path: Path) -> None:
+    """With the optimizer: it is not there before. The weights come with it."""
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial").again({6: "disk"})
+    with pytest.raises(Suspended):
+        near_the_start(session, kept_part=True)
+    assert len(near_the_start(session.again(), kept_part=True)) == 4 * 4 + 4
 
 
 class Asked:

@@ -774,6 +774,39 @@ def test_hooks_before_the_first_batch(net: type[Net], tmp_path: Path) -> None:
     check(functools.partial(fit, net=net), tmp_path)
 
 
+class Leveled(Points):
+    """Has settings that hooks change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = self.epoch = 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().__getitem__(index)
+        return x + self.level + 0.1 * self.epoch, y
+
+
+class Raises(Net):
+    """Makes the data harder after each validation, and tells them the epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.trainer.train_dataloader.dataset.epoch = self.current_epoch
+
+    def on_validation_end(self) -> None:
+        if not self.trainer.sanity_checking:
+            self.trainer.train_dataloader.dataset.level += 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_hooks_set_in_a_data_set(workers: int, tmp_path: Path) -> None:
+    """It is there again, within an epoch and in later ones."""
+
+    def make() -> DataLoader[Any]:
+        return DataLoader(Leveled(), SIZE, shuffle=True, num_workers=workers)
+
+    check(functools.partial(fit, net=Raises, train=make), tmp_path)
+
+
 class Evaluates(Net):
     """Goes through its training data after each epoch, and looks at them within it."""
 

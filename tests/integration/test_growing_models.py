@@ -68,3 +68,92 @@ def test_sparse_gradients_come_back(tier: str, tmp_path: Path) -> None:
         assert embedding(session) == losses
     else:
         assert by_way_of_disk(embedding, tmp_path, 1, 4) == losses
+
+
+class Bank(nn.Module):
+    """Keeps all samples in a buffer, which grows, and their mean in one that is None at first."""
+
+    bank: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("bank", torch.zeros(0, 4))
+        self.register_buffer("mean", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.bank = torch.cat([self.bank, x])
+        self.mean = self.bank.mean(0)
+        return self.layer(x - self.mean)
+
+
+def banking(session: FakeSession) -> list[float]:
+    torch.manual_seed(1)
+    model = Bank()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(3):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = (model(torch.full((2, 4), x)) - x).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_a_buffer_that_grows_comes_back(tmp_path: Path) -> None:
+    """A checkpoint of another size is no reason to lose a trial."""
+    assert by_way_of_disk(banking, tmp_path, 4, 2) == banking(FakeSession())
+
+
+def pruning(session: FakeSession, *, named: bool) -> list[float]:
+    """A loop that leaves a row of a weight out from its third epoch on."""
+    torch.manual_seed(1)
+    layer = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+    objects = {"layer": layer, "optimizer": optimizer} if named else {"optimizer": optimizer}
+    run = Run(optuna.create_study().ask(), objects, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(5):
+        if epoch == 2:
+            layer.weight, layer.bias = nn.Parameter(layer.weight[1:]), nn.Parameter(layer.bias[1:])
+            optimizer.param_groups[0]["params"] = [layer.weight, layer.bias]
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = layer(torch.full((2, 4), x)).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_trial_whose_weights_get_another_size_waits_in_memory(
+    named: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where only the optimizer, whose groups hold them, is named."""
+    losses = pruning(FakeSession(), named=named)
+    session = FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert pruning(session, named=named) == losses
+    assert session.parks == ["resident"]
+    (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
+    assert "optimizer has other parameters than when it was named" in warning
+    assert by_way_of_disk(lambda now: pruning(now, named=named), tmp_path / "other", 4) == losses
+
+
+def lazily(session: FakeSession) -> list[float]:
+    torch.manual_seed(1)
+    layer = nn.LazyLinear(1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
+    run = Run(optuna.create_study().ask(), {"layer": layer, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(3):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = layer(torch.full((2, 4), x)).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_weights_that_get_a_size_with_the_first_batch_come_back(tmp_path: Path) -> None:
+    """They are not taken for weights of another size."""
+    assert by_way_of_disk(lazily, tmp_path, 4, 2) == lazily(FakeSession())

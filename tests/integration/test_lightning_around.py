@@ -32,6 +32,7 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelCheckpoint,
     RichProgressBar,
+    SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
@@ -41,6 +42,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -344,6 +346,25 @@ class OwnAccumulation(Net):
             optimizer.step()
 
 
+class Sets(Callback):
+    """Lets a training of one epoch go on, with other settings."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.fit_loop.max_epochs = EPOCHS
+        if trainer.current_epoch == 1:
+            trainer.gradient_clip_val = 0.05
+            trainer.gradient_clip_algorithm = GradClipAlgorithmType.VALUE
+            trainer.check_val_every_n_epoch = 2
+            trainer.limit_val_batches = 1  # but loaders are made: there are as many as before
+
+
+class Shortens(Callback):
+    """Lets the next epoch have other batches."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.limit_train_batches = BATCHES - trainer.current_epoch
+
+
 def options_of(name: str) -> dict[str, Any]:
     """What is special about a run, by name; made anew each time."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=3)
@@ -366,6 +387,8 @@ def options_of(name: str) -> dict[str, Any]:
         "by hand": {"net": ByHand},
         "clipped": {"gradient_clip_val": 0.05},
         "finetuning": {"callbacks": [BackboneFinetuning(1, verbose=False)]},
+        "settings": {"callbacks": [Sets()], "max_epochs": 1},
+        "shorter": {"callbacks": [Shortens()], "reload_dataloaders_every_n_epochs": 1},
     }[name]
 
 
@@ -387,6 +410,8 @@ def options_of(name: str) -> dict[str, Any]:
         "by hand",
         "clipped",
         "finetuning",
+        "settings",
+        "shorter",
     ],
 )
 def test_state(name: str, tmp_path: Path) -> None:
@@ -394,6 +419,21 @@ def test_state(name: str, tmp_path: Path) -> None:
     expected, _ = whole(lambda: options_of(name))
     trace, _ = suspended(lambda: options_of(name), tmp_path)
     assert trace.seen == expected.seen
+
+
+def test_spikes(tmp_path: Path) -> None:
+    """What SpikeDetection compares a loss with comes back, which Lightning fails to load."""
+
+    def options() -> dict[str, Any]:
+        return {"callbacks": [SpikeDetection(atol=1e9, exclude_batches_path=tmp_path / "a.json")]}
+
+    def known(trainer: pl.Trainer) -> Any:
+        spikes = next(each for each in trainer.callbacks if isinstance(each, SpikeDetection))
+        return _bits([spikes.last_val, spikes.running_mean.compute()])
+
+    _, expected = whole(options)
+    _, trainer = suspended(options, tmp_path / "run")
+    assert known(trainer) == known(expected)
 
 
 class CountsHooks(Callback):
@@ -972,24 +1012,36 @@ def test_lost_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert steps[1:4] == ["0", "1", "5"]
 
 
+class Silent(Logger):
+    """Logs nothing, and passes on how the training has ended."""
+
+    name = "silent"
+    version = 0
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def log_metrics(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def finalize(self, status: str) -> None:
+        self._tell(status)
+
+
 def test_other_loggers(tmp_path: Path) -> None:
-    """Loggers that cannot be put back, in whatever order, are left alone."""
-
-    class Silent(Logger):
-        name = "silent"
-        version = 0
-
-        def log_metrics(self, *args: Any, **kwargs: Any) -> None:
-            pass
-
-        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-            pass
+    """Loggers that cannot be put back, in whatever order, are left alone; no suspension fails."""
+    ends: list[str] = []
 
     def options(folder: Path) -> dict[str, Any]:
-        return {"logger": [Silent(), CSVLogger(folder)]}
+        return {"logger": [Silent(ends.append), CSVLogger(folder)]}
 
     whole(lambda: options(tmp_path / "whole"))
     suspended(lambda: options(tmp_path / "parts"), tmp_path / "run")
+    assert ends == ["success", "success"]
     name = "lightning_logs/version_0/metrics.csv"
     expected = (tmp_path / "whole" / name).read_bytes()
     assert (tmp_path / "parts" / name).read_bytes() == expected
@@ -1092,7 +1144,7 @@ def test_sigterm(tmp_path: Path) -> None:
     def run() -> None:
         with (tmp_path / "printed").open("w") as printed:
             os.dup2(printed.fileno(), sys.stderr.fileno())
-        train(Trace(), Waits(theirs), callbacks=[Tidies()])
+        train(Trace(), Waits(theirs), callbacks=[Tidies()], logger=Silent(theirs.send))
 
     process = context.Process(target=run)
     process.start()
@@ -1103,6 +1155,7 @@ def test_sigterm(tmp_path: Path) -> None:
     process.join(30)
     assert process.exitcode == 128 + signal.SIGTERM
     assert ours.recv() == "tidied"
+    assert not ours.poll()  # the logger knows of no failure: the trial goes on
     assert "Traceback" not in (tmp_path / "printed").read_text()
 
 

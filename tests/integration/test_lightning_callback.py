@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
+import sys
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest.mock import Mock
 
@@ -15,6 +18,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.trainer.connectors import checkpoint_connector
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -45,6 +49,18 @@ class Line(LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class Configuration(UserDict[str, Any]):
+    """Stands for a configuration of OmegaConf's, which no version for all our tests is of."""
+
+
+class Configured(Line):
+    """Has a configuration as its hyper-parameters, and Lightning stores the class of that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters(Configuration(lr=0.01))
 
 
 @dataclasses.dataclass
@@ -456,6 +472,17 @@ def test_odd_hyperparameters(tmp_path: Path) -> None:
     """Arguments of the module that need pickle stay out of the checkpoint: nobody needs them."""
     session = stored(tmp_path, module=Line(odd=Oddity()))
     fit(session, module=Line(odd=Oddity()))
+    assert [unit for unit, *_ in session.reports] == [3]
+
+
+def test_hyperparameters_of_omegaconf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module whose hyper-parameters are a configuration is stored without them."""
+    library: Any = ModuleType("omegaconf")
+    library.Container = Configuration
+    monkeypatch.setitem(sys.modules, "omegaconf", library)
+    monkeypatch.setattr(checkpoint_connector, "_OMEGACONF_AVAILABLE", True)
+    session = stored(tmp_path, module=Configured())
+    fit(session, module=Configured())
     assert [unit for unit, *_ in session.reports] == [3]
 
 

@@ -31,7 +31,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
-from optuna_hermes import HermesSampler, optimize
+from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes.errors import (
     CheckpointError,
     InvalidInputError,
@@ -431,7 +431,9 @@ def test_slicing_changes_no_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     values: dict[str, list[float | None]] = {}
     for policy, budgets in {"fifo": [None], "round-robin": [1.0, None]}.items():
         study = optuna.create_study(
-            storage=f"sqlite:///{tmp_path / policy}.db", sampler=HermesSampler()
+            storage=f"sqlite:///{tmp_path / policy}.db",
+            sampler=HermesSampler(),
+            pruner=HermesPruner(),
         )
         for device_seconds in budgets:
             result = optimize(

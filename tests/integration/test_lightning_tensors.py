@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import optuna
@@ -183,6 +183,20 @@ class ChannelsLast(ByHand):
 def test_gradients_come_back_in_their_memory_format(tmp_path: Path) -> None:
     """A restored gradient is laid out as its parameter."""
     check(ChannelsLast, tmp_path)
+
+
+class ReadsGradients(Net):
+    """Weighs its loss by the gradients of the batch before, which Lightning resets after that."""
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        gradient = self.net.weight.grad
+        weight = 1.0 if gradient is None else 1 + 0.1 * gradient.norm().tanh()
+        return super().loss(x) * weight
+
+
+def test_gradients_may_be_read_in_the_next_batch(tmp_path: Path) -> None:
+    """Until Lightning resets them they are there, in another process, too."""
+    check(ReadsGradients, tmp_path)
 
 
 # -- optimizers -----------------------------------------------------------------------------------
@@ -457,6 +471,68 @@ class Forgets(Net):
 def test_buffers_that_are_made_in_training_come_back(net: type[Net], tmp_path: Path) -> None:
     """Whether a ``state_dict`` has them or not, also in another shape; what is gone stays gone."""
     check(net, tmp_path)
+
+
+# -- hooks that are written for the files of ModelCheckpoint --------------------------------------
+
+
+class Exports(Net):
+    """Writes its weights elsewhere, and leaves all out."""
+
+    exported: ClassVar[list[int]] = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.exported.append(len(self.losses))
+        checkpoint.clear()
+
+
+class Thins(Net):
+    """Saves some of its weights, in half precision, and something of its own."""
+
+    loaded: ClassVar[list[int]] = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        weights = checkpoint["state_dict"]
+        del weights["net.bias"]
+        weights["net.weight"] = weights["net.weight"].half()
+        checkpoint["optimizer_states"].clear()
+        checkpoint["batches"] = len(self.losses)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert checkpoint["state_dict"]["net.weight"].dtype == torch.half
+        assert "net.bias" not in checkpoint["state_dict"]
+        self.loaded.append(checkpoint["batches"])
+
+
+class Replaces(Net):
+    """Saves nothing but weights, by other names."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        weights = {f"old.{name}": each for name, each in checkpoint["state_dict"].items()}
+        checkpoint.clear()
+        checkpoint.update(weights)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert list(checkpoint) == ["old.net.weight", "old.net.bias"]
+
+
+class BeginsAnew(Net):
+    """Takes no more than weights from a file."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["optimizer_states"].clear()
+        checkpoint["callbacks"] = {}
+        del checkpoint["loops"], checkpoint["state_dict"]["net.bias"]
+
+
+@pytest.mark.parametrize("net", [Exports, Thins, Replaces, BeginsAnew])
+def test_hooks_do_not_decide_what_comes_back(net: type[Net], tmp_path: Path) -> None:
+    """What the hooks of a module make of a checkpoint is for them alone."""
+    Thins.loaded.clear()
+    check(net, tmp_path)
+    if net is Thins:
+        assert Thins.loaded == [1, 5, 7]
+    assert not Exports.exported  # nobody would read what that hook adds
 
 
 # -- other parts than at the beginning ------------------------------------------------------------

@@ -150,6 +150,16 @@ def test_maximising_studies_find_the_largest(script: Any, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
 
 
+def test_a_loaded_study_is_told_which_parts_it_lacks(script: Any) -> None:
+    """Optuna stores neither sampler nor pruner: once a call, before anything trains."""
+    done = script(
+        "study = optuna.load_study(study_name='s', storage='sqlite:///study.db')\n"
+        "optimize(study, objective, n_trials=1, devices='cpu:1')"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("pruner MedianPruner") == done.stderr.count("sampler TPESampler") == 1
+
+
 def test_a_study_in_memory_is_refused() -> None:
     """Other processes cannot reach it: the message says what to do."""
     study = optuna.create_study(sampler=HermesSampler(), pruner=HermesPruner())

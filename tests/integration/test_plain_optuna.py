@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +22,7 @@ from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _reconnecting
 from optuna_hermes.errors import BrokerError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
+from optuna_hermes.model import MOST_COUNT
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -88,14 +92,44 @@ def test_never_more_objectives_train_than_there_are_devices(storage_url: str, po
 
 
 def test_a_study_in_memory_keeps_its_ledger_in_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime_dir: Path,
+    wait_for: Callable[..., Any],
 ) -> None:
-    """A storage without a database is served as well, with a ledger of its own."""
+    """It is removed with the study's storage, by the broker, which still has it open then."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    study = make_study(None)
-    study.optimize(objective_with(Gauge(), units=2), n_trials=3)
-    assert len(study.trials) == 3
-    assert list((tmp_path / "optuna-hermes" / "ledgers").glob("*.db"))
+    study, other = make_study(None), make_study(None)
+    for each in (study, other):
+        each.optimize(objective_with(Gauge(), units=2), n_trials=3)
+        assert len(each.trials) == 3
+    kept = Path(_optuna.ledger_url(other).removeprefix("sqlite:///"))
+    assert len(list(kept.parent.glob("*.db"))) == 2
+    del study, each
+    gc.collect()
+    wait_for(lambda: sorted(kept.parent.iterdir()) == [kept, Path(f"{kept}.hermes")])
+    assert "cannot be used" not in (runtime_dir / "broker.log").read_text()
+
+
+def test_a_ledger_of_a_study_in_memory_ends_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., Any]
+) -> None:
+    """It is that of the process which made it: the end of a child of a fork changes nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    script = (
+        "import os, sys, optuna\n"
+        "from pathlib import Path\n"
+        "from optuna_hermes import HermesPruner, HermesSampler, _optuna\n"
+        "sampler = HermesSampler(devices='cpu:1')\n"
+        "study = optuna.create_study(sampler=sampler, pruner=HermesPruner())\n"
+        "study.optimize(lambda trial: trial.suggest_float('x', 0, 1), n_trials=1)\n"
+        "if os.fork() == 0: sys.exit()\n"
+        "assert os.wait()[1] == 0\n"
+        "assert Path(_optuna.ledger_url(study).removeprefix('sqlite:///')).exists()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: not any((tmp_path / "optuna-hermes" / "ledgers").iterdir()))
 
 
 def test_a_trial_that_reports_nothing_has_only_its_own_attributes(storage_url: str) -> None:
@@ -127,6 +161,26 @@ def test_maximised_values_are_turned_round(storage_url: str, wait_for: Callable[
     ledger = open_ledger(_optuna.ledger_url(study))
     curves = wait_for(lambda: ledger.load_curves(_optuna.study_key(study)))  # reports may wait
     assert curves[0].values == (-0.75,)
+
+
+def test_steps_may_be_larger_than_what_a_message_holds(
+    storage_url: str, wait_for: Callable[..., Any]
+) -> None:
+    """A trial that reports at the time in nanoseconds takes its turns like others, and ends."""
+
+    def timed(trial: optuna.Trial) -> float:
+        for value in (0.75, 0.5):
+            trial.report(value, time.time_ns())
+            assert not trial.should_prune()
+        return 0.5
+
+    study = make_study(storage_url)
+    study.optimize(timed, n_trials=2)
+    ledger, key = open_ledger(_optuna.ledger_url(study)), _optuna.study_key(study)
+    wait_for(lambda: [each.units for each in ledger.load_curves(key).values()] == [2, 2])
+    curves = ledger.load_curves(key)
+    assert {curve.values for curve in curves.values()} == {(0.75, 0.5)}
+    assert {curve.steps for curve in curves.values()} == {(MOST_COUNT, MOST_COUNT)}
 
 
 def test_a_trial_outlives_its_broker(storage_url: str, runtime_dir: Path) -> None:
@@ -208,3 +262,20 @@ def test_a_trial_that_ends_without_any_broker_keeps_no_device(
     ] * 2
     assert ledger.load_leases(_optuna.study_key(study), live=True) == []
     ledger.close()
+
+
+def test_a_policy_that_raises_ends_a_plain_study_with_its_words(
+    storage_url: str, tmp_path: Path
+) -> None:
+    """Its trials would wait for ever, for there is no driver that would tell of it."""
+    (tmp_path / "mine.py").write_text(
+        "from optuna_hermes.policies import Fifo\n\n\n"
+        "class Mine(Fifo):\n"
+        "    def decide(self, snapshot):\n"
+        "        if any(trial.curve.units for trial in snapshot.trials):\n"
+        "            raise RuntimeError('no idea')\n"
+        "        return super().decide(snapshot)\n"
+    )
+    study = make_study(storage_url, policy=f"{tmp_path}/mine.py:Mine")
+    with pytest.raises(BrokerError, match="no idea"):
+        study.optimize(objective_with(Gauge()), n_trials=4, n_jobs=3)

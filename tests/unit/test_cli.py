@@ -152,6 +152,13 @@ def test_optunas_verbs_are_those_of_optuna() -> None:
     assert _optuna.optuna_verbs() == _optuna_verbs.KNOWN
 
 
+@pytest.mark.parametrize("verb", sorted(_optuna_verbs.KNOWN))
+def test_options_may_stand_before_a_verb_of_optuna(verb: str) -> None:
+    """Of one word or of two, as for Optuna itself."""
+    argv = ("--storage", "sqlite:///s.db", *verb.split(), "--study-name", "digits")
+    assert _optuna_verbs.is_for_optuna(argv, VERBS)
+
+
 @pytest.mark.parametrize(
     ("words", "spared"),
     [
@@ -598,6 +605,9 @@ def test_status_of_a_study_from_its_ledger(
     document = json.loads(capsys.readouterr().out)["study"]
     assert document["counts"] == {"pending": 1}
     assert [entry["trial"] for entry in document["trials"]] == [1]
+    assert document["others"] == {"done": 1}
+    assert run(["status", *OPTIMIZE[2:]]) == 0
+    assert "device of this package: 1 done; see" in capsys.readouterr().out
 
 
 def test_status_of_a_study_that_maximises(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

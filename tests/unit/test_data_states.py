@@ -16,7 +16,15 @@ import optuna
 import pytest
 import torch
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    Subset,
+    get_worker_info,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from optuna_hermes.errors import Suspended
@@ -54,6 +62,10 @@ class Trial:
             self._session.tick()
             yield self.run.batch
         self.run.report(0.0)
+
+    def tick(self) -> None:
+        """Count an epoch without batches as one."""
+        self._session.tick()
 
     def go_through(self, epoch: int, loader: Any) -> None:
         for _ in self.train(epoch, loader):
@@ -779,6 +791,73 @@ def test_an_attribute_set_in_one_epoch(
     check(objective, tmp_path, *stops)
 
 
+# -- attributes of data sets ----------------------------------------------------------------------
+
+
+class Harder(Dataset[torch.Tensor]):
+    """Has a level, which the training raises, and remembers what it has read last."""
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.last = -1
+        self.shard: Any = None
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._of(index) + 100 * self.level
+
+    def _of(self, index: int) -> torch.Tensor:
+        if self.last != index // 4:
+            self.last, self.shard = index // 4, torch.arange(4.0) + index // 4 * 4
+        return self.shard[index % 4].reshape(1)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_training_sets_in_a_data_set(workers: int, wrapped: bool, tmp_path: Path) -> None:
+    """A curriculum goes on, with what each batch is of; what reading sets begins anew."""
+
+    def objective(trial: Trial) -> None:
+        data = Harder()
+        given: Any = ConcatDataset([Subset(data, range(SAMPLES))]) if wrapped else data
+        loader = DataLoader(given, batch_size=SIZE, num_workers=workers)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                if batch == 1:
+                    data.level += 1
+
+    check(objective, tmp_path, 6, 4, 3)
+
+
+def test_what_the_training_sets_in_data_of_another_loader(tmp_path: Path) -> None:
+    """One that only validates."""
+
+    def objective(trial: Trial) -> None:
+        training, data = DataLoader(numbers(), batch_size=SIZE), Harder()
+        validating = DataLoader(data, batch_size=SIZE)
+        for epoch in trial.epochs():
+            trial.go_through(epoch, training)
+            data.level += 1
+            trial.seen[epoch, "validated"] = [batch.flatten().tolist() for batch in validating]
+
+    check(objective, tmp_path, 6, 5)
+
+
+def test_persistent_workers_have_their_own_data_set(tmp_path: Path) -> None:
+    """What the training sets after their start does not reach them, before and after a return."""
+
+    def objective(trial: Trial) -> None:
+        data = Harder()
+        loader = DataLoader(data, batch_size=SIZE, num_workers=1, persistent_workers=True)
+        for epoch in trial.epochs():
+            trial.go_through(epoch, loader)
+            data.level += 1
+
+    check(objective, tmp_path, 6)
+
+
 # -- loaders beside the one that is trained on ----------------------------------------------------
 
 
@@ -870,3 +949,62 @@ def test_two_alike_loaders_of_which_one_was_used(tmp_path: Path) -> None:
                 trial.seen[epoch, "one"] = [batch.flatten().tolist() for batch in one]
 
     check(objective, tmp_path, 6)
+
+
+@pytest.mark.parametrize("stops", [(6,), (10, 3), (14, 1)])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_training_loaders_in_turn(
+    workers: int, persistent: bool, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The one that is not trained on has its generator, sampler and workers again, too."""
+
+    def objective(trial: Trial) -> None:
+        options: dict[str, Any] = {"num_workers": workers, "persistent_workers": persistent}
+        data = functools.partial(Late, MAKERS["python"], declared=True)
+        loaders = [
+            DataLoader(data(), SIZE, shuffle=True, generator=MAKERS["torch"](seed), **options)
+            for seed in range(2)
+        ]
+        for epoch in trial.epochs():
+            trial.go_through(epoch, loaders[epoch % 2])
+            trial.seen[epoch, "drawn"] = torch.rand(1).item()
+
+    check(objective, tmp_path, *stops)
+
+
+def with_generator(kind: str) -> Any:
+    """A loader with a generator that nothing else holds."""
+    options: dict[str, Any] = {"batch_size": SIZE, "generator": MAKERS["torch"](1)}
+    if kind == "stream":
+        return DataLoader(Shuffled(0), collate_fn=Collate(random.Random(1)), **options)
+    if kind == "workers":
+        options |= {"num_workers": 2, "persistent_workers": True}
+    loader = DataLoader(numbers(), shuffle=True, **options)
+    return Accelerator(cpu=True).prepare(loader) if kind == "wrapped" else loader
+
+
+@pytest.mark.parametrize("kind", ["map", "stream", "wrapped", "workers"])
+def test_epochs_without_batches_between(kind: str, tmp_path: Path) -> None:
+    """A trial that is stored in one has the loader's own state in the next that has batches."""
+
+    def objective(trial: Trial) -> None:
+        loader = with_generator(kind)
+        for epoch in trial.epochs():
+            if epoch in (1, 3):
+                trial.tick()
+                trial.run.report(0.0)
+            else:
+                trial.go_through(epoch, loader)
+
+    check(objective, tmp_path, 5, 5)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_a_loader_with_a_state_in_turn_with_others(tmp_path: Path) -> None:
+    """Its state is not known while it is in no epoch: the trial waits in memory then."""
+    session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path / "trial")
+    trial = Trial(optuna.create_study().ask(), session, {})
+    loaders: list[Any] = [StatefulDataLoader(numbers(), SIZE), DataLoader(numbers(), SIZE)]
+    for epoch in trial.epochs():
+        trial.go_through(epoch, loaders[epoch % 2])
+    assert session.parks == ["resident"]

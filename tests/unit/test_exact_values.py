@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, Flag
@@ -17,7 +18,7 @@ from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._named_objects import NamedObjects, undo_casts
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
-from optuna_hermes.suspend._values import Classes, read_value, write_value
+from optuna_hermes.suspend._values import Classes, ValueReader, write_value
 
 HERE = Classes([globals()], [__name__.partition(".")[0]])
 
@@ -44,14 +45,14 @@ def stored(tree: Any) -> Any:
 
 
 def through_disk(value: Any) -> Any:
-    return read_value(stored(write_value("it", value)), None, HERE)
+    return ValueReader(HERE).node(stored(write_value("it", value)), None)
 
 
 def test_an_empty_tuple_is_stored_though_others_have_it_too() -> None:
     """As the key of a generator's seeds."""
     value, known = {"a": (), "rng": np.random.default_rng(3)}, {id(())}
-    assert read_value(write_value("it", {"a": ()}, known), {"a": [1]}, HERE) == {"a": ()}
-    again = read_value(stored(write_value("it", value, known)), None, HERE)
+    assert ValueReader(HERE).node(write_value("it", {"a": ()}, known), {"a": [1]}) == {"a": ()}
+    again = ValueReader(HERE).node(stored(write_value("it", value, known)), None)
     assert again["rng"].random() == value["rng"].random()
 
 
@@ -184,6 +185,19 @@ def test_an_optimizer_in_another_one_is_named_with_it(make: Any) -> None:
         net.weight.grad = torch.ones(1, 2)
         each.step()
     assert other.weight.tolist() == model.weight.tolist()
+
+
+def test_groups_of_optimizers_stay_the_same_objects() -> None:
+    """A loop may hold one, or their list, and set the rate there."""
+    make = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    tree = NamedObjects({"it": trained(torch.float32, make)[1]}).state_dict()
+    _, optimizer = trained(torch.float32, make, steps=0)
+    groups, group = optimizer.param_groups, optimizer.param_groups[0]
+    group["lr"] = 0.5
+    NamedObjects({"it": optimizer}).load_state_dict(stored(tree))
+    assert group["lr"] == 0.1
+    assert optimizer.param_groups is groups
+    assert groups[0] is group
 
 
 # -- modules
@@ -425,7 +439,7 @@ def test_combined_flags_come_back() -> None:
 def test_members_that_are_gone_are_named(node: list[Any], message: str) -> None:
     """An objective that was edited has perhaps others."""
     with pytest.raises(SuspendError, match=message):
-        read_value(node, None, HERE)
+        ValueReader(HERE).node(node, None)
 
 
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])

@@ -14,11 +14,13 @@ from typing import Any
 import optuna
 import pytest
 
+from optuna_hermes import _optuna
 from optuna_hermes._optuna._storages import backend_of, close_connections
-from optuna_hermes.workers import _forked
+from optuna_hermes.workers import _fork_server, _forked
 from optuna_hermes.workers._fork_safety import Unsafe
 from optuna_hermes.workers._forked import why_new_python
 from optuna_hermes.workers._processes import ForkedProcess
+from optuna_hermes.workers._worker import WorkerInput
 
 
 def objective(trial: optuna.Trial) -> float:
@@ -101,6 +103,24 @@ def test_other_storages_are_not_forked(alone: pytest.MonkeyPatch, tmp_path: Path
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal"))
     study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
     assert why_new_python(objective, study) == "the study's database may be open"
+
+
+def test_workers_do_not_inherit_a_journal(study: optuna.Study, tmp_path: Path) -> None:
+    """Each has a name of its own there: what is refused to one is not an error of the others."""
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal"))
+    journal = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    found = []
+    for each in (study, journal):
+        spec: Any = None
+        job = WorkerInput(
+            study=_optuna.for_workers(each),
+            spec=spec,
+            seed=0,
+            checkpoint_root=tmp_path,
+            inherits=_optuna.is_inheritable(each),
+        )
+        found.append(_fork_server._study(job, None) is not None)
+    assert found == [True, False]
 
 
 def test_a_file_by_its_uri_is_not_forked(alone: pytest.MonkeyPatch, tmp_path: Path) -> None:

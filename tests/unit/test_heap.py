@@ -32,7 +32,7 @@ def test_loaders_of_before_the_freeze_come_back(frozen: DataLoader[tuple[torch.T
     others = OtherLoaders()
     others.begin()
     first = [batch.item() for (batch,) in frozen]
-    state = others.state()
+    state = others.state({})
     second = [batch.item() for (batch,) in frozen]
     others.leave()
     assert isinstance(frozen.generator, torch.Generator)

@@ -28,8 +28,7 @@ from optuna_hermes.simulator import (
 from support.broker import FakeBroker
 
 CURVES = "OPTUNA_HERMES_CURVES"
-COSTS = SwitchCosts(fraction=0.004, resident_trials=1_000)
-"""No trial has to leave its device's memory, as on the broker's CPU slots."""
+COSTS = SwitchCosts(fraction=0.004)
 
 Start = tuple[float, str, int]
 """When a unit was begun, where, and of which trial."""
@@ -88,7 +87,7 @@ class Player:
         self.starts: list[Start] = []
         self.workers: dict[int, Worker] = {}
         self.last: dict[str, int] = {}
-        self.seat: dict[int, str] = {}
+        self.device_of: dict[int, str] = {}
         self.due = EventQueue[Callable[[], None]]()
         self.delivered = 0
         self.broker = FakeBroker(devices=[Device(id=f"cpu:{i}") for i in range(n_devices)])
@@ -129,12 +128,10 @@ class Player:
 
     def cost(self, number: int, device: str) -> float:
         """As the simulator counts: nothing for the run that the device has trained last."""
-        if self.last.get(device) == number and self.seat.get(number) == device:
+        if self.last.get(device) == number and self.device_of.get(number) == device:
             return 0.0
         unit = self.recordings[number].seconds[self.units[number]]
-        if number not in self.seat:
-            return COSTS.seconds(unit, None)
-        return COSTS.seconds(unit, "resident" if self.seat[number] == device else "host")
+        return COSTS.of(unit, is_new=number not in self.device_of)
 
     def seconds(self, assignment: Assignment) -> float:
         number = self.left[0] if assignment.trial is None else assignment.trial
@@ -152,7 +149,7 @@ class Player:
         assert lease is not None
         assert lease.deadline == end, "a slice ends with its unit"
         self.starts.append((self.broker.now, device, number))
-        self.last[device], self.seat[number] = number, device
+        self.last[device], self.device_of[number] = number, device
         # In the order of the devices, as in the simulator; a device reports before it trains anew.
         priority = 2 * self.ids.index(device)
         training = partial(self.say_training, worker)

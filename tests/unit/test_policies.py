@@ -375,7 +375,7 @@ def test_bad_settings_are_refused(arguments: dict[str, object]) -> None:
 
 
 def test_a_trial_stays_where_it_is() -> None:
-    """Runs that sit on a free device get that one, also against the order of ranks."""
+    """Runs that are parked on a free device get that one, also against the order of ranks."""
     here = TrialView(number=0, state="parked", curve=curve([0.9]), device="cpu:0")
     there = TrialView(number=1, state="parked", curve=curve([0.1]), device="cpu:1")
     anywhere = TrialView(number=2, state="stored", curve=curve([0.05]))

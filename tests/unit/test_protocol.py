@@ -89,7 +89,7 @@ from_client = st.one_of(
     st.builds(wire.Describe, study=keys, params=st.dictionaries(numbers, params)),
     st.builds(wire.FirstBatch, epoch=numbers, stores=st.booleans(), params=params),
     reports,
-    st.builds(wire.Beat, epoch=numbers, batches=numbers, memory_bytes=st.none() | numbers),
+    st.builds(wire.Beat, epoch=numbers, memory_bytes=st.none() | numbers),
     st.builds(wire.Stretches, epoch=numbers, sizes=sizes),
     parkings,
     st.builds(

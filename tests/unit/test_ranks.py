@@ -354,12 +354,12 @@ def test_only_rank_0_speaks() -> None:
 
     def body(rank: Rank) -> None:
         rank.training(stores=True)
-        rank.beat(5, 100)
+        rank.beat(100)
 
     session = FakeSession()
     Run(body, session)
     assert session.trainings == [True]
-    assert session.beats == [5]
+    assert session.beats == [100]
 
 
 @pytest.mark.parametrize("prunes", [False, True])

@@ -12,7 +12,6 @@ from optuna_hermes.model import Curve, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy
 from optuna_hermes.simulator import (
     RIVALS,
-    Failure,
     FixedList,
     Recording,
     Trace,
@@ -114,15 +113,6 @@ def test_asha_judges_by_what_has_come_so_far() -> None:
     """Of two that come at the same time, the one on the first device is judged before the other."""
     assert not trial(AshaStop(), flat(0.9, 0.1), n_devices=2).pruned
     assert units(trial(AshaStop(), flat(0.1, 0.9), n_devices=2)) == [4, 1]
-
-
-def test_asha_goes_on_after_a_failure() -> None:
-    """A run that loses its device is trained on from its last report."""
-    trials = flat(0.5, 0.1, units=3)
-    failure = Failure(at=1.5, device=0, seconds=1.0)
-    trace = TrialSimulator(AshaStop(), FixedList(trials), failures=[failure]).run()
-    assert [(each.number, each.unit) for each in trace.slices[:3]] == [(0, 1), (0, 0), (0, 2)]
-    assert set(trace.finished) == {0, 1}
 
 
 def test_eta_is_two_at_least() -> None:

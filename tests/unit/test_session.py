@@ -62,7 +62,7 @@ class Wire:
 class Brokers:
     """Brokers that follow each other; ``ready`` says whether the next one is there.
 
-    ``missing`` is raised while it is not.
+    ``missing`` is raised while it is not; ``die_at_once`` is what the next ones do.
     """
 
     def __init__(self) -> None:
@@ -70,6 +70,7 @@ class Brokers:
         self.missing: Exception = BrokerError("No broker runs on this host.")
         self.ready = threading.Event()
         self.ready.set()
+        self.die_at_once = False
 
     @property
     def last(self) -> Wire:
@@ -79,6 +80,8 @@ class Brokers:
         if not self.ready.is_set():
             raise self.missing
         self.wires.append(Wire())
+        if self.die_at_once:
+            self.last.close()
         return self.last
 
 
@@ -554,6 +557,23 @@ def test_a_process_leaves_when_the_end_of_its_trial_is_known(
     after.say(wire.Noted(epoch=7))
     thread.join(10)
     assert not thread.is_alive()
+
+
+def test_a_process_leaves_brokers_that_cannot_bear_what_it_says(
+    brokers: Brokers, connect: Any
+) -> None:
+    """All of those that die at once have as much time as one that is silent, not for ever more."""
+    session = connect()
+    training(brokers, session)
+    session.end("done")
+    brokers.die_at_once = True
+    brokers.last.close()
+    thread = threading.Thread(target=session.close, daemon=True)
+    thread.start()
+    thread.join(10)
+    brokers.die_at_once = False
+    assert not thread.is_alive()
+    assert len(brokers.wires) > 1
 
 
 def test_an_ending_is_told_to_the_first_broker_that_can_be_started(brokers: Brokers) -> None:

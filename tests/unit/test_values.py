@@ -13,7 +13,7 @@ import torch
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend import _values
 from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._values import Classes, read_value, write_value
+from optuna_hermes.suspend._values import Classes, ValueReader, write_value
 
 
 class Meter:
@@ -33,7 +33,7 @@ HERE = Classes([globals()], [__name__.partition(".")[0]])
 
 
 def back(value: Any, present: Any = None) -> Any:
-    return read_value(write_value("it", value), present, HERE)
+    return ValueReader(HERE).node(write_value("it", value), present)
 
 
 def test_a_path_is_of_the_kind_that_is_there() -> None:

@@ -353,7 +353,7 @@ def test_an_idle_broker_that_does_not_make_way(
 ) -> None:
     """After a while it is left to its user, who reads how to end it."""
     monkeypatch.setattr(_starting, "CONNECT_SECONDS", 0.0)
-    monkeypatch.setattr(election, "incumbent", lambda directory: {"pid": 7})
+    monkeypatch.setattr(election, "holder_card", lambda directory: {"pid": 7})
     with Answers(WELCOME) as sock:
         connection = Connection(sock, "driver")
         monkeypatch.setattr(_starting, "connect", lambda role: connection)

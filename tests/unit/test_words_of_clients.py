@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ import msgspec
 import optuna
 import pytest
 
-from optuna_hermes import _optuna, optimize
+from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes._optuna import _patient
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.cli import run
@@ -23,6 +25,7 @@ from optuna_hermes.errors import (
     CheckpointError,
     DatabaseAwayError,
     HermesError,
+    InvalidInputError,
     ObjectiveError,
     StorageError,
     Suspended,
@@ -103,6 +106,66 @@ def test_an_early_end_says_how_to_go_on(
     monkeypatch.setattr(_optimize, "_refuse_unshared", lambda study: None)
     optimize(optuna.create_study(), lambda trial: 0.0, 2)
     assert notes == [f"Stopped with 2 trials suspended: the same call{where} goes on with them."]
+
+
+HOW = (
+    "(Optuna stores none with a study): write study.pruner = HermesPruner() before optimize(), or "
+    "HermesPruner(MedianPruner(...)) if it shall stop trials."
+)
+
+
+def test_a_pruner_that_would_stop_suspended_trials_is_refused(storage_url: str) -> None:
+    """Before any of them is asked; one that is told not to stop any is taken."""
+    study = optuna.create_study(storage=storage_url)
+    _optuna.open_trial(study)
+    with pytest.raises(InvalidInputError) as error:
+        optimize(study, lambda trial: 0.0, 1, devices="cpu:1", show_progress=False)
+    assert str(error.value) == (
+        f"The study has 1 unfinished trial, which its pruner MedianPruner may stop for good {HOW}"
+    )
+    assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    study.pruner = HermesPruner()
+    _optimize._check_parts(study, lambda text: None)
+
+
+def test_parts_of_a_study_that_know_of_no_turns_are_named(notes: Notes) -> None:
+    """Those of a study that was just loaded, which are Optuna's own."""
+    _optimize._check_parts(optuna.create_study(), notes.note)
+    assert notes == [
+        "The study's pruner MedianPruner stops trials for good, and suspends none where they call "
+        f"trial.should_prune() {HOW}",
+        "The study's sampler TPESampler takes suspended trials for bad ones, or ignores them: "
+        "write study.sampler = HermesSampler() before optimize(), or "
+        "HermesSampler(TPESampler(...)).",
+    ]
+
+
+@pytest.mark.parametrize("pruner", [HermesPruner(), optuna.pruners.NopPruner()])
+@pytest.mark.parametrize("sampler", [HermesSampler(), optuna.samplers.RandomSampler()])
+def test_parts_of_a_study_that_do_no_harm_are_not_named(
+    pruner: optuna.pruners.BasePruner, sampler: optuna.samplers.BaseSampler, notes: Notes
+) -> None:
+    """A pruner that stops nobody; a sampler that learns nothing, or is shown suspended trials."""
+    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+        outer = optuna.samplers.PartialFixedSampler({}, sampler)
+    _optimize._check_parts(optuna.create_study(pruner=pruner, sampler=outer), notes.note)
+    several = optuna.create_study(directions=["minimize", "maximize"])
+    _optimize._check_parts(several, notes.note)
+    assert notes == []
+
+
+def test_a_study_that_cannot_be_sent_to_workers_is_refused() -> None:
+    """The objective may have a lock where it is forked; sampler, pruner and storage may not."""
+    study = optuna.create_study()
+    study.sampler = sampler = HermesSampler()
+    sampler.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(InvalidInputError) as error:
+        _optuna.for_workers(study)
+    assert str(error.value) == (
+        "The study's sampler, pruner and storage must be picklable, since workers are other "
+        "processes, but cannot pickle '_thread.lock' object. Create what cannot be (locks, open "
+        "files) inside of their functions."
+    )
 
 
 def test_ctrl_c_says_what_a_second_one_does(notes: Notes) -> None:
