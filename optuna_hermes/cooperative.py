@@ -316,6 +316,9 @@ class CooperativeLoop:
         saver = self._saver
         if not self._unsaved or saver is None:
             return
+        if self.storable and self._has_changed_shape():
+            self._unsaved = False  # asked again at the next unit
+            return
         if self._stores_here() and self.saves_now(saver):
             settled(self.roots())  # what the device still computes is no part of the cost
             began = time.monotonic()
@@ -382,9 +385,9 @@ class CooperativeLoop:
             return
         state, self._restored = found
         self._restored_path = state.path
-        self._load_first()
+        self._load_copy()
 
-    def _load_first(self) -> None:
+    def _load_copy(self) -> None:
         """Load the checkpoint as soon as it is found."""
         if self._restored is None:
             return

@@ -120,7 +120,7 @@ class Run(CooperativeLoop):
         numbers = number if isinstance(number, range) else range(number)
         self._n_epochs = len(numbers)
         if self._session is not None:
-            super()._load_first()
+            super()._load_copy()
             self._other_loaders.begin()
         try:
             for place in range(self._epoch, len(numbers)):
@@ -334,7 +334,7 @@ class Run(CooperativeLoop):
         self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
         self._n_batches = tree["batches"]
 
-    def _load_first(self) -> None:
+    def _load_copy(self) -> None:
         """Load what the code before the loop may use; the rest is loaded when that begins.
 
         Copies of the first weights that this code makes are then the same in each process.
@@ -344,7 +344,7 @@ class Run(CooperativeLoop):
         try:
             self._named.load_kept(frozen(self._restored["named"]))
         except SuspendError:  # a value is a part of a state that is to be loaded
-            super()._load_first()
+            super()._load_copy()
         else:
             self._load_position(self._restored)
 

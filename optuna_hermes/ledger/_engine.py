@@ -109,20 +109,23 @@ def check_shared_url(url: str) -> None:
 def with_connect_args(url: URL, engine_kwargs: Mapping[str, Any]) -> URL:
     """The URL of a server with options for what arguments of ``create_engine`` say of connections.
 
+    Objects that say how connections are used, such as ``row_factory``, are left out.
+
     Raises:
-        InvalidInputError: a URL cannot hold one of them.
+        InvalidInputError: one says how to connect, and a URL cannot hold it.
     """
     arguments = {**engine_kwargs.get("connect_args", {}), "creator": engine_kwargs.get("creator")}
     arguments.pop("prepare_threshold", None)  # a ledger prepares no statement
     given = {name: value for name, value in arguments.items() if value is not None}
-    others = [name for name, value in given.items() if type(value) not in (str, int)]
+    texts = {name: str(value) for name, value in given.items() if type(value) in (str, int)}
+    others = [name for name in given.keys() - texts if name == "creator" or "ssl" in name]
     if others:
         raise InvalidInputError(
             "The broker reaches a study's database by its URL, which cannot hold "
-            f"{', '.join(others)} of engine_kwargs: put into the URL what is needed to connect (as "
-            "?sslmode=require, or ?ssl_ca=FILE for MySQL), and leave the rest out."
+            f"{', '.join(sorted(others))} of engine_kwargs: put into the URL what is needed to "
+            "connect (as ?sslmode=require, or ?ssl_ca=FILE for MySQL), and leave the rest out."
         )
-    return url.update_query_dict({name: str(value) for name, value in given.items()})
+    return url.update_query_dict(texts)
 
 
 def with_password(url: str) -> str:

@@ -113,7 +113,7 @@ LEASES = Table(
     "hermes_leases",
     METADATA,
     Column("epoch", _Integer, primary_key=True, autoincrement=False),
-    Column("study", _Name, nullable=False, index=True),
+    Column("study", _Name, nullable=False),
     Column("number", _Integer),
     Column("devices", _Long, nullable=False),
     Column("host", _Name, nullable=False),
@@ -209,7 +209,7 @@ def _upgrade(connection: Connection, shown: str) -> None:
         LedgerError: a broker that knows only an earlier version is at work.
     """
     # One of version 1 would go on to write rows without a change number, which others would not
-    # notice.
+    # notice; one of version 2 could not open the ledger again.
     at_work = select(func.count()).where(HOSTS.c.seen > Now() - DEAD_SECONDS)
     if connection.scalar(at_work):
         raise LedgerError(

@@ -329,8 +329,10 @@ class OwnStates:
         self._attributes = [_attributes_of(each, _order_attributes) for each in self._samplers]
         # Workers that persist have data sets of their own, in which the training sets nothing.
         if not getattr(loader, "persistent_workers", False):
-            data = _data_sets(getattr(loader, "dataset", None))
-            self._attributes += [_attributes_of(each, _set_by_training) for each in data]
+            for each in _data_sets(getattr(loader, "dataset", None)):
+                reads, together = _set_by_reading(type(each)), _set_together(type(each))
+                find = functools.partial(_set_by_training, reads=reads, together=together)
+                self._attributes.append(_attributes_of(each, find))
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
@@ -391,7 +393,9 @@ class _PlainAttributes:
 
     def load_state(self, state: dict[str, Any], in_place: Collection[str]) -> None:
         self._changed |= state.keys()
-        for name, value in {**self._first, **state}.items():
+        now = self._find(self._owner())  # a value of another kind than first is left as it is
+        first = {name: value for name, value in self._first.items() if name in now}
+        for name, value in {**first, **state}.items():
             _set_attribute(self._owner(), name, value, in_place=name in in_place)
 
 
@@ -627,7 +631,7 @@ def _order_attributes(sampler: Any) -> dict[str, Any]:
 
 
 def _data_sets(data: Any) -> list[Any]:
-    """The map-style data sets of the user's classes among a data set and those that it wraps."""
+    """The data sets of the user's classes among a data set and those that it wraps."""
     found: list[Any] = []
     waiting, seen = [data], set()
     while waiting:
@@ -644,25 +648,45 @@ def _data_sets(data: Any) -> list[Any]:
     return found
 
 
-def _set_by_training(data: Any) -> dict[str, Any]:
-    """The numbers, text and flags in a data set, but for those that reading it sets.
+def _set_by_training(
+    data: Any, *, reads: Collection[str], together: Collection[frozenset[str]]
+) -> dict[str, Any]:
+    """The numbers, text and flags in a data set, but for those that belong to what is not kept.
 
-    These may belong to what cannot be kept, such as a part of the data that was read last.
+    Args:
+        data: the data set.
+        reads: names of attributes that reading sets, such as that of the part that was read last.
+        together: names of attributes that one method sets, for each method: it would find a size
+            set, say, and leave the transform of the first size.
     """
-    kind: Any = type(data)
-    reads = _set_by_reading(kind)
+    own = getattr(data, "__dict__", {})
+    kinds = (bool, int, float, str, type(None))
+    values = {name: value for name, value in own.items() if type(value) in kinds}
+    partly = {
+        name for names in together if not names & own.keys() <= values.keys() for name in names
+    }
     return {
-        name: value
-        for name, value in getattr(data, "__dict__", {}).items()
-        if type(value) in (bool, int, float, str, type(None)) and name not in reads
+        name: value for name, value in values.items() if name not in reads and name not in partly
     }
 
 
-@functools.lru_cache(maxsize=256)
+def _set_together(kind: type) -> list[frozenset[str]]:
+    """Names of the attributes that one method sets, for each method but ``__init__``."""
+    names = {name for each in kind.__mro__ for name in vars(each)} - {"__init__"}
+    return [_stored(code) for name in names for code in _codes_of(kind, name)]
+
+
+def _stored(code: types.CodeType) -> frozenset[str]:
+    """Names of the attributes that a code sets."""
+    found = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+    return frozenset(found)
+
+
 def _set_by_reading(kind: type) -> frozenset[str]:
     """Names of the attributes that methods which give samples set, and those that they call."""
-    found, seen = set(), set()
-    waiting: list[Any] = ["__getitem__", "__getitems__"]
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = ["__getitem__", "__getitems__", "__iter__", "__next__"]
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -670,8 +694,7 @@ def _set_by_reading(kind: type) -> frozenset[str]:
         seen.add(name)
         for code in _codes_of(kind, name):
             waiting += code.co_names
-            instructions = dis.get_instructions(code)
-            found |= {each.argval for each in instructions if each.opname == "STORE_ATTR"}
+            found |= _stored(code)
     return frozenset(found)
 
 

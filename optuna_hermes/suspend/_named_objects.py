@@ -611,7 +611,8 @@ def _state_of(owner: Any) -> dict[str, Any]:
 def put_back(owner: Any, state: dict[str, Any]) -> None:
     """Restore an object's state; the tensors of ``state`` may be taken over."""
     if isinstance(owner, nn.Module):
-        make_room(owner, state["state"])
+        # Fabric's wrapper loads by the names within the module that it wraps.
+        make_room(getattr(owner, "_original_module", owner), state["state"])
     owner.load_state_dict(state["state"])
     if isinstance(owner, torch.optim.Optimizer):
         undo_casts(owner, state["state"])

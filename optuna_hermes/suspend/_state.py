@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import secrets
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -74,11 +76,22 @@ def seed_entropy(seed: int) -> None:
     """Have NumPy's generators that are made without a seed take theirs from ``seed``.
 
     Else a trial would split its data in another way in its next process. The global generators are
-    not drawn from, and that of ``random.Random()`` cannot be told.
+    not drawn from, and that of ``random.Random()`` cannot be told. Forks of this process, such as a
+    loader's workers, draw from the system: all of them would get the same.
     """
     from numpy.random import bit_generator
 
-    vars(bit_generator)["randbits"] = random.Random(seed).getrandbits
+    own, process = random.Random(seed).getrandbits, os.getpid()
+    vars(bit_generator)["randbits"] = lambda count: (
+        own(count) if os.getpid() == process else secrets.randbits(count)
+    )
+
+
+def end_entropy() -> None:
+    """Undo ``seed_entropy``: from a trial's first batch on, its next process would draw again."""
+    from numpy.random import bit_generator
+
+    vars(bit_generator)["randbits"] = secrets.randbits
 
 
 @contextlib.contextmanager

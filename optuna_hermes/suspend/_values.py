@@ -66,21 +66,19 @@ def write_value(
     value: object,
     known: Collection[int] = (),
     *,
-    whole: bool = False,
     made: Mapping[int, object] | None = None,
 ) -> list[Any]:
     """Convert a value to a tree.
 
     Args:
         known: ids of objects that are saved elsewhere.
-        whole: True to write all of it, of any size, and to refuse parts that would stay as present.
         made: arrays and tensors by ``id`` that the next process makes anew, perhaps as parts of
             others: they are restored in place.
 
     Raises:
         CheckpointError: it leads to something that cannot be restored.
     """
-    writer = ValueWriter(known, whole=whole, made=made)
+    writer = ValueWriter(known, whole=False, made=made)
     tree = writer.write(name, value)
     writer.refuse_overlaps()
     return tree

@@ -55,7 +55,8 @@ class Wrapped:
         return {"epochs": getattr(self._loader(), self._name), **self._replay.idle_state()}
 
     def load_idle_state(self, state: dict[str, Any]) -> None:
-        setattr(self._loader(), self._name, state["epochs"])
+        if "epochs" in state:  # else it had not been trained on
+            setattr(self._loader(), self._name, state["epochs"])
         self._replay.load_idle_state(state)
 
     def stores_here(self) -> bool:

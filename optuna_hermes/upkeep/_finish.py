@@ -102,7 +102,7 @@ def _refusal(trial: Any, held: Collection[int]) -> str | None:
     if not _optuna.ours(trial):
         return f"not suspended but {trial.state.name}, so leave it out"
     if trial.number in held:
-        return "held by a live process: stop its `optimize` first"
+        return "held by a live process, or another user's: stop its `optimize` first, as that user"
     return None
 
 

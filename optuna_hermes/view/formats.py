@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 SILENT = "The broker does not answer: trials may train."
 
-ELSEWHERE = "A broker of another runtime directory ($OPTUNA_HERMES_RUNTIME_DIR) trains this study."
+ELSEWHERE = (
+    "This study may train: a broker of another runtime directory ($OPTUNA_HERMES_RUNTIME_DIR), or "
+    "of another user, has it."
+)
 
 _BARS = "▁▂▃▄▅▆▇█"
 # Ratio of the largest to the smallest value from which on a sparkline is logarithmic: losses fall

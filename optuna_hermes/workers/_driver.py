@@ -80,6 +80,9 @@ _IMPORT_NOTED_SECONDS = 5.0
 _FAILED_START_SECONDS = 1.0
 """Pause before another one is forked: the cause of the failed start may be over by then."""
 
+_MOST_REFUSED_STARTS = 60
+"""Tries to start a worker while there is none: for about a minute."""
+
 TICK_SECONDS = 0.2
 """Longest time between two looks at the clock, at signals, and at ``study.stop()``."""
 
@@ -411,6 +414,11 @@ class Driver:
         if starts.n_refused > self._refused_starts:
             self._refused_starts = starts.n_refused
             self._start_again_at = now + _FAILED_START_SECONDS
+        if starts.refused_in_a_row >= _MOST_REFUSED_STARTS and self._problem is None:
+            self._problem = (
+                f"The system starts no worker ({one_line(starts.why_refused)}): raise the limit of "
+                "processes or of memory, then run the same command again."
+            )
         if failed > before:
             self._start_again_at = now + _FAILED_START_SECONDS
             if failed < MOST_FAILED_STARTS:

@@ -303,6 +303,7 @@ class _ForkServer:
     def run(self) -> None:
         self._serves = True
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # of what killed workers leave behind
+        self._left = _children()  # what the import of the objective has begun, or a value of once
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -317,7 +318,8 @@ class _ForkServer:
         for pid in tuple(self._children):
             os.waitpid(pid, 0)
             self._children.discard(pid)
-            self._look_at_orphans(kept=pid in self._waiting)
+            if pid not in self._waiting:  # which has begun nothing
+                self._look_at_orphans(kept=False)
         while self._killed:
             os.waitpid(self._killed.pop(), 0)
             self._look_at_orphans(kept=False)
@@ -407,10 +409,11 @@ class _ForkServer:
                     self._killed.discard(pid)
                     self._look_at_orphans(kept=False)  # what it had begun itself
                 continue
-            self._look_at_orphans(kept=code >= 0 or pid in self._waiting)
             self._children.discard(pid)
-            self._waiting.discard(pid)
             self._read_words()
+            if pid not in self._waiting:  # which has begun nothing
+                self._look_at_orphans(kept=code >= 0)
+            self._waiting.discard(pid)
             self._pass_words_on()
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
@@ -429,7 +432,7 @@ class _ForkServer:
         """Leave what a worker had begun, or SIGKILL it: it would train on beside the next trial.
 
         Args:
-            kept: the worker has ended itself, or its last trial had ended.
+            kept: the worker has ended itself.
         """
         new = self._orphans() - self._left - self._killed
         (self._left if kept else self._killed).update(new)
@@ -476,11 +479,13 @@ class _ForkServer:
             with contextlib.suppress(BrokenPipeError):  # its exit will be noticed
                 os.write(self._successor.words_end, line + b"\n")  # it may have another value only
             return
+        words = _words_pipe()
         try:
-            words, (ours, theirs) = _words_pipe(), socket.socketpair()
-            server, pid = os.getpid(), os.fork()
-        except OSError as error:
-            self._refuse(packed, f"no process can be started for it ({error})")
+            (ours, theirs), server, pid = socket.socketpair(), os.getpid(), os.fork()
+        except OSError as error:  # for now: the next worker that asks tries it again
+            for end in words:
+                os.close(end)
+            self._note_refused(packed, f"no process can be started for it ({error})")
             return
         self._computing = packed
         if pid == 0:
@@ -558,14 +563,20 @@ class _ForkServer:
         successor.forget()
         for pid in successor.workers:
             _tell(self._parent, {"exited": pid, "status": code})
+        if code < 0:  # with its workers, which are this process's children now
+            self._killed |= successor.workers & _children()
+            self._look_at_orphans(kept=False)
         self._fork(successor.asked)
 
     def _refuse(self, packed: str, why: str) -> None:
         """Leave a value to each trial if there is a reason to."""
         if why:
             self._refused.add(packed)
-            text = _once.not_shared(_once.name_of(packed), why)
-            _tell(self._parent, {"worker": os.getpid(), "said": NOTE, "reason": text})
+            self._note_refused(packed, why)
+
+    def _note_refused(self, packed: str, why: str) -> None:
+        text = _once.not_shared(_once.name_of(packed), why)
+        _tell(self._parent, {"worker": os.getpid(), "said": NOTE, "reason": text})
 
 
 def _words_pipe() -> tuple[int, int]:

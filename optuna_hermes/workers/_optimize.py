@@ -165,8 +165,8 @@ def _refuse_unshared(study: optuna.Study) -> None:
 
 def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
     """Refuse a pruner that would stop suspended trials; note parts that know of no turns."""
-    if len(study.directions) > 1:  # Optuna prunes no such trial, and has no values of theirs
-        return
+    if len(_optuna.patiently(lambda: study.directions)) > 1:
+        return  # Optuna prunes no such trial, and has no values of theirs
     kind, pruner = type(study.pruner).__name__, study.pruner
     if not (getattr(pruner, "preempts", False) or isinstance(pruner, optuna.pruners.NopPruner)):
         trials = _optuna.patiently(study.get_trials, deepcopy=False)
@@ -181,8 +181,8 @@ def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
                 f"may stop for good {advice}"
             )
         note(
-            f"The study's pruner {kind} stops trials for good, and suspends none where they call "
-            f"trial.should_prune() {advice}"
+            f"The study's pruner {kind} stops trials for good, suspends none where they call "
+            f"trial.should_prune(), and is refused once trials are suspended {advice}"
         )
     kind, sampler = type(study.sampler).__name__, study.sampler
     ours = any(isinstance(each, HermesSampler) for each in _optuna.nested(sampler))

@@ -44,7 +44,8 @@ class Starts:
 
     def __init__(self) -> None:
         self.failed_in_a_row = 0
-        self.n_refused = 0
+        self.n_refused = self.refused_in_a_row = 0
+        self.why_refused = ""
         self.reason = ""
         self._failed = 0
         self._failed_before: dict[int, int] = {}
@@ -53,6 +54,7 @@ class Starts:
 
     def forked(self, pid: int) -> None:
         """Record a new worker."""
+        self.refused_in_a_row = 0
         self._failed_before[pid] = self._failed
 
     def said(self, pid: int, word: str, reason: str) -> None:
@@ -78,9 +80,8 @@ class Starts:
     def refused(self, reason: str, *, alone: bool) -> None:
         """Record that the system could not start a worker; ``alone`` if there is no other."""
         self.n_refused += 1
-        if alone:
-            self.failed_in_a_row += 1
-            self.reason = reason
+        self.refused_in_a_row = self.refused_in_a_row + 1 if alone else 0
+        self.why_refused = reason
 
     def forget(self) -> None:
         """Reset the count: a trial has begun, or the broker is another one."""

@@ -31,7 +31,7 @@ from optuna_hermes.errors import CheckpointAwayError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._disk import remove_copies
 from optuna_hermes.suspend._saver import is_first
-from optuna_hermes.suspend._state import seed_entropy, seed_everything, trial_seed
+from optuna_hermes.suspend._state import end_entropy, seed_entropy, seed_everything, trial_seed
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective
@@ -157,6 +157,7 @@ class _Engagement:
         seed = trial_seed(self._job.seed, trial.number)
         seed_everything(seed)
         seed_entropy(seed)
+        self._session.begins = end_entropy
         _once.begin_trial(seed)
         try:
             _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder)

@@ -216,13 +216,12 @@ class WorkerPool:
                 self._asked -= line["unforked"]
                 self.starts.refused(line["reason"], alone=not self._alive)
                 self._notes.setdefault(
-                    f"The system refuses to start a worker ({line['reason']}): it is tried again, "
-                    "and training goes on with those that there are.",
+                    f"The system refuses to start a worker ({line['reason']}): it is tried again "
+                    "each second.",
                     False,
                 )
             elif line.get("said") == NOTE:
-                if line["reason"] not in self._notes:
-                    self._notes[line["reason"]] = False
+                self._notes.setdefault(line["reason"], False)
             elif "said" in line:
                 self._said.add(line["said"])
                 self.starts.said(line["worker"], line["said"], line["reason"])

@@ -611,3 +611,30 @@ def test_a_split_without_a_seed_is_the_same_in_the_next_process(
     first, again = (tmp_path / "split-0").read_text().splitlines()
     assert first == again
     assert (tmp_path / "split-1").read_text().splitlines() != [first]
+
+
+OF_IMPORT = """
+import signal, subprocess
+SERVER = subprocess.Popen(["sleep", "600"])
+with open("server", "w") as file:
+    file.write(str(SERVER.pid))
+
+def objective(trial):
+    if trial.number == 0 and not os.path.exists("once"):
+        open("once", "w").close()
+        os.kill(os.getpid(), 9)
+    os.kill(int(open("server").read()), 0)
+    return 0.0
+"""
+
+
+def test_what_the_import_has_begun_outlives_a_killed_worker(script: Script, tmp_path: Path) -> None:
+    """A server of data for all trials, for example."""
+    run = "optimize(make(), 'objective.py:objective', 2, devices='cpu:1', show_progress=False)"
+    (tmp_path / "objective.py").write_text("import os\n" + OF_IMPORT)
+    try:
+        done = script(f'if __name__ == "__main__":\n    {run}\n')
+        assert done.returncode == 0, done.stderr
+        assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 2, done.stderr
+    finally:
+        os.kill(int((tmp_path / "server").read_text()), signal.SIGKILL)

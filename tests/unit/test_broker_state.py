@@ -521,6 +521,23 @@ def test_a_study_that_comes_late_gets_half_from_then_on(trials: int) -> None:
     assert turns.had("a") == pytest.approx(110.0, abs=1.5)
 
 
+def test_a_study_that_was_held_does_not_wait_until_others_have_had_as_much() -> None:
+    """What it had before is not made up for, though nothing was at work when the other one came."""
+    turns = Turns(FakeBroker(devices=1))
+    turns.open("a", 1)
+    turns.advance(100.0)
+    user = turns.broker.connect("viewer")
+    hold = wire.SetOverrides(study="a", numbers=(0,), override="held")
+    turns.broker.say(user, hold)
+    turns.advance(2.0)
+    turns.open("b", 1)
+    turns.advance(4.0)
+    turns.broker.say(user, msgspec.structs.replace(hold, override=None))
+    before = turns.had("a")
+    turns.advance(20.0)
+    assert turns.had("a") - before == pytest.approx(10.0, abs=1.5)
+
+
 @settings(deadline=None, max_examples=20)
 @given(
     devices=st.integers(1, 3),

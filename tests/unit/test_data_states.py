@@ -831,6 +831,34 @@ def test_what_the_training_sets_in_a_data_set(workers: int, wrapped: bool, tmp_p
     check(objective, tmp_path, 6, 4, 3)
 
 
+class Scaled(Harder):
+    """Sets what it reads by only where its level changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Any = None
+
+    def set_level(self, level: int) -> None:
+        if level != self.level:
+            self.level, self.scale = level, torch.tensor(float(level))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self._of(index) + 100 * (0 if self.scale is None else self.scale)
+
+
+def test_a_setter_of_a_data_set_does_not_find_its_work_half_done(tmp_path: Path) -> None:
+    """A level without what belongs to it does not come back: it is set again in each epoch."""
+
+    def objective(trial: Trial) -> None:
+        data = Scaled()
+        loader = DataLoader(data, batch_size=SIZE)
+        for epoch in trial.epochs():
+            data.set_level(epoch)
+            trial.go_through(epoch, loader)
+
+    check(objective, tmp_path, 6, 4)
+
+
 def test_what_the_training_sets_in_data_of_another_loader(tmp_path: Path) -> None:
     """One that only validates."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import resource
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from numpy.random import bit_generator
 
+from optuna_hermes.suspend._state import end_entropy, seed_entropy
 from optuna_hermes.workers import _fork_safety
 from optuna_hermes.workers._fork_safety import Unsafe, why_not_fork
 
@@ -88,3 +92,24 @@ def test_a_script_may_ignore_the_ends_of_its_children() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "None\n", done.stderr
+
+
+def draw() -> float:
+    return float(np.random.default_rng().random())
+
+
+def test_generators_without_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a trial are the same in its next process; those of its forks, and later, are not."""
+    monkeypatch.setitem(vars(bit_generator), "randbits", vars(bit_generator)["randbits"])
+    drawn = []
+    for _ in range(2):
+        seed_entropy(3)
+        own = draw()
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            drawn.append((own, pool.apply(draw)))
+    (first, forked), (again, forked_again) = drawn
+    assert first == again
+    assert forked != forked_again
+    seed_entropy(3)
+    end_entropy()
+    assert draw() != first

@@ -387,7 +387,7 @@ def test_status_without_a_broker_still_shows_a_ledger() -> None:
     assert "The broker does not answer: trials may train." in text
     assert "nothing trains" not in text
     text = rendered(tables.status_view(None, {**study, "elsewhere": True}))
-    assert "A broker of another runtime directory" in text
+    assert "a broker of another runtime directory" in text
     assert "nothing trains" not in text
 
 

@@ -89,6 +89,8 @@ class TrialSession:
 
         Off the device's time where it can be.
         """
+        self.begins: Callable[[], None] = lambda: None
+        """Called right before it reports the first batch of a lease."""
         self.waiting: Callable[[float], None] = lambda seconds: None
         """Called again and again with the seconds of waiting; an exception in it ends the wait."""
         self.describe: Callable[[], wire.Params] = dict
@@ -234,6 +236,7 @@ class TrialSession:
         """Report the first batch since the grant."""
         if not self._trained and self._lease.epoch:
             self._trained = True
+            self.begins()
             params = self.describe()
             self._described = bool(params)
             with self._connection.lock:

@@ -183,9 +183,9 @@ def take_charge(
     study.unstarted, study.fixed = message.unstarted, message.fixed
     study.n_existing, study.waiting = message.n_existing, frozenset(message.waiting)
     study.limit = message.limit
+    study.cancel_drain()
     study.device_seconds = message.device_seconds
     study.ends_at = None if message.seconds_left is None else now + message.seconds_left
-    study.draining, study.problem, study.problem_may_pass = False, None, False
     study.retry_at, study.failed_reads = {}, 0
     # A driver that comes back to a new broker brings its counters along.
     if message.counted is None:

@@ -145,7 +145,8 @@ class Client:
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
         take: the listed trial that it is about to take for that.
-        dismissed: it was sent away: before its trial had begun, or for its study's problem.
+        dismissed: why it was sent away, before its trial had begun or for its study's problem;
+            empty if it was not.
         leaving: the devices whose memory it still has, after it said that it leaves, since
             ``left_at``.
         started: when its process did, as its kernel counts.
@@ -166,7 +167,7 @@ class Client:
     prepared: int | None = None
     opening: tuple[str, ...] | None = None
     take: int | None = None
-    dismissed: bool = False
+    dismissed: str = ""
     leaving: tuple[str, ...] = ()
     left_at: float = 0.0
     hung: bool = False

@@ -83,5 +83,5 @@ class Drains:
         for trial in study.trials.values():
             client = self._state.clients.get(trial.connection or 0)
             if client is not None and trial.state != "running" and not client.dismissed:
-                client.dismissed = True
+                client.dismissed = problem
                 turn.send(trial.connection or 0, wire.Refused(reason=problem))

@@ -283,10 +283,8 @@ class EventHandler:
             return True
         reason = misplaced(client, event.message)
         if reason is not None:
-            study = self.state.studies.get(client.study or "")
-            if client.dismissed and study is not None:
-                reason = study.problem or reason  # it asks again since it was refused
-            turn.send(event.connection, wire.Refused(reason=reason))
+            # One that was sent away asks again, and may have to be told why again.
+            turn.send(event.connection, wire.Refused(reason=client.dismissed or reason))
         return reason is not None
 
     def _receive(self, turn: Turn, connection: int, message: wire.FromClient) -> None:
@@ -546,7 +544,7 @@ class EventHandler:
             study.driver, study.unstarted = None, 0
             failures.forget_losses(turn, study)
         if study.is_plain and not was_plain:
-            study.forget_driver()
+            study.cancel_drain()
         self.state.cancel_reservations(study, only_impossible=True)
         self._forget_unattended(study)
         return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -44,6 +43,7 @@ class Scheduler:
         self._state = state
         self._policy_runner = policy_runner
         self._memory = memory
+        self._level = 0.0
 
     def schedule(self, turn: Turn) -> None:
         """Let the policies decide about every device that is free or whose slice is over.
@@ -64,7 +64,7 @@ class Scheduler:
         self._join(studies, turn.now)
         for shared in (True, False) if len(studies) > 1 else (False,):
             # The study with the fewest devices decides first, then the one that had them for less.
-            for study in sorted(studies, key=partial(self._place, now=turn.now)):
+            for study in sorted(studies, key=partial(self._turn_order, now=turn.now)):
                 open_ = [
                     slot for slot in self._state.slots.values() if self._undecided(slot, turn.now)
                 ]
@@ -151,17 +151,18 @@ class Scheduler:
     def _join(self, studies: Sequence[Study], now: float) -> None:
         """Let studies that come, or come back, begin level with the one that has had least.
 
-        What the others had before is not made up for.
+        What the others had before is not made up for, also while none of them is at work.
         """
-        level = min((self._had(s, now) for s in studies if s.at_work), default=-math.inf)
+        least = min((self._had(s, now) for s in studies if s.at_work), default=0.0)
+        self._level = max(self._level, least)
         for study in studies:
             if not study.at_work:
-                study.turn_seconds += max(0.0, level - self._had(study, now))
+                study.turn_seconds += max(0.0, self._level - self._had(study, now))
         for study in self._state.studies.values():
             study.at_work = any(each is study for each in studies)
 
-    def _place(self, study: Study, now: float) -> tuple[int, float]:
-        """Sort key: the order in which studies decide."""
+    def _turn_order(self, study: Study, now: float) -> tuple[int, float]:
+        """Sort key of studies: the fewest devices first, then the least device time."""
         return self._held(study, now), self._had(study, now)
 
     def _had(self, study: Study, now: float) -> float:

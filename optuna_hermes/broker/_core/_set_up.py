@@ -83,7 +83,7 @@ def dismiss(turn: Turn, study: Study) -> None:
     """Let the workers leave whose trials have not begun."""
     leaving = _set_up_by(turn.state, study)
     for connection in sorted(leaving):
-        turn.state.clients[connection].dismissed = True
+        turn.state.clients[connection].dismissed = "It was sent away before its trial had begun."
         turn.send(connection, wire.Dismiss())
     # Another driver may come before they have left: its leases are not for them.
     for trial in study.trials.values():

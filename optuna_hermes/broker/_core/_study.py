@@ -248,8 +248,8 @@ class Study:
         """True if only processes of plain ``study.optimize`` have trials of it."""
         return self.driver is None and not self.workers
 
-    def forget_driver(self) -> None:
-        """Forget when its driver was to end, and why: the trials of plain Optuna go on."""
+    def cancel_drain(self) -> None:
+        """Forget a drain, its reason and the limits of a driver: what has trials goes on."""
         self.draining, self.problem, self.problem_may_pass = False, None, False
         self.ends_at = self.device_seconds = None
 

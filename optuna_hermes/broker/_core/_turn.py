@@ -69,6 +69,10 @@ class Turn:
         self.claim(trial)
         if study.broker is not None:
             trial.owner = study.broker if trial.in_process else None
+        # As it was written first, though the clock may have been set since.
+        submitted = trial.submitted + self.state.wall_offset
+        if trial.row is not None:
+            submitted = trial.row.submitted
         trial.row = TrialRecord(
             study=trial.study,
             number=trial.number,
@@ -82,7 +86,7 @@ class Turn:
             device_seconds=trial.device_seconds,
             energy_joules=trial.energy_joules,
             losses=trial.losses,
-            submitted=trial.submitted + self.state.wall_offset,
+            submitted=submitted,
             updated=self.wall,
             owner=trial.owner,
         )

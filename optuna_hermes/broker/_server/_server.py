@@ -317,7 +317,8 @@ class Server:
             known = await self._known(spec)
         except HermesError as error:
             reason = str(error)
-            if isinstance(error, LedgerError):  # its client may reach the database
+            # Its client may reach the server by a password of its own environment.
+            if isinstance(error, LedgerError) and not spec.ledger_url.startswith("sqlite"):
                 reason = f"The broker, which has an environment of its own, says: {reason}"
             self._sockets.send(connection, wire.Refused(reason=reason))
             return

@@ -100,7 +100,10 @@ class SocketServer:
             return
         try:
             writer.write(wire.frame(message))
-        except (ProtocolError, TypeError) as error:  # it is too long, or holds what cannot be sent
+        except ProtocolError as error:  # it is too long
+            self._hang_up(connection, str(error))
+        except TypeError as error:  # a fault of this package, which may not stop messages to others
+            log.exception("%s for connection %d cannot be sent", type(message).__name__, connection)
             self._hang_up(connection, str(error))
 
     def hang_up_on_the_slow(self) -> None:
