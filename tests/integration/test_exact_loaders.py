@@ -1125,6 +1125,31 @@ def test_wrapped_samplers(wrap: Callable[..., Any], sampler: str, tmp_path: Path
     check(functools.partial(loop, train=make, val=make), tmp_path, stops=(BATCHES + 3, 2, 2))
 
 
+@pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
+def test_wrapped_loaders_in_turn(wrap: Callable[..., Any], tmp_path: Path) -> None:
+    """One that has not been trained on when the trial is stored has no epochs to restore."""
+
+    def train(session: FakeSession | None, trace: Trace) -> None:
+        seed_all(1)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        make = functools.partial(loader, "torch", make=SAMPLERS["generator"])
+        loaders = [wrap(make), wrap(make)]
+        run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+        for epoch in run.epochs(EPOCHS):
+            for x, y in run.batches(loaders[epoch % 2]):
+                loss = nn.functional.mse_loss(model(x).squeeze(-1), y)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                trace.note((epoch, run.batch), loss)
+                if session is not None:
+                    session.tick()
+            run.report(float(loss.detach()))
+
+    check(train, tmp_path, stops=(3, BATCHES))
+
+
 def test_accumulating_with_accelerate(tmp_path: Path) -> None:
     """An ``Accelerator`` counts the batches between two steps of the optimizer."""
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 import torch
+from lightning.fabric import Fabric
 from torch import nn
 
 from optuna_hermes.pytorch import Run
@@ -87,10 +91,12 @@ class Bank(nn.Module):
         return self.layer(x - self.mean)
 
 
-def banking(session: FakeSession) -> list[float]:
+def banking(session: FakeSession, setup: Callable[..., Any] | None = None) -> list[float]:
     torch.manual_seed(1)
-    model = Bank()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    model: Any = Bank()
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
+    if setup is not None:
+        model, optimizer = setup(model, optimizer)
     run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(3):
@@ -104,6 +110,12 @@ def banking(session: FakeSession) -> list[float]:
 def test_a_buffer_that_grows_comes_back(tmp_path: Path) -> None:
     """A checkpoint of another size is no reason to lose a trial."""
     assert by_way_of_disk(banking, tmp_path, 4, 2) == banking(FakeSession())
+
+
+def test_a_buffer_that_grows_within_fabric_comes_back(tmp_path: Path) -> None:
+    """The module that wraps it has other names of buffers than its state."""
+    train = functools.partial(banking, setup=Fabric(accelerator="cpu", devices=1).setup)
+    assert by_way_of_disk(train, tmp_path, 4, 2) == train(FakeSession())
 
 
 def pruning(session: FakeSession, *, named: bool) -> list[float]:
