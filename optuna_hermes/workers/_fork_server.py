@@ -315,14 +315,8 @@ class _ForkServer:
                 os.kill(pid, signal.SIGKILL)
         if self._successor is not None:
             self._successor.close()
-        for pid in tuple(self._children):
+        for pid in self._children:  # these wait for trials, or have just ended theirs
             os.waitpid(pid, 0)
-            self._children.discard(pid)
-            if pid not in self._waiting:  # which has begun nothing
-                self._look_at_orphans(kept=False)
-        while self._killed:
-            os.waitpid(self._killed.pop(), 0)
-            self._look_at_orphans(kept=False)
 
     def _serve(self) -> None:
         for each in (self._parent, self._wake, self._words):

@@ -615,7 +615,8 @@ def test_a_split_without_a_seed_is_the_same_in_the_next_process(
 
 OF_IMPORT = """
 import signal, subprocess
-SERVER = subprocess.Popen(["sleep", "600"])
+NOWHERE = subprocess.DEVNULL
+SERVER = subprocess.Popen(["sleep", "600"], stdout=NOWHERE, stderr=NOWHERE)
 with open("server", "w") as file:
     file.write(str(SERVER.pid))
 
