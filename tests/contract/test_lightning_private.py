@@ -54,9 +54,8 @@ from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
 from optuna_hermes._lightning._module_hooks import SAVE, without_hook
 from optuna_hermes._lightning._settings import SETTINGS, Settings
-from optuna_hermes._lightning._shape import _weights
 from optuna_hermes._lightning._trainer_hooks import clean, validated_names
-from optuna_hermes.suspend._named_objects import metric_state, restore_metric
+from optuna_hermes.suspend._named_objects import metric_state, parts_of, restore_metric
 from optuna_hermes.suspend._state import plain
 
 
@@ -155,9 +154,10 @@ def test_weights_that_a_checkpoint_must_fit() -> None:
     module.register_buffer("unset", None)
     module.layer.register_buffer("other", torch.zeros(1), persistent=False)
     module.layer.register_parameter("none", None)
-    there, unset = _weights(module)
-    assert there == set(module.state_dict()) == {"kept", "layer.weight", "layer.bias"}
-    assert unset == {"unset"}
+    parts = parts_of(module)
+    assert parts.sizes.keys() == module.state_dict().keys()
+    assert parts.sizes.keys() == {"kept", "layer.weight", "layer.bias"}
+    assert parts.unset == {"unset"}
 
 
 def test_a_loaded_checkpoint_is_restored() -> None:
