@@ -132,8 +132,8 @@ def test_parts_of_a_study_that_know_of_no_turns_are_named(notes: Notes) -> None:
     """Those of a study that was just loaded, which are Optuna's own."""
     _optimize._check_parts(optuna.create_study(), notes.note)
     assert notes == [
-        "The study's pruner MedianPruner stops trials for good, and suspends none where they call "
-        f"trial.should_prune() {HOW}",
+        "The study's pruner MedianPruner stops trials for good, suspends none where they call "
+        f"trial.should_prune(), and is refused once trials are suspended {HOW}",
         "The study's sampler TPESampler takes suspended trials for bad ones, or ignores them: "
         "write study.sampler = HermesSampler() before optimize(), or "
         "HermesSampler(TPESampler(...)).",
