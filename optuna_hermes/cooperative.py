@@ -319,7 +319,7 @@ class CooperativeLoop:
         if self.storable and self._has_changed_shape():
             self._unsaved = False  # asked again at the next unit
             return
-        if self._stores_here() and self.saves_now(saver):
+        if self.storable and self.storable_here() and self.saves_now(saver):
             settled(self.roots())  # what the device still computes is no part of the cost
             began = time.monotonic()
             saver.copy(self._settled_dump(rng_state()), units=self._unit, since=began)

@@ -413,7 +413,7 @@ class _ForkServer:
             _tell(self._parent, {"exited": pid, "status": code})
 
     def _orphans(self) -> set[int]:
-        """What ended workers have begun, but for processes with a session of their own."""
+        """Processes that ended workers have begun, but for those with sessions of their own."""
         successor = set() if self._successor is None else {self._successor.pid}
         found, session = set(), os.getsid(0)
         for pid in _children() - self._children - successor:

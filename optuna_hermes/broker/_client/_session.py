@@ -76,7 +76,7 @@ class TrialSession:
         self.left = False
         """True once ``Suspended`` was raised: the trial is no longer this process's."""
         self.checkpoint_dir: Path | None = None
-        """Where this trial's checkpoints go; None if it cannot leave its process."""
+        """The folder of this trial's checkpoints; None if it cannot leave its process."""
         self.checkpoint_url: str | None = None
         self.place_of: Callable[[int], tuple[Path, str | None]] | None = None
         """Returns the folder of a trial by its number, and its URL; None without a store."""
