@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from optuna_hermes.ledger import LeaseRecord
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from support.benchmarks import BENCHMARKS, benchmark
 
 HOLD = """
 import sys
@@ -32,22 +29,14 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
-
-
-@pytest.fixture
-def records(parts: Callable[[str], Any], tmp_path: Path) -> Any:
-    module = parts("_chaos_records")
+def records(tmp_path: Path) -> Any:
+    module = benchmark("_chaos_records")
     records = module.Records(tmp_path / "records")
     records.prepare(module.Setting(epochs=2, width=8, batch_size=4), pace_seconds=0.5)
     return records
 
 
-def test_a_device_with_two_holders_is_seen(
-    parts: Callable[[str], Any], records: Any, tmp_path: Path
-) -> None:
+def test_a_device_with_two_holders_is_seen(records: Any, tmp_path: Path) -> None:
     """Whoever finds the marker taken says by whom; a holder that was killed holds nothing."""
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "records")],
@@ -59,7 +48,7 @@ def test_a_device_with_two_holders_is_seen(
     with other:
         assert other.stdout.readline() == b"held\n"
         assert records.holders() == {other.pid: 3}
-        marker = parts("_chaos_records").Marker(records, 4)
+        marker = benchmark("_chaos_records").Marker(records, 4)
         marker.take("cpu:0")
         (double,) = records.doubles()
         assert double["pid"] == os.getpid()
@@ -92,19 +81,17 @@ def lease(epoch: int, started: float, ended: float | None, device: str = "h/cpu:
         ([lease(1, 0, 5), lease(2, 1, 2), lease(3, 3, 4)], 2),
     ],
 )
-def test_leases_that_overlap_are_seen(
-    parts: Callable[[str], Any], leases: list[LeaseRecord], count: int
-) -> None:
+def test_leases_that_overlap_are_seen(leases: list[LeaseRecord], count: int) -> None:
     """Intervals may touch; every lease that began within another one of its device counts."""
-    assert len(list(parts("_chaos_verdict").overlaps(leases))) == count
+    assert len(list(benchmark("_chaos_verdict").overlaps(leases))) == count
 
 
-def test_what_is_lost_or_trained_again_is_seen(parts: Callable[[str], Any], records: Any) -> None:
+def test_what_is_lost_or_trained_again_is_seen(records: Any) -> None:
     """A value that differs in its last bit is lost; going back costs units, and a damaged file one.
 
     The values of the study are those of the record but for one.
     """
-    verdict = parts("_chaos_verdict")
+    verdict = benchmark("_chaos_verdict")
     for trial, unit in [(0, 1), (1, 1), (0, 2), (0, 1), (0, 2), (0, 3), (0, 2)]:
         records.add(trial, unit, 0.1 * unit)
     lines = records.reported()
@@ -120,15 +107,15 @@ def test_what_is_lost_or_trained_again_is_seen(parts: Callable[[str], Any], reco
     assert [units for _, units in verdict.repeated(lines, damaged)] == [1, 2]
 
 
-def test_batches_that_are_trained_again_are_seen(parts: Callable[[str], Any], records: Any) -> None:
+def test_batches_that_are_trained_again_are_seen(records: Any) -> None:
     """Going back behind the last batch is a line, and needless if no process was ended then."""
     for unit, index in [(1, 0), (1, 1), (2, 0), (1, 1), (2, 0)]:
         records.batch(5, unit, index, per_unit=2)
     records.batch(6, 1, 0, per_unit=2)
     (line,) = records.rewinds()
     assert (line.trial, line.unit, line.batches) == (5, 1, 2)
-    fault = parts("_chaos_scene").Fault
-    needless = parts("_chaos_verdict").needless
+    fault = benchmark("_chaos_scene").Fault
+    needless = benchmark("_chaos_verdict").needless
     during = {"began": line.last_at, "ended": line.at, "settle_seconds": 0.0}
     later = {"began": line.at + 1, "ended": line.at + 2, "settle_seconds": 0.0}
     assert list(needless([line], [])) == [line]
@@ -165,7 +152,6 @@ print("alive")
     ids=lambda value: value["deed"] if isinstance(value, dict) else None,
 )
 def test_a_trial_obeys_an_order_once(
-    parts: Callable[[str], Any],
     records: Any,
     tmp_path: Path,
     order: dict[str, Any],
@@ -173,7 +159,7 @@ def test_a_trial_obeys_an_order_once(
     status: int,
 ) -> None:
     """It ends as it was told to, or goes on; who obeys a second time finds no order."""
-    module = parts("_chaos_orders")
+    module = benchmark("_chaos_orders")
     orders = module.Orders(records.folder)
     orders.prepare()
     orders.give(3, module.Order(where="batch", **order))
@@ -189,12 +175,10 @@ def test_a_trial_obeys_an_order_once(
     assert again.stdout == b"alive\n"
 
 
-def test_the_kernel_kills_who_outgrows_a_small_memory(
-    parts: Callable[[str], Any], records: Any
-) -> None:
+def test_the_kernel_kills_who_outgrows_a_small_memory(records: Any) -> None:
     """A process that grows in the group is killed; nothing is left of the group."""
-    orders = parts("_chaos_orders")
-    with parts("_chaos_memory").SmallMemory() as memory:
+    orders = benchmark("_chaos_orders")
+    with benchmark("_chaos_memory").SmallMemory() as memory:
         if not memory.procs:
             pytest.skip("this user may make no control group")
         order = orders.Order(deed="grow", where="batch", procs=memory.procs)
@@ -208,9 +192,9 @@ def test_the_kernel_kills_who_outgrows_a_small_memory(
     assert not group.exists()
 
 
-def test_a_disk_refuses_to_be_written(parts: Callable[[str], Any], tmp_path: Path) -> None:
+def test_a_disk_refuses_to_be_written(tmp_path: Path) -> None:
     """Read-only or immutable, nobody adds a file to it, not even root; afterwards all is well."""
-    with parts("_chaos_disk").SmallDisk(tmp_path / "disk") as disk:
+    with benchmark("_chaos_disk").SmallDisk(tmp_path / "disk") as disk:
         if not (disk.can_fill and disk.can_lock):
             pytest.skip("this user may not mount a tmpfs, or make files immutable")
         (disk.folder / "trial").mkdir()
@@ -276,12 +260,11 @@ def test_a_short_storm_breaks_no_promise(tmp_path: Path) -> None:
 def test_bad_options_are_said(
     option: str,
     message: str,
-    parts: Callable[[str], Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One line names what is wrong, with status 2, and nothing is started."""
-    main = parts("chaos").main
+    main = benchmark("chaos").main
     monkeypatch.setattr(sys, "argv", ["chaos.py", option])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -14,18 +14,16 @@ from optuna_hermes.cluster.jobs import Job, JobProgress
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy
-from support.benchmarks import benchmark
-
-_applications = benchmark("_elastic_applications")
-Application = _applications.Application
-Measured = _applications.Measured
-StepTime = _applications.StepTime
-StepTimes = _applications.StepTimes
-Validation = _applications.Validation
-ElasticWork = benchmark("_elastic_work").ElasticWork
-_files = benchmark("_elastic_files")
-read_application = _files.read_application
-read_elastic_jobs = _files.read_elastic_jobs
+from support.elastic import (
+    Application,
+    ElasticWork,
+    Measured,
+    StepTime,
+    StepTimes,
+    Validation,
+    read_application,
+    read_elastic_jobs,
+)
 
 TRACES = "OPTUNA_HERMES_TRACES"
 SHAPES = [(1,), (2,), (4,), (1, 1), (2, 2), (4, 4)]

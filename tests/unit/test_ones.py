@@ -21,15 +21,14 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies import LeastAttainedService, Ones, Policy
 from optuna_hermes.policies.step_model import fit_steps
-from support.benchmarks import benchmark
-
-_applications = benchmark("_elastic_applications")
-Application = _applications.Application
-Measured = _applications.Measured
-StepTime = _applications.StepTime
-StepTimes = _applications.StepTimes
-Validation = _applications.Validation
-ElasticWork = benchmark("_elastic_work").ElasticWork
+from support.elastic import (
+    Application,
+    ElasticWork,
+    Measured,
+    StepTime,
+    StepTimes,
+    Validation,
+)
 
 
 def trial(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from support.benchmarks import benchmark
+
 BEGUN = 1000.0
 N_UNITS = 3
 
 
 @pytest.fixture
-def part(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module
+def measure() -> Any:
+    return benchmark("_race_measure")
 
 
 @pytest.fixture
-def measure(part: Callable[[str], Any]) -> Any:
-    return part("_race_measure")
-
-
-@pytest.fixture
-def comparison(part: Callable[[str], Any]) -> Any:
-    return part("_race_compare")
+def comparison() -> Any:
+    return benchmark("_race_compare")
 
 
 def setting(contestant: str = "optuna", task: str = "t", seed: int = 0) -> dict[str, Any]:
@@ -271,9 +265,7 @@ def test_resamples_keep_tasks_and_seeds_together(comparison: Any) -> None:
     assert np.array_equal(weights, comparison.resample(cells))
 
 
-def test_report_names_every_contestant(
-    part: Callable[[str], Any], measure: Any, comparison: Any, contests: Any
-) -> None:
+def test_report_names_every_contestant(measure: Any, comparison: Any, contests: Any) -> None:
     """Each has a line in both tables, and a cell for each task and seed in the third."""
     names = ["optuna", "hermes", "ray-asha"]
     records = [each for cell in contests.values() for each in cell.values()]
@@ -285,15 +277,15 @@ def test_report_names_every_contestant(
         "exactness": measure.differing(records),
         "comparison": comparison.compare(contests, names, N_UNITS),
     }
-    written = part("_race_report").text(result)
+    written = benchmark("_race_report").text(result)
     for name in names:
         assert sum(line.startswith(f"| `{name}` |") for line in written.splitlines()) == 2
     assert "| s | 0 | 0.5 (0.5) | 0.1 (none) | none (none) |" in written
 
 
-def test_first_configurations_follow_from_task_and_seed(part: Callable[[str], Any]) -> None:
+def test_first_configurations_follow_from_task_and_seed() -> None:
     """They are the same for all contestants, others for other seeds, and within the ranges."""
-    tasks = part("_race_tasks")
+    tasks = benchmark("_race_tasks")
     space = {
         "lr": tasks.Range(low=1e-4, high=1e-1, log=True),
         "width": tasks.Range(low=4, high=6, whole=True),
@@ -313,11 +305,9 @@ def test_first_configurations_follow_from_task_and_seed(part: Callable[[str], An
         assert tasks.digest(each) == tasks.digest(dict(reversed(each.items())))
 
 
-def test_half_a_line_of_a_killed_process_is_left_out(
-    part: Callable[[str], Any], tmp_path: Path
-) -> None:
+def test_half_a_line_of_a_killed_process_is_left_out(tmp_path: Path) -> None:
     """All whole lines of all processes are read."""
     (tmp_path / "watch-1.jsonl").write_text('["trial", "0", {}, 1.0]\n["value", "0", 1,')
     (tmp_path / "watch-2.jsonl").write_text('["value", "0", 1, NaN, 2.0]\n')
-    lines = list(part("_race_watch").read_lines(tmp_path))
+    lines = list(benchmark("_race_watch").read_lines(tmp_path))
     assert [line[0] for line in lines] == ["trial", "value"]
