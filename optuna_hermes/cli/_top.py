@@ -19,6 +19,7 @@ from optuna_hermes.cli._studies import (
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view import formats
+from optuna_hermes.view.progress import is_screen
 from optuna_hermes.view.source import StudyReader
 from optuna_hermes.view.tables import trial_view
 
@@ -63,9 +64,10 @@ def top(
         with facts_and_ledger(storage_of(storage, study_name), study_name):
             # So that errors are printed before the screen is taken.
             pass
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (sys.stdin.isatty() and is_screen(sys.stdout)):
         raise InvalidInputError(
-            "`top` needs a terminal: for a file or a pipe there is `optuna-hermes status`."
+            "`top` needs a terminal on which it can draw: for a file, a pipe or TERM=dumb there is "
+            "`optuna-hermes status`."
         )
     Top(StudySource(storage, study_name)).run()
 
@@ -86,6 +88,7 @@ class StudySource:
         self._history: StudyHistory | None = None
         self._read_at = 0.0
         self._served = False
+        self._away = False
 
     def look(self, key: str) -> Picture:
         from optuna_hermes.view.picture import picture_of, picture_of_history
@@ -98,7 +101,9 @@ class StudySource:
         else:
             if not self._named_key:
                 self._read(broker)
-            if broker is None or broker.study(self._named_key) is None:
+            study = None if broker is None else broker.study(self._named_key)
+            self._away = study is not None and study.away_seconds is not None
+            if broker is None or study is None:
                 history = self._history
                 age = time.monotonic() - self._read_at
                 # What ``past`` read while the broker served the study is not shown after it.
@@ -111,7 +116,11 @@ class StudySource:
         return self._before
 
     def past(self) -> Sequence[Bar]:
-        return () if self._name is None else self._read(None).bars
+        # Nothing is asked of a database that is known to be away: that may take half a minute.
+        shown = self._before if self._served and not self._away else None
+        if self._name is None or shown is None or shown.key != self._named_key:
+            return ()
+        return self._read(None).bars
 
     def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
         from optuna_hermes.broker._protocol import SetOverrides

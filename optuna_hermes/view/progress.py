@@ -5,10 +5,11 @@ Everything goes to standard error: standard output belongs to results. Notebooks
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from optuna_hermes.view import formats
 
@@ -46,7 +47,13 @@ def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
         return Unfailing(None)
     if in_notebook():
         return Unfailing(Cell(total))
-    return Unfailing(Screen(total) if sys.stderr.isatty() else Lines(total))
+    return Unfailing(Screen(total) if is_screen(sys.stderr) else Lines(total))
+
+
+def is_screen(stream: TextIO) -> bool:
+    """True for a terminal on which lines can be drawn anew."""
+    # Those names are rich's too, which draws nothing there.
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Unfailing:

@@ -116,9 +116,9 @@ def _draw_best(ax: Axes, info: plot_data.BestInfo, target_name: str) -> Axes:
 
 
 def figure_of_all(study: optuna.Study, against: Sequence[str]) -> Figure:
-    """The three plots below each other."""
+    """The three plots below each other, for a file: without a window, whatever backend is set."""
     best, data = best_info_of(study, against, None), read_study(study)
-    figure = _figure(3)
+    figure = _figure(3, backend="agg")
     upper, middle, lower = figure.axes
     _draw_best(upper, best, "Best Intermediate Value")
     _draw_curves(middle, plot_data.curves_info(data.history, "unit"), "Intermediate Value")
@@ -126,7 +126,7 @@ def figure_of_all(study: optuna.Study, against: Sequence[str]) -> Figure:
     return figure
 
 
-def _figure(rows: int) -> Figure:
+def _figure(rows: int, *, backend: str | None = None) -> Figure:
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -134,6 +134,8 @@ def _figure(rows: int) -> Figure:
             "Plots need matplotlib, which is not installed: run "
             '`pip install "optuna-hermes[plot]"`.'
         ) from error
+    if backend is not None:
+        plt.switch_backend(backend)
     # The style of Optuna's own plots, beside which these stand.
     plt.style.use("ggplot")
     size = None if rows == 1 else (9.0, 4.5 * rows)

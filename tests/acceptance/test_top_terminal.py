@@ -60,9 +60,24 @@ def test_top_shows_the_devices_and_leaves_at_once(
     assert broker.process.poll() is None
 
 
-def test_top_needs_a_terminal(cli: Callable[..., Any]) -> None:
-    """In a pipe there is nothing to draw on: one line says what to use."""
-    refused = cli("top")
+@pytest.mark.parametrize("term", [None, "dumb"])
+def test_top_needs_a_terminal(cli: Callable[..., Any], term: str | None) -> None:
+    """In a pipe, or with TERM=dumb, there is nothing to draw on: one line says what to use."""
+    if term is None:
+        refused = cli("top")
+    else:
+        ours, theirs = pty.openpty()
+        refused = subprocess.run(
+            [sys.executable, "-m", "optuna_hermes", "top"],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60.0,
+            env={**os.environ, "TERM": term},
+        )
+        os.close(ours)
+        os.close(theirs)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "optuna-hermes status" in refused.stderr

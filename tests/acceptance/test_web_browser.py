@@ -341,6 +341,18 @@ def test_the_token_is_asked_for_and_leaves_the_address(
         assert page.url == bare
 
 
+def test_a_page_that_hears_nothing_says_so_and_asks_again(
+    chromium: Any, web: Callable[..., str], ended: str
+) -> None:
+    """Over a tunnel that is dead no connection is closed: only the server's silence shows it."""
+    with opened(chromium, web(ended)) as page:
+        assert page.get_attribute("#live", "data-is") != "lost"
+        page.clock.install()
+        page.clock.fast_forward(60_000)  # a computer that has slept
+        page.wait_for_selector("#live[data-is=lost]")
+        page.wait_for_selector("#live:not([data-is=lost])")
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass

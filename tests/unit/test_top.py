@@ -16,10 +16,12 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from optuna_hermes.broker._protocol import TrialRow
-from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.errors import BrokerError, InvalidInputError, LedgerAwayError
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.view._top import _text as text
+from optuna_hermes.view._top import _watch
 from optuna_hermes.view._top._app import Top
+from optuna_hermes.view._top._devices import Past, device_lines
 from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
 from optuna_hermes.view._top._watch import TopSource
@@ -269,6 +271,36 @@ def test_the_head_counts_trials_that_are_not_listed() -> None:
     assert "listed" not in str(text.head(picture(), 120))
 
 
+@pytest.mark.parametrize("width", range(40, 80))
+@pytest.mark.parametrize("memory", [{}, {0: 3 << 30}])
+def test_on_a_narrow_screen_columns_are_left_out_whole(width: int, memory: dict[int, int]) -> None:
+    """A number that is cut at the screen's end would be another number."""
+    row = structs.replace(trial(0), units=12345, device_seconds=7384.0)
+    shown = picture(memory=memory)
+    cells = [found for found, _ in text.row(text.columns(width, shown), row)]
+    assert cells[0] == "     0"
+    assert len(" " + " ".join(cells)) <= width
+    card = replace(device(0), memory_bytes=80 << 30, memory_free_bytes=30 << 30, joules=9.0)
+    lines = device_lines(replace(shown, devices=(card,)), Past(180.0), shown.at, width)
+    for line in str(lines).splitlines():
+        assert len(line.rstrip()) <= width
+
+
+def test_another_studys_trials_have_no_numbers() -> None:
+    """The table has those of one study, which they would be taken for."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        seen = "\n".join(screen(app))
+        assert " cpu:1  other running" in seen
+        assert "7777" not in seen
+        source.shown = replace(source.shown, key="l")
+        await until(pilot, lambda: any(" cpu:1   7777" in line for line in screen(app)))
+        assert any(" cpu:0  other" in line for line in screen(app))
+
+    lines = (device(0), device(1, key="l", trial=7777, since_seconds=100.0))
+    play(act, shown=picture(devices=lines, studies=("k", "l")))
+
+
 # -- sorting -----------------------------------------------------------------------------------
 
 
@@ -308,6 +340,48 @@ def test_trials_are_sorted_by_each_column_and_back(maximize: bool) -> None:
             assert "↑" in words(app, "columns")
 
     play(act, shown=picture(maximize=maximize))
+
+
+def test_before_it_is_moved_the_cursor_stays_with_its_trial_too() -> None:
+    """Trials move with each look: a key is for the one that was seen under the cursor."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        table = app.query_one(Trials)
+        await pilot.press("v")
+        first, second = table.numbers[:2]
+        assert table.chosen is not None
+        assert table.chosen.number == first
+        trials = [
+            structs.replace(each, value=-1.0 if each.number == second else each.value)
+            for each in source.shown.trials
+        ]
+        source.shown = replace(source.shown, trials=tuple(trials))
+        await until(pilot, lambda: table.numbers[0] == second)
+        await pilot.press("h")
+        await until(pilot, lambda: source.wanted)
+        assert source.wanted == [("override", "k", first, "held")]
+
+    play(act)
+
+
+def test_a_trial_that_is_not_listed_any_more_is_not_replaced_by_another() -> None:
+    """Of a large study those without a process are left out; the cursor goes on from there."""
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        table = app.query_one(Trials)
+        await pilot.press("down", "down")
+        trials = tuple(each for each in source.shown.trials if each.number != 2)
+        source.shown = replace(source.shown, trials=trials)
+        await until(pilot, lambda: 2 not in table.numbers)
+        for key in ("h", "b", "f", "enter"):
+            app._show_line("")
+            await pilot.press(key)
+            assert "not listed any more" in words(app, "word")
+            assert len(app.screen_stack) == 1
+        await pilot.press("down")
+        assert table.chosen is not None
+
+    assert play(act).wanted == []
 
 
 # -- keys --------------------------------------------------------------------------------------
@@ -424,6 +498,23 @@ def test_a_broker_that_ends_leaves_what_was_seen() -> None:
         assert len(app.query_one(Trials).numbers) == 24
 
     play(act)
+
+
+def test_a_database_that_is_away_leaves_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past leases cannot be read: pictures come, and the broker takes orders."""
+
+    def past(self: FakeSource) -> Sequence[Bar]:
+        raise LedgerAwayError("The database does not answer.")
+
+    monkeypatch.setattr(FakeSource, "past", past)
+    monkeypatch.setattr(_watch, "READ_SECONDS", 0.0)
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        assert "read-only" not in words(app, "head")
+        await pilot.press("h")
+        await until(pilot, lambda: "Trial 0 is held." in words(app, "word"))
+
+    assert play(act).wanted == [("override", "k", 0, "held")]
 
 
 def test_tab_shows_the_next_study() -> None:

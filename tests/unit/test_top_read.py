@@ -10,8 +10,9 @@ import pytest
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.cli._top import StudySource
 from optuna_hermes.model import Device
-from optuna_hermes.view._top._devices import Past
+from optuna_hermes.view._top._devices import UNNUMBERED, Past
 from optuna_hermes.view.formats import sparkline
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
 from optuna_hermes.view.picture import DeviceLine, Picture, picture_of, picture_of_history
@@ -137,15 +138,68 @@ def test_the_past_shows_who_had_most_of_each_part() -> None:
     """What the ledger knows of this host and what was seen are one line; it has idle parts."""
     past = Past(100.0)
     mine = [Bar("h/cpu:0", 5, 0.0, 20.0, 1), Bar("h/cpu:0", 6, 20.0, 34.0, 2)]
-    past.read([*mine, Bar("other/cpu:0", 9, 0.0, 60.0, 8)], "h", now=60.0)
-    holder = DeviceLine(id="cpu:0", state="running", trial=None, epoch=3, since_seconds=10.0)
+    bars = [*mine, Bar("other/cpu:0", 9, 0.0, 60.0, 8)]
+    past.read(bars, Picture(at=60.0, host="h", key="k"))
+    holder = DeviceLine(
+        id="cpu:0", state="running", key="k", trial=None, epoch=3, since_seconds=10.0
+    )
     picture = Picture(at=100.0, devices=(holder,))
     past.see(picture)
-    assert past.cells("cpu:0", 100.0, 10) == [5, 5, 6, None, None, None, None, None, None, -1]
+    free = [None] * 6
+    assert past.cells("cpu:0", "k", 100.0, 10) == [5, 5, 6, *free, UNNUMBERED]
     past.see(replace(picture, devices=(replace(holder, trial=7),)))
-    assert past.cells("cpu:0", 100.0, 10)[-1] == 7
+    assert past.cells("cpu:0", "k", 100.0, 10)[-1] == 7
     past.see(replace(picture, at=300.0, devices=()))
-    assert past.cells("cpu:0", 300.0, 10) == [None] * 10
+    assert past.cells("cpu:0", "k", 300.0, 10) == [None] * 10
+
+
+def test_the_past_tells_leases_of_two_studies_apart() -> None:
+    """Those of two databases may have one epoch, and only one study's numbers are shown."""
+    past = Past(100.0)
+    holder = DeviceLine(id="cpu:0", state="running", key="l", trial=7, epoch=1, since_seconds=50.0)
+    picture = Picture(at=100.0, host="h", key="k", devices=(holder,))
+    past.read([Bar("h/cpu:0", 5, 0.0, 50.0, 1)], picture)
+    past.see(picture)
+    assert past.cells("cpu:0", "k", 100.0, 4) == [5, 5, UNNUMBERED, UNNUMBERED]
+    assert past.cells("cpu:0", "l", 100.0, 4) == [UNNUMBERED, UNNUMBERED, 7, 7]
+
+
+class FakeReader:
+    """A broker that serves two studies, and the ledger of one; its reads are counted."""
+
+    silent = False
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.away_seconds: float | None = None
+
+    def status(self) -> wire.BrokerStatus:
+        mine = study_status(key="s", away_seconds=self.away_seconds)
+        return broker_status(mine, study_status(key="t"))
+
+    def history(self, broker: wire.BrokerStatus | None) -> StudyHistory:
+        self.reads += 1
+        return StudyHistory(key="s", trials=(), bars=(Bar("box/cpu:0", 5, 0.0, 50.0, 1),))
+
+
+def test_past_leases_are_read_while_their_study_is_shown_and_its_database_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They have its numbers, and a database that is away may keep the picture for half a minute."""
+    source, reader = StudySource("sqlite:///none.db", "s"), FakeReader()
+    monkeypatch.setattr(source, "_reader", reader)
+    source.look("")
+    assert len(source.past()) == 1
+    source.look("t")
+    assert source.past() == ()
+    reads, reader.away_seconds = reader.reads, 1.0
+    picture = source.look("s")
+    assert picture.problem == "The database does not answer: training goes on."
+    assert source.past() == ()
+    assert reader.reads == reads
+    reader.away_seconds = None
+    source.look("s")
+    assert len(source.past()) == 1
 
 
 def test_a_flat_curve_and_none_have_a_line() -> None:

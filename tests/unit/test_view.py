@@ -246,6 +246,20 @@ def test_progress_fits_standard_error(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("term", ["dumb", "Unknown"])
+def test_a_terminal_without_a_screen_has_plain_lines(
+    term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A live view would not be drawn there, and nothing said until the end."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", term)
+    shown = progress.make_progress(True, total=1)
+    assert isinstance(shown, progress.Unfailing)
+    assert isinstance(shown._shown, progress.Lines)
+    monkeypatch.setenv("TERM", "xterm")
+    assert progress.is_screen(sys.stderr)
+
+
 def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
     """Ctrl-C ends ``tee`` too, and a terminal can be closed: what is written then is dropped."""
     ours, theirs = os.pipe()
@@ -269,6 +283,7 @@ def test_the_screen_shows_devices_and_study() -> None:
 def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing twice, or before anything was shown, is no error."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     screen = progress.make_progress(True, total=16)
     screen.close()
     screen.update(DEVICES, STUDY)

@@ -286,6 +286,17 @@ def test_a_picture_has_all_three(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("stored")
+def test_a_picture_needs_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever $MPLBACKEND names, for plots over ``ssh -X``: here there is no display."""
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setitem(mpl.rcParams, "backend", "TkAgg")
+    # As before the first figure of a process.
+    monkeypatch.setattr("matplotlib.pyplot._backend_mod", None)
+    assert plot("--out", "plots.png") == 0
+
+
 def test_the_command_fills_the_dashboard(
     stored: optuna.Study, capsys: pytest.CaptureFixture[str]
 ) -> None:

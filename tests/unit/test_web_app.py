@@ -63,11 +63,9 @@ class OneEvent(Feed):
 
 @pytest.fixture
 def browser(study: Study) -> Iterator[TestClient]:
-    guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, names=frozenset({"localhost"}))
+    guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, trusts_own=True)
     feed = OneEvent(lambda: {"study": {"name": "digits"}})
-    app = make_app(
-        feed, Actions(override=study.override, event_log=study.event_log), guard, trusts_own=True
-    )
+    app = make_app(feed, Actions(override=study.override, event_log=study.event_log), guard)
     with TestClient(app, base_url="http://127.0.0.1", follow_redirects=False) as client:
         yield client
 
@@ -76,18 +74,20 @@ def test_without_the_token_people_are_asked_for_it(browser: TestClient) -> None:
     """401 with a page that has a field for it, and no word of the study."""
     answer = browser.get("/")
     assert answer.status_code == 401
-    assert 'action="/token"' in answer.text
+    assert 'action="token"' in answer.text
+    assert "OPTUNA_HERMES_TOKEN" in answer.text  # where no address with a token was printed
     assert browser.get("/api/events").json()["error"].startswith("The token is missing")
 
 
 def test_the_token_leaves_the_address(browser: TestClient) -> None:
     """A cookie stands for it that no script can read and no other site can send."""
     answer = browser.get(f"/?token={TOKEN}")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
     assert TOKEN not in cookie
+    assert "path=" not in cookie  # that of the page, which a proxy may have below "/"
     page = browser.get("/")
     assert page.status_code == 200
     assert "<h1" in page.text
@@ -147,7 +147,7 @@ def test_a_forged_command_does_nothing(browser: TestClient, study: Study) -> Non
     browser.cookies.set(COOKIE, SESSION)
     for forged in (
         {"origin": "http://evil.example"},
-        {**OURS, "origin": "http://evil.example"},
+        {COMMAND_HEADER: "1", "origin": "http://evil.example"},
         {**OURS, "sec-fetch-site": "cross-site"},
         {"origin": "http://127.0.0.1"},
     ):
@@ -191,6 +191,7 @@ def test_events_begin_with_the_page(browser: TestClient) -> None:
     answer = browser.get("/api/events", headers=BEARER)
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["x-accel-buffering"] == "no"  # nginx would wait for kilobytes
     name, data = answer.text.strip().split("\n")
     assert name == "event: page"
     assert json.loads(data.removeprefix("data: "))["study"] == {"name": "digits"}
@@ -213,11 +214,20 @@ def test_no_file_of_the_page_has_anything_inline() -> None:
 def test_every_file_that_a_page_names_is_there() -> None:
     """Scripts, styles and icons, and the modules that scripts import."""
     for page in FILES.glob("*.html"):
-        for name in re.findall(r'(?:href|src)="/([^"]+)"', page.read_text()):
+        for name in re.findall(r'(?:href|src)="([^#"][^"]*)"', page.read_text()):
             assert (FILES / name).is_file(), name
     for script in FILES.glob("*.js"):
         for name in re.findall(r'from "\./([^"]+)"', script.read_text()):
             assert (FILES / name).is_file(), name
+
+
+def test_the_page_may_be_below_another_path() -> None:
+    """A proxy has it there, as JupyterHub does: no address begins with a slash."""
+    for file in [*FILES.glob("*.html"), *FILES.glob("*.js")]:
+        found = re.findall(
+            r"""(?:href|src|action)="/|(?:fetch|EventSource)\(["'`]/""", file.read_text()
+        )
+        assert found == [], file.name
 
 
 def test_the_chart_library_is_the_one_that_its_readme_names() -> None:
@@ -269,9 +279,9 @@ def at() -> Iterator[Address]:
 
 def status_of(study: Study, at: Address, client: Address, **headers: str) -> int:
     """The status of a request without a token, over a connection from ``client`` to ``at``."""
-    guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, names=frozenset({"localhost"}))
+    guard = Guard(token=TOKEN, session=SESSION, cookie=COOKIE, trusts_own=True)
     actions = Actions(override=study.override, event_log=study.event_log)
-    app = make_app(Feed(dict), actions, guard, trusts_own=True)
+    app = make_app(Feed(dict), actions, guard)
     browser = TestClient(app, base_url=f"http://127.0.0.1:{at[1]}", client=client)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return int(browser.get("/api/trials/3", headers=named).status_code)

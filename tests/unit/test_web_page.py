@@ -14,9 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import TrialRecord
+from optuna_hermes.view._web import _feed, _source
 from optuna_hermes.view._web._feed import UNREAD, Feed, delta
 from optuna_hermes.view._web._page import MOST_CURVES, MOST_POINTS, PageBuilder, PageInput, rounded
+from optuna_hermes.view._web._source import PageReader
 from optuna_hermes.view.formats import short_devices
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
 from support.statuses import broker_status, device_status, study_status
@@ -160,6 +163,74 @@ def test_it_says_why_the_ledger_is_not_read() -> None:
     page = PageBuilder().build(replace(INPUT, problem="The ledger cannot be used."))
     assert page["notes"] == ["The ledger cannot be used."]
     assert page["curves"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "since"),
+    [(1.0, ""), (59.0, ""), (61.0, " since 1 minute"), (200.0, " since 3 minutes")],
+)
+def test_it_says_since_when_the_database_is_away(seconds: float, since: str) -> None:
+    """By the minute: a screen reader reads every note that is new."""
+    broker = broker_status(study_status(**ENTRY, away_seconds=seconds))
+    page = PageBuilder().build(replace(INPUT, broker=broker))
+    assert page["notes"] == [f"The database does not answer{since}; training goes on."]
+
+
+class FakeReader:
+    """A broker and a ledger, whose reads are counted."""
+
+    silent, maximize = False, False
+
+    def __init__(self) -> None:
+        self.broker = BROKER
+        self.reads = 0
+
+    def status(self) -> BrokerStatus:
+        return self.broker
+
+    def history(self, broker: BrokerStatus | None) -> StudyHistory:
+        self.reads += 1
+        return HISTORY
+
+
+def looking(name: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[PageReader, FakeReader]:
+    page, reader = PageReader(name), FakeReader()
+    monkeypatch.setattr(page, "_reader", reader)
+    monkeypatch.setattr(_source, "ASK_SHARE", math.inf)
+    return page, reader
+
+
+def test_a_database_that_is_away_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading it may take half a minute, in which the page would stand still."""
+    page, reader = looking("digits", monkeypatch)
+    page.look()
+    reader.broker = broker_status(study_status(**ENTRY, away_seconds=1.0))
+    shown = page.look()
+    assert reader.reads == 1
+    assert shown["notes"] == ["The database does not answer; training goes on."]
+    assert shown["curves"]
+    reader.broker = BROKER
+    assert page.look()["notes"] == []
+    assert reader.reads == 2
+
+
+def test_the_study_that_is_shown_stays_while_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of two has more running trials changes with the slices."""
+    page, reader = looking(None, monkeypatch)
+    monkeypatch.setattr(reader, "history", lambda broker: None)
+
+    def shown(**running: int) -> object:
+        studies = (
+            study_status(key=name, name=name, counts={"running": count})
+            for name, count in running.items()
+        )
+        reader.broker = broker_status(*studies)
+        return page.look()["study"]["name"]
+
+    assert shown(a=1, b=2) == "b"
+    assert shown(a=2, b=1) == "b"
+    assert shown(a=2) == "a"
+    assert shown(a=1, b=2) == "a"
 
 
 def test_without_a_study_the_broker_is_shown() -> None:
@@ -395,6 +466,21 @@ def test_twenty_pages_cost_one_look() -> None:
         feed.look_now()
         name, change = await first(pages[0])
         assert (name, change["looks"], "name" in change) == ("change", 2, False)
+        feed.close()
+
+    asyncio.run(story())
+
+
+def test_a_page_hears_something_even_if_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event, for scripts are not given comments: without any a page has lost its server."""
+    monkeypatch.setattr(_feed, "BEAT_SECONDS", 0.01)
+
+    async def story() -> None:
+        feed = Feed(lambda: {"name": "digits"}, every_seconds=3600.0)
+        page, names = feed.listen(), []
+        while "page" not in names:
+            names.append((await first(page))[0])
+        assert await first(page) == ("beat", {})
         feed.close()
 
     asyncio.run(story())

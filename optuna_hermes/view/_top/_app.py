@@ -115,7 +115,7 @@ class Top(App[None]):
 
     def on_new_picture(self, message: NewPicture) -> None:
         self._picture, self._seen_at = message.picture, time.monotonic()
-        self._past.read(message.bars, self._picture.host, self._picture.at)
+        self._past.read(message.bars, self._picture)
         self._past.see(self._picture)
         self._trials.show(self._picture)
         self._draw()
@@ -214,7 +214,7 @@ class Top(App[None]):
 
     def action_event_log(self) -> None:
         # Read on a thread: a database may take its time.
-        trial, key = self._trials.chosen, self._picture.key
+        trial, key = self._chosen_trial(), self._picture.key
         if trial is not None:
             number = trial.number
             self._watcher.do(lambda: EventLogRead(number, self._source.event_log(key, number)))
@@ -225,12 +225,20 @@ class Top(App[None]):
     def action_help(self) -> None:
         self.push_screen(Help())
 
+    def _chosen_trial(self) -> TrialRow | None:
+        """The chosen trial; None if it is not listed, with a message on the screen."""
+        trial = self._trials.chosen
+        if trial is None and self._picture.trials:
+            # Of a large study the broker lists only trials that have a process.
+            self._show_line("The chosen trial is not listed any more: choose another.", bad=True)
+        return trial
+
     def _live_trial(self) -> TrialRow | None:
         """The chosen trial if it can be overridden; else None, with a message on the screen."""
-        trial = self._trials.chosen
         if self._picture.read_only:
             self._show_line(self._picture.read_only, bad=True)
             return None
+        trial = self._chosen_trial()
         if trial is not None and trial.state in ENDED:
             self._show_line(f"Trial {trial.number} has ended ({trial.state}).", bad=True)
             return None

@@ -26,8 +26,9 @@ _TRIAL_COLOURS = (
     *("#5f8fbd", "#6fa87d", "#bd9d5e", "#9583c4", "#c07d70"),
     *("#559f9b", "#ad7c9f", "#889c5d", "#7783c2", "#b08a60"),
 )
-# Stands for a trial that has no number yet: None stands for no trial.
-NEW = -1
+# Stands for a trial that is shown without a number, for it is new or of another study: None stands
+# for no trial.
+UNNUMBERED = -1
 _PARTS = " ▏▎▍▌▋▊▉█"
 
 
@@ -35,11 +36,13 @@ _PARTS = " ▏▎▍▌▋▊▉█"
 
 
 class Past:
-    """Leases by device and epoch; those older than ``seconds`` are forgotten."""
+    """Leases by device, study and epoch; those older than ``seconds`` are forgotten."""
+
+    # The epochs of studies of two databases may be equal.
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._leases: dict[str, dict[int, Bar]] = defaultdict(dict)
+        self._leases: dict[str, dict[tuple[str, int], Bar]] = defaultdict(dict)
 
     def see(self, picture: Picture) -> None:
         """Add the present leases of a picture."""
@@ -48,25 +51,31 @@ class Past:
                 # A later picture, or the ledger, says more exactly when the lease has ended.
                 begin = picture.at - device.since_seconds
                 bar = Bar(device.id, device.trial, begin, picture.at, device.epoch)
-                self._leases[device.id][device.epoch] = bar
+                self._leases[device.id][device.key, device.epoch] = bar
         self._forget(picture.at)
 
-    def read(self, bars: Iterable[Bar], host: str, now: float) -> None:
-        """Add a host's ended leases, in place of what pictures showed of them less exactly."""
+    def read(self, bars: Iterable[Bar], picture: Picture) -> None:
+        """Add ended leases of the study of a picture, on its host.
+
+        They take the place of what pictures showed of them less exactly.
+        """
         for bar in bars:
             on, _, id_ = bar.device.partition("/")
-            if on != host or bar.end is None or bar.end < now - self.seconds:
+            if on != picture.host or bar.end is None or bar.end < picture.at - self.seconds:
                 continue
-            self._leases[id_][bar.epoch] = bar
+            self._leases[id_][picture.key, bar.epoch] = bar
 
-    def cells(self, device: str, now: float, width: int) -> list[int | None]:
-        """The trial with most of each part of the time, None where there was no lease."""
+    def cells(self, device: str, key: str, now: float, width: int) -> list[int | None]:
+        """The trial with most of each part of the time, None where there was no lease.
+
+        Trials of other studies than ``key`` are ``UNNUMBERED``.
+        """
         step = self.seconds / width
         begin = now - self.seconds
         shares: list[dict[int, float]] = [defaultdict(float) for _ in range(width)]
-        for bar in self._leases[device].values():
+        for (study, _), bar in self._leases[device].items():
             end = bar.end or now
-            trial = NEW if bar.trial is None else bar.trial
+            trial = UNNUMBERED if bar.trial is None or study != key else bar.trial
             first = max(0, int((bar.begin - begin) / step))
             last = min(width - 1, int((end - begin) / step))
             for cell in range(first, last + 1):
@@ -76,7 +85,7 @@ class Past:
 
     def _forget(self, now: float) -> None:
         for device, bars in self._leases.items():
-            kept = {epoch: b for epoch, b in bars.items() if (b.end or now) > now - self.seconds}
+            kept = {lease: b for lease, b in bars.items() if (b.end or now) > now - self.seconds}
             self._leases[device] = kept
 
 
@@ -107,7 +116,7 @@ def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
             # Slices are counted down from when the picture was taken.
             lines.append_text(text(device, now - picture.at))
             lines.append(" ")
-        lines.append_text(_strip(past.cells(device.id, now, strip) if strip else []))
+        lines.append_text(_strip(past.cells(device.id, picture.key, now, strip) if strip else []))
     return lines
 
 
@@ -115,7 +124,7 @@ _Part = tuple[str, int, Callable[[DeviceLine, float], Text]]
 
 
 def _device_columns(picture: Picture, width: int) -> list[_Part]:
-    """Names, widths and cells; memory and power only if they are known for some device."""
+    """Names, widths and cells of what fits; memory and power only if they are known."""
     wide = width >= WIDE
     longest = max((len(each.id) for each in picture.devices), default=6)
     # 40 are those of a GPU's whole UUID.
@@ -123,7 +132,7 @@ def _device_columns(picture: Picture, width: int) -> list[_Part]:
     bar = 10 if wide else 5
     parts: list[_Part] = [
         ("device", id_, lambda d, _: Text(_short(d.id, id_).ljust(id_), INK)),
-        ("trial", 5, _holder),
+        ("trial", 5, lambda d, _: _holder(d, picture.key)),
         ("state", 9, lambda d, _: Text(d.state[:9].ljust(9), STATE_COLOURS.get(d.state, DIM))),
         ("slice", bar + 8, lambda d, age: _slice(d, age, bar)),
     ]
@@ -131,6 +140,9 @@ def _device_columns(picture: Picture, width: int) -> list[_Part]:
         parts.append(("memory", 14, _memory))
     if any(each.joules is not None for each in picture.devices):
         parts.append(("power", 6, _power))
+    # A number that is cut would be another one.
+    while len(parts) > 3 and sum(size + 1 for _, size, _ in parts) + 1 > width:
+        parts.pop()
     return parts
 
 
@@ -138,7 +150,10 @@ def _short(id_: str, width: int) -> str:
     return id_ if len(id_) <= width else id_[: width - 1] + "…"
 
 
-def _holder(device: DeviceLine, age: float) -> Text:
+def _holder(device: DeviceLine, key: str) -> Text:
+    # The table below has the trials of one study, which another's would be taken for.
+    if device.epoch and device.key != key:
+        return Text("other", FAINT)
     name = "" if not device.epoch else "new" if device.trial is None else str(device.trial)
     return Text(name.rjust(5), trial_colour(device.trial))
 
@@ -168,7 +183,9 @@ def _power(device: DeviceLine, age: float) -> Text:
 
 def trial_colour(number: int | None) -> str:
     """The fixed colour of a trial."""
-    return DIM if number in (None, NEW) else _TRIAL_COLOURS[(number or 0) % len(_TRIAL_COLOURS)]
+    return (
+        DIM if number in (None, UNNUMBERED) else _TRIAL_COLOURS[(number or 0) % len(_TRIAL_COLOURS)]
+    )
 
 
 def _axis(seconds: float, width: int) -> Text:
@@ -192,7 +209,7 @@ def _strip(cells: Sequence[int | None]) -> Text:
 def _block(trial: int | None, width: int) -> Text:
     if trial is None:
         return Text("·" * width, FAINT)
-    label = "" if trial == NEW else str(trial)
+    label = "" if trial == UNNUMBERED else str(trial)
     label = label if len(label) < width else ""
-    colour = FAINT if trial == NEW else trial_colour(trial)
+    colour = FAINT if trial == UNNUMBERED else trial_colour(trial)
     return Text(label.ljust(width), Style(color=GROUND, bgcolor=colour, bold=True))

@@ -32,6 +32,9 @@ OVERRIDE_MARKS = {"held": "‖", "boosted": "▲", "finishing": "✓"}
 # From this width on there is room for more columns, and for whole words.
 WIDE = 120
 
+# Characters of a curve.
+LEAST_CURVE = 5
+
 
 class Column(NamedTuple):
     """A column of the table of trials; with ``width`` 0 it takes the rest, up to a maximum."""
@@ -87,10 +90,13 @@ def columns(width: int, picture: Picture) -> list[Column]:
         found.append(Column("memory", 9, _memory_of(picture.memory), _state_colour))
     if wide and picture.watt_hours is not None:
         found.append(Column("energy", 9, lambda t, _: formats.energy(t.watt_hours), lambda _: DIM))
-    left = width - 1 - (len(found) - 1) - sum(column.width for column in found)
+    # A number that is cut would be another one: columns go whole, from the right.
+    while len(found) > 4 and sum(c.width or LEAST_CURVE for c in found) + len(found) > width:
+        found.pop()
+    left = width - len(found) - sum(column.width for column in found)
     most = POINTS if wide else 16
     # The curve takes the rest, but no more than it has points.
-    return [c if c.width else c._replace(width=max(5, min(most, left))) for c in found]
+    return [c if c.width else c._replace(width=max(LEAST_CURVE, min(most, left))) for c in found]
 
 
 def heading(shown: Sequence[Column], by: str, back: bool) -> list[tuple[str, Style]]:

@@ -41,13 +41,15 @@ class Trials(ScrollView, can_focus=True):
         self._lines: list[TrialRow] = []
         self._shown: list[text.Column] = []
         self._chosen: int | None = None
+        self._was_moved = False
         self.by = "trial"
         self.back = False
 
     @property
     def chosen(self) -> TrialRow | None:
-        """The trial under the cursor."""
-        return self._lines[self._place] if self._lines else None
+        """The trial under the cursor, None if it is not listed any more."""
+        place = self._place
+        return None if place is None else self._lines[place]
 
     @property
     def numbers(self) -> list[int]:
@@ -58,8 +60,13 @@ class Trials(ScrollView, can_focus=True):
         return text.heading(self._shown, self.by, self.back)
 
     def show(self, picture: Picture) -> None:
+        if picture.key != self._picture.key:
+            self._chosen, self._was_moved = None, False
         self._picture = picture
         self._lines = ordered(picture.trials, self.by, maximize=picture.maximize, back=self.back)
+        # Also before it is moved it stays with its trial: a key is for the one that is seen.
+        if self._chosen is None and self._lines:
+            self._chosen = self._lines[0].number
         self._fit()
         self.refresh()
 
@@ -67,6 +74,8 @@ class Trials(ScrollView, can_focus=True):
         """Sort by a column; the other way round if it is sorted by that one already."""
         self.back = not self.back if by == self.by else False
         self.by = by
+        if not self._was_moved:
+            self._chosen = None  # the first of the new order
         self.show(self._picture)
         self._follow()
 
@@ -99,17 +108,18 @@ class Trials(ScrollView, can_focus=True):
     # -- the cursor ----------------------------------------------------------------------------
 
     @property
-    def _place(self) -> int:
+    def _place(self) -> int | None:
         # The cursor is a trial's number, so that it stays with the trial when lines move.
         for place, line in enumerate(self._lines):
             if line.number == self._chosen:
                 return place
-        return 0
+        return None
 
     def action_move(self, lines: int) -> None:
         if self._lines:
-            place = min(len(self._lines) - 1, max(0, self._place + lines))
-            self._chosen = self._lines[place].number
+            # From where people look, if its trial is not there any more.
+            begin = self.scroll_offset.y if self._place is None else self._place
+            self._choose(min(len(self._lines) - 1, max(0, begin + lines)))
             self._follow()
 
     def action_page(self, pages: int) -> None:
@@ -119,10 +129,14 @@ class Trials(ScrollView, can_focus=True):
     def on_click(self, event: Click) -> None:
         place = event.y + self.scroll_offset.y
         if place < len(self._lines):
-            self._chosen = self._lines[place].number
+            self._choose(place)
             self.refresh()
 
+    def _choose(self, place: int) -> None:
+        self._chosen, self._was_moved = self._lines[place].number, True
+
     def _follow(self) -> None:
-        region = Region(0, self._place, self._width, 1)
-        self.scroll_to_region(region, animate=False, force=True)
+        if self._place is not None:
+            region = Region(0, self._place, self._width, 1)
+            self.scroll_to_region(region, animate=False, force=True)
         self.refresh()

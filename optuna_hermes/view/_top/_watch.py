@@ -31,7 +31,7 @@ class TopSource(Protocol):
         """The present picture of a study; with an empty key of any."""
 
     def past(self) -> Sequence[Bar]:
-        """Past leases from the ledger, if one is known; quick after the first call."""
+        """Past leases of the study of the last ``look``, if its ledger is known."""
 
     def override(self, key: str, number: int, override: Literal["held", "boosted"] | None) -> None:
         """Hold, boost or (None) release a trial."""
@@ -126,14 +126,20 @@ class Watcher:
         while not self._ended.is_set():
             begin = time.monotonic()
             try:
-                self._post(NewPicture(self._source.look(self.key), self._past(begin)))
+                self._post(NewPicture(self._source.look(self.key), self._past()))
             except HermesError as error:
                 self._post(SourceLost(f"{error} What you see is of before."))
             self._due.wait(max(0.0, begin + LOOK_SECONDS - time.monotonic()))
             self._due.clear()
 
-    def _past(self, now: float) -> tuple[Bar, ...]:
-        if self._read_at is not None and now - self._read_at < READ_SECONDS:
+    def _past(self) -> tuple[Bar, ...]:
+        if self._read_at is not None and time.monotonic() - self._read_at < READ_SECONDS:
             return ()
-        self._read_at = now
-        return tuple(self._source.past())
+        try:
+            return tuple(self._source.past())
+        except HermesError:
+            # Pictures go on without it, for the broker does: they show the newest leases.
+            return ()
+        finally:
+            # From the end: a database that is away may take as long as that to say so.
+            self._read_at = time.monotonic()

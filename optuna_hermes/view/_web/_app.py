@@ -59,8 +59,8 @@ class Actions:
     event_log: Callable[[int], dict[str, Any]]
 
 
-def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) -> ASGIApp:
-    """The server's application; ``trusts_own``: processes of this user here need no token."""
+def make_app(feed: Feed, actions: Actions, guard: Guard) -> ASGIApp:
+    """The server's application."""
 
     async def page(request: Request) -> Response:
         shown = request.query_params.get("token")
@@ -77,16 +77,19 @@ def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) ->
         """Exchange the token for a session cookie, and redirect to the page without the token."""
         if not guard.knows(shown):
             return _refused(request, Refusal(status=401, reason="That is not the token."))
-        answer: Response = RedirectResponse("/", 303)
+        answer: Response = RedirectResponse("./", 303)
         if request.headers.get("sec-fetch-site") == "cross-site":
             # After a link from another site, browsers would follow a redirect without the new
             # SameSite=Strict cookie; a refresh starts at this site.
-            answer = HTMLResponse('<!doctype html><meta http-equiv="refresh" content="0; url=/">')
-        answer.set_cookie(guard.cookie, guard.session, httponly=True, samesite="strict")
+            answer = HTMLResponse('<!doctype html><meta http-equiv="refresh" content="0; url=./">')
+        # Its path is the page's, which a proxy may have below "/".
+        answer.set_cookie(guard.cookie, guard.session, path=None, httponly=True, samesite="strict")
         return answer
 
     async def events(request: Request) -> Response:
-        return StreamingResponse(feed.listen(), media_type="text/event-stream")
+        # nginx would keep events back until it has kilobytes of them.
+        headers = {"x-accel-buffering": "no"}
+        return StreamingResponse(feed.listen(), headers=headers, media_type="text/event-stream")
 
     async def event_log(request: Request) -> Response:
         return await _answer(actions.event_log, request.path_params["number"])
@@ -111,7 +114,7 @@ def make_app(feed: Feed, actions: Actions, guard: Guard, *, trusts_own: bool) ->
         Mount("/api", routes=api),
         Mount("/", StaticFiles(directory=FILES)),
     ]
-    return _Gate(Starlette(routes=routes), guard, trusts_own=trusts_own)
+    return _Gate(Starlette(routes=routes), guard)
 
 
 async def _body(request: Request) -> bytes | None:
@@ -136,10 +139,9 @@ async def _answer(call: Callable[[int], dict[str, Any]], number: str) -> Respons
 class _Gate:
     """Middleware that lets the guard check requests, and adds its headers to answers."""
 
-    def __init__(self, app: ASGIApp, guard: Guard, *, trusts_own: bool) -> None:
+    def __init__(self, app: ASGIApp, guard: Guard) -> None:
         self._app = app
         self._guard = guard
-        self._trusts_own = trusts_own
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -166,7 +168,8 @@ class _Gate:
     def _asked(self, request: Request) -> RequestParts:
         client, server = request.scope.get("client"), request.scope.get("server")
         is_direct = not any(name in request.headers for name in _FORWARDED)
-        is_own = self._trusts_own and is_direct and client and server and is_ours(client, server)
+        is_trusted = self._guard.trusts_own and is_direct
+        is_own = is_trusted and client and server and is_ours(client, server)
         return RequestParts(
             method=request.method,
             # As requests are routed: Starlette makes ``request.url`` of the Host header.

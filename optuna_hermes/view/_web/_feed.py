@@ -19,7 +19,8 @@ EVERY_SECONDS = 0.4
 # Of the time, spent on looks: a huge study takes long to read, and the rest is left to others.
 SHARE = 0.5
 
-# Without a change for so long a comment line is sent: proxies close silent streams.
+# Without a change for so long an event without content is sent: proxies close silent streams, and a
+# page that hears nothing has lost its server.
 BEAT_SECONDS = 15.0
 
 # A listener with more unread changes is sent the whole page instead, which is bounded.
@@ -140,7 +141,7 @@ class _Listener:
         try:
             return await asyncio.wait_for(self._events.get(), BEAT_SECONDS)
         except asyncio.TimeoutError:
-            return b": still here\n\n"
+            return b"event: beat\ndata: {}\n\n"
 
 
 def _event(name: str, document: Page) -> bytes:

@@ -73,13 +73,13 @@ class Guard:
         token: secret of the user, in the page's address or as ``Authorization: Bearer``.
         session: secret of a browser after that, in a cookie.
         cookie: the cookie's name.
-        names: allowed names in the Host header, besides any numeric address.
+        trusts_own: processes of this user, on this host, need no token.
     """
 
     token: str
     session: str
     cookie: str
-    names: frozenset[str]
+    trusts_own: bool
 
     def refuse(self, request: RequestParts) -> Refusal | None:
         """The reason for refusing a request, None if it is to be served."""
@@ -96,13 +96,14 @@ class Guard:
 
     def _check_host(self, request: RequestParts) -> Refusal | None:
         # DNS rebinding leads a browser here by another name, with the rights of that name's pages.
+        # Where all show the token these have none, and a proxy may pass on any name.
         name = _host_name(request.headers.get("host", ""))
-        if name in self.names or _is_address(name):
+        if name == "localhost" or _is_address(name) or (name and not self.trusts_own):
             return None
-        known = ", ".join(sorted(self.names))
         return Refusal(
             status=421,
-            reason=f"This server is called {known}, or by its address: use one of these.",
+            reason="This server is called localhost, or by its address: use one of these. Behind a "
+            "proxy, start it with OPTUNA_HERMES_TOKEN set.",
         )
 
     def _check_site(self, request: RequestParts) -> Refusal | None:
@@ -120,7 +121,8 @@ class Guard:
             return None
         return Refusal(
             status=401,
-            reason="The token is missing: open the address that `optuna-hermes web` has printed.",
+            reason="The token is missing: open the address that `optuna-hermes web` has printed. "
+            "If that has none, start it with OPTUNA_HERMES_TOKEN set.",
         )
 
     def _is_known(self, headers: Mapping[str, str]) -> bool:
@@ -137,7 +139,9 @@ def _check_origin(request: RequestParts) -> Refusal | None:
         return None
     host = request.headers.get("host", "")
     origin = request.headers.get("origin")
-    if origin is not None and origin not in (f"http://{host}", f"https://{host}"):
+    # A proxy may send a Host of its own; no page can set the other header.
+    is_same = request.headers.get("sec-fetch-site") == "same-origin"
+    if not is_same and origin not in (None, f"http://{host}", f"https://{host}"):
         return Refusal(status=403, reason="A page of another origin has asked: only this one may.")
     if request.path not in PUBLIC and COMMAND_HEADER not in request.headers:
         return Refusal(

@@ -154,8 +154,10 @@ def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> It
     if study is None:
         return
     if study.away_seconds is not None:
-        away = formats.duration(study.away_seconds)
-        yield f"The database does not answer since {away}; training goes on."
+        # In whole minutes: a screen reader reads the note again whenever it changes.
+        minutes = int(study.away_seconds / 60)
+        since = f" since {formats.plural(minutes, 'minute')}" if minutes else ""
+        yield f"The database does not answer{since}; training goes on."
     if study.no_room:
         yield (
             f"No device has the memory for {formats.ranges(study.no_room)} until another trial "

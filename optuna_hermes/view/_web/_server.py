@@ -58,9 +58,9 @@ def serve(
             session=secrets.token_urlsafe(24),
             # Cookies are shared by all ports of a host: each server has one of its own.
             cookie=f"hermes-{port}",
-            names=names_of(host),
+            trusts_own=trusts_own,
         )
-        app = make_app(feed, actions, guard, trusts_own=trusts_own)
+        app = make_app(feed, actions, guard)
         # No access log: addresses may hold the token.
         config = uvicorn.Config(
             app,
@@ -97,14 +97,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def names_of(host: str) -> frozenset[str]:
-    """The names that a Host header may have for a server at an address."""
-    names = {"localhost"}
-    if not is_loopback(host):
-        names |= {host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
-    return frozenset(names)
 
 
 def _reachable(name: str) -> str:

@@ -36,6 +36,7 @@ class PageReader:
         self._broker_at = 0.0
         self._ask_due = 0.0
         self._history: StudyHistory | None = None
+        self._shown: str | None = None
         self._was_served = False
         self._lock = threading.Lock()
 
@@ -43,12 +44,18 @@ class PageReader:
         """The page as of now."""
         with self._lock:
             broker, problem = self._ask(), None
-            try:
-                self._history = self._reader.history(broker)
-            except HermesError as error:
-                problem = str(error)
+            study = broker.study(self._history.key) if broker and self._history else None
+            # Nothing is asked of a database that is known to be away: that may take half a minute.
+            if study is None or study.away_seconds is None:
+                try:
+                    self._history = self._reader.history(broker)
+                except HermesError as error:
+                    problem = str(error)
+            # As long as it is served: which study has most running trials changes all the time.
+            if not any(each.name == self._shown for each in (broker.studies if broker else ())):
+                self._shown = _busiest(broker)
             source = PageInput(
-                name=self._name or _busiest(broker),
+                name=self._name or self._shown,
                 named=self._name is not None,
                 maximize=self._reader.maximize,
                 history=self._history,

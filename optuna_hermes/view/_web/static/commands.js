@@ -30,7 +30,7 @@ export class Commands {
     if (verb === "finish" && !(await this.sure(n, trial))) return;
     const again = verb in OVERRIDE_OF && trial.override === OVERRIDE_OF[verb];
     try {
-      const answer = await fetch(`/api/trials/${n}/${again ? "release" : verb}`, {
+      const answer = await fetch(`api/trials/${n}/${again ? "release" : verb}`, {
         method: "POST",
         headers: { "X-Optuna-Hermes": "1" },
       });
@@ -65,7 +65,7 @@ export class Commands {
     body.replaceChildren(make("p", "", "Reading"));
     $("events").showModal();
     try {
-      const answer = await fetch(`/api/trials/${n}`);
+      const answer = await fetch(`api/trials/${n}`);
       const found = await answer.json();
       if (!answer.ok) throw new Error(found.error);
       body.replaceChildren(...this.eventLog(found));

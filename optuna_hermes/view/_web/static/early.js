@@ -10,9 +10,9 @@ try {
 
 // A stream of events, each given to `hear` from when there is one; what came before waits for it.
 window.openStream = () => {
-  const source = new EventSource("/api/events");
+  const source = new EventSource("api/events");
   const waiting = [];
-  for (const name of ["page", "change"]) {
+  for (const name of ["page", "change", "beat"]) {
     source.addEventListener(name, (event) => {
       if (source.hear) source.hear(event);
       else waiting.push(event);

@@ -1,6 +1,9 @@
 // The page as the server sends it: whole once, then what has changed.
 
 const RETRY_MS = 1500;
+// The server sends something every 15 s, and a tunnel that is dead closes no connection.
+const SILENT_MS = 40000;
+const CHECK_MS = 5000;
 
 export class Store {
   constructor() {
@@ -60,26 +63,31 @@ export class Store {
 export function listen(store, { onChange, onLost }) {
   let source = null;
   let retry = null;
+  let heardAt = 0;
   const open = (stream = window.openStream()) => {
     clearTimeout(retry);
     source?.close();
     source = stream;
+    heardAt = Date.now();
     source.hearAll(({ type, data }) => {
+      heardAt = Date.now();
+      if (type === "beat") return;
       if (type === "page") store.whole(JSON.parse(data));
       else store.change(JSON.parse(data));
       onChange();
     });
-    source.addEventListener("error", () => {
-      onLost();
-      source.close();
-      retry = setTimeout(again, RETRY_MS);
-    });
+    source.addEventListener("error", lost);
     if (source.readyState === EventSource.CLOSED) retry = setTimeout(again, RETRY_MS);
+  };
+  const lost = () => {
+    onLost();
+    source.close();
+    retry = setTimeout(again, RETRY_MS);
   };
   const again = async () => {
     if (document.hidden) return;
     try {
-      const answer = await fetch("/", { method: "HEAD" });
+      const answer = await fetch("./", { method: "HEAD", signal: AbortSignal.timeout(CHECK_MS) });
       if (answer.status === 401) return location.reload();
     } catch {
       // Not there yet.
@@ -92,6 +100,10 @@ export function listen(store, { onChange, onLost }) {
       source?.close();
     } else open();
   });
+  setInterval(() => {
+    const isOpen = source && source.readyState !== EventSource.CLOSED;
+    if (isOpen && Date.now() - heardAt > SILENT_MS) lost();
+  }, CHECK_MS);
   if (!document.hidden) open(window.earlyStream);
   else window.earlyStream?.close();
 }
