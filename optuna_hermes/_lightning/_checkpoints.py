@@ -51,6 +51,7 @@ class Checkpoints:
         self._found: tuple[Checkpoint, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
+        self._missing: list[str] = []
         self._at_start: dict[str, dict[str, int]] = {}
         self._made: Mapping[Any, torch.Tensor] = {}
         self._code = Watched()
@@ -94,7 +95,8 @@ class Checkpoints:
             # DDP keeps optimizers equal on all ranks.
             "inner": inner_states(trainer) if first else {},
         }
-        warn_of_lost(self._name, self._folder, self._unsaved.lost, ADVICE)
+        lost = [*self._unsaved.lost, *self._missing]
+        warn_of_lost(self._name, self._folder, lost, ADVICE)
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
         module = trainer.lightning_module
@@ -144,7 +146,7 @@ class Checkpoints:
         # A resumed fit does not have their hooks called again, and would lack what they change.
         self._at_start = unsaved(trainer).fingerprints()
         # Those of data modules change where loaders are made, which the next process does again.
-        self._at_start.pop("data", None)
+        self._at_start = {k: v for k, v in self._at_start.items() if not k.startswith("data")}
         self._made = tensors_of(trainer.lightning_module)
 
     def pass_over(self, hooks: TrainerHooks) -> None:
@@ -178,7 +180,9 @@ class Checkpoints:
             set_states(code_of(trainer), loaded["code"])
         restore_optimizers(trainer, *loaded["optimizers"])
         restore_lottery(trainer, loaded["lottery"])
-        restore_loop_state(trainer, loaded["loop"])
+        kind = type(trainer.lightning_module).__qualname__
+        missing = restore_loop_state(trainer, loaded["loop"])
+        self._missing = [f"{kind}.{place.lstrip('.')}" for place in missing]
         add_up(trainer, loaded["gone"])
         if loaded["rng"] is not None:
             hooks.restore_loader_states(loaded["loaders"])

@@ -81,12 +81,16 @@ def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, 
     }
 
 
-def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
-    """Restore what ``loop_state`` returned, before the first fetch of a resumed ``fit``."""
+def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> list[str]:
+    """Restore what ``loop_state`` returned, before the first fetch of a resumed ``fit``.
+
+    Returns:
+        The places of objects in the module that are not there.
+    """
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     restore_callbacks(trainer, state["callbacks"])
     restore_metrics(module, state["metrics"])
-    restore_module(module, state["module"])
+    missing = restore_module(module, state["module"])
     restore_clocks(trainer, state["clocks"])
     own = ("module", "data")  # their tensors may be on other devices than the module
     state = {**state, **moved({k: v for k, v in state.items() if k not in own}, module.device)}
@@ -107,6 +111,7 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
     for name, parameter in module.named_parameters():
         if name in state["gradients"]:
             set_gradient(parameter, state["gradients"][name])
+    return missing
 
 
 def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:

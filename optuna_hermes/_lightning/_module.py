@@ -56,15 +56,29 @@ def module_state(module: LightningModule, made: Mapping[_Place, torch.Tensor]) -
     }
 
 
-def restore_module(module: LightningModule, state: dict[str, Any]) -> None:
+def restore_module(module: LightningModule, state: dict[str, Any]) -> list[str]:
+    """Restore what ``module_state`` returned; return the places of objects that are not there."""
     set_modes(module, state)
     restore_attributes(module, state)
+    left = dict(state["hidden"])
     for place, each in _hidden(module):
-        if place in state["hidden"]:
+        if place in left:
+            saved = left.pop(place)
             if isinstance(each, GENERATORS):
-                set_generator_state(each, state["hidden"][place])
+                set_generator_state(each, saved)
             else:
-                each.load_state_dict(state["hidden"][place])
+                each.load_state_dict(saved)
+    return list(left)
+
+
+def stateful(module: LightningModule) -> dict[str, list[Any]]:
+    """The keys and classes of hidden objects that the objective must make, by their attribute."""
+    found: dict[str, list[Any]] = {}
+    for place, each in _hidden(module):
+        if type(each) not in GENERATORS:  # which come back as attributes do
+            attribute, _, key = place.rpartition(".")
+            found.setdefault(attribute.lstrip("."), []).append((key, type(each)))
+    return found
 
 
 def restore_attributes(module: LightningModule, state: dict[str, Any]) -> None:
@@ -108,7 +122,9 @@ def is_saved(part: nn.Module, name: str, value: Any) -> bool:
     if of_libraries(part, name) or plain(value):
         return True
     items = _items(value)  # what ``_hidden`` yields of it
-    return bool(items) and all(_has_state(each, set()) for _, each in items)
+    # Of these the next process may have none yet: a generator can be made anew, others cannot.
+    made = any(type(each) in GENERATORS for _, each in items)
+    return bool(items) and not made and all(_has_state(each, set()) for _, each in items)
 
 
 def of_libraries(part: nn.Module, name: str) -> bool:

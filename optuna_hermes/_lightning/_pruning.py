@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -13,20 +12,6 @@ from torch.nn.utils.prune import custom_from_mask
 from optuna_hermes._lightning._namespace import ModelPruning, Trainer, callbacks_of
 
 _ORIG, _MASK = "_orig", "_mask"
-
-
-@contextlib.contextmanager
-def kept_pruned(trainer: Trainer) -> Iterator[None]:
-    """Keep weights and masks separate in a checkpoint made within."""
-    pruning = callbacks_of(trainer, ModelPruning)
-    permanent = [each for each in pruning if each._make_pruning_permanent]
-    for each in permanent:
-        each._make_pruning_permanent = False
-    try:
-        yield
-    finally:
-        for each in permanent:
-            each._make_pruning_permanent = True
 
 
 def without_masks(

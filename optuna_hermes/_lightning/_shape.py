@@ -1,7 +1,10 @@
-"""The parts of a module and of its optimizers, which a checkpoint must fit."""
+"""The parts of a module, its objects with a state, and its optimizers, which a checkpoint fits."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from optuna_hermes._lightning._module import stateful
 from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import BaseFinetuning, Trainer, callbacks_of
 from optuna_hermes._lightning._pruning import without_masks
@@ -18,6 +21,7 @@ class Shape:
         self.weights = Parts(sizes={})
         self._trainer = trainer
         self._optimizers: list[Parts] = []
+        self._stateful: dict[str, list[Any]] = {}
 
     def note_weights(self) -> None:
         """Note the module's weights; right before they are loaded."""
@@ -26,6 +30,10 @@ class Shape:
     def note_optimizers(self) -> None:
         """Note the parameters of the optimizers; right before their states are loaded."""
         self._optimizers = [parts_of(each) for each in self._trainer.optimizers]
+
+    def note_stateful(self) -> None:
+        """Note the module's objects with a state, after the hooks that each process calls."""
+        self._stateful = stateful(self._trainer.lightning_module)
 
     def changed(self) -> str | None:
         """The name of what has other parts than the next process makes; None if nothing has."""
@@ -37,6 +45,9 @@ class Shape:
         )
         if not self.weights.fit(Parts(sizes=unpruned)):
             return "its module"
+        for attribute, kinds in stateful(trainer.lightning_module).items():
+            if kinds != self._stateful.get(attribute):
+                return f"{attribute} of its module"
         if callbacks_of(trainer, BaseFinetuning):  # it makes the groups again
             return None
         now = enumerate(zip(self._optimizers, trainer.optimizers, strict=False))

@@ -20,11 +20,14 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from optuna_hermes._lightning._callbacks import skip_tuners
+from optuna_hermes._lightning._made_loaders import order_of, set_order
 from optuna_hermes._lightning._module_hooks import (
     LOAD,
     SAVE,
-    load_by_hook,
-    saved_by_hook,
+    load_by_callbacks,
+    load_by_module,
+    saved_by_hooks,
+    savers,
     without_hook,
 )
 from optuna_hermes._lightning._namespace import (
@@ -34,9 +37,10 @@ from optuna_hermes._lightning._namespace import (
     Trainer,
     _DataLoaderIterDataFetcher,
     callbacks_of,
+    part,
 )
 from optuna_hermes._lightning._optimizers import optimizers_of
-from optuna_hermes._lightning._pruning import kept_pruned, prune, without_masks
+from optuna_hermes._lightning._pruning import prune, without_masks
 from optuna_hermes._lightning._settings import Settings
 from optuna_hermes._lightning._shape import Shape
 from optuna_hermes._lightning._unsaved import loader_sources
@@ -100,6 +104,11 @@ class TrainerHooks:
             note = functools.partial(self._expect, within)
             self.override(epoch_loop, name, _noted, note, getattr(epoch_loop, name))
         self.override(val_loop, "setup_data", self._set_up_validation, val_loop.setup_data)
+        for stage, loop in (("training", fit_loop), ("validation", val_loop)):
+            source = loop._data_source
+            if source.is_module():
+                self.override(source, "dataloader", self._ask_for_loaders, stage, source.dataloader)
+        self.override(fit_loop, "on_run_start", self._begin_run, fit_loop.on_run_start)
         connector = trainer._checkpoint_connector
         start, restore = connector.resume_start, connector.restore_training_state
         self.override(connector, "resume_start", _noted, self.shape.note_weights, start)
@@ -124,14 +133,14 @@ class TrainerHooks:
             checkpoint: what ``dump`` returned.
             path: of its file.
             hooked: what ``dump`` returned for ``on_load_checkpoint``; None for the same.
-            made: the attributes, settings and random states from which its loaders were made, by
-                stage; None to make them of the present ones.
+            made: the attributes, settings and random states from which its loaders were made, and
+                their order, by stage; None to make them of the present ones.
         """
         self._made_again = dict(made or {})
         self._validates_later = made is not None and "validation" not in made
         connector = self.trainer._checkpoint_connector
-        self.override(connector, "resume_start", self._resume_start, checkpoint, path)
         seen, restore = checkpoint if hooked is None else hooked, connector.restore_model
+        self.override(connector, "resume_start", self._resume_start, checkpoint, seen, path)
         self.override(connector, "restore_model", self._restore_model, restore, seen)
 
     def skip_tuners(self, found: dict[str, Any]) -> None:
@@ -165,14 +174,14 @@ class TrainerHooks:
     def dump(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         """The checkpoint that Lightning would write, with the position of the loaders.
 
-        It is the same whatever the module's ``on_save_checkpoint`` does; what that makes of it is
-        returned beside it, for ``on_load_checkpoint``.
+        It is the same whatever ``on_save_checkpoint`` of the module and the callbacks do; what
+        these make of it is returned beside it, for ``on_load_checkpoint``.
         """
         trainer, module = self.trainer, self.trainer.lightning_module
         for loader, replay in self._replays:
             self._show_state(loader, replay)
         try:
-            with kept_pruned(trainer), without_hook(module, SAVE):
+            with without_hook(savers(trainer), SAVE):
                 checkpoint: dict[str, Any] = trainer._checkpoint_connector.dump_checkpoint(
                     weights_only=False
                 )
@@ -180,7 +189,7 @@ class TrainerHooks:
             self._hide_loader_states()
         for callback in callbacks_of(trainer, SpikeDetection):
             checkpoint["callbacks"].pop(callback.state_key, None)  # Lightning fails to load it
-        hooked = saved_by_hook(trainer, checkpoint)
+        hooked = saved_by_hooks(trainer, checkpoint)
         owners = (module, getattr(trainer, "datamodule", None))
         for owner, each in itertools.product(owners, (checkpoint, hooked)):
             if owner is not None and each is not None:
@@ -269,18 +278,26 @@ class TrainerHooks:
     def _restore_model(self, restore: Callable[[], None], seen: dict[str, Any]) -> None:
         """Load the weights of the checkpoint, whatever ``on_load_checkpoint`` does to ``seen``."""
         vars(self.trainer._checkpoint_connector).pop("restore_model")
-        load_by_hook(self.trainer, seen)
-        with without_hook(self.trainer.lightning_module, LOAD):
+        load_by_module(self.trainer, seen)
+        with without_hook([self.trainer.lightning_module], LOAD):
             restore()
 
-    def _note_weights(self, restore: Callable[[], None]) -> None:
-        """Restore the callbacks, and note the weights that are loaded by then."""
-        connector = self.trainer._checkpoint_connector
+    def _restore_callbacks(self, seen: dict[str, Any]) -> None:
+        """Restore the callbacks, whatever they do to ``seen``, and note the loaded weights."""
+        trainer = self.trainer
+        connector = trainer._checkpoint_connector
         vars(connector).pop("restore_callbacks")
         saved = connector._loaded_checkpoint["state_dict"]
-        restore()
-        for name, tensor in _weights(self.trainer.lightning_module):
-            self._weights[name] = _content(tensor, saved.get(name))
+        # Before the callbacks load others: averages, say, or those that no ``state_dict`` has.
+        for name, tensor in _weights(trainer.lightning_module):
+            if name in saved:
+                self._weights[name] = _content(tensor, saved[name])
+        load_by_callbacks(trainer, seen)
+        call = part(trainer, "trainer.call")
+        call._call_callbacks_load_state_dict(trainer, connector._loaded_checkpoint)
+        for name, tensor in _weights(trainer.lightning_module):
+            if name not in self._weights:
+                self._weights[name] = tensor.detach().clone()
 
     def _put_weights_back(self) -> None:
         """Undo what hooks of the fit's beginning did to weights: they were called before."""
@@ -317,6 +334,20 @@ class TrainerHooks:
             assert fit_loop._data_fetcher is not None
             iter(fit_loop._data_fetcher)
         self._expect(False)
+
+    def _ask_for_loaders(self, stage: str, ask: Callable[[], Any]) -> Any:
+        """Have a hook make loaders, which have the order of their first making once more."""
+        loaders, made = ask(), self._made[stage]
+        if "order" in made:
+            set_order(loaders, made["order"])
+        else:
+            made["order"] = order_of(loaders)
+        return loaders
+
+    def _begin_run(self, begin: Callable[[], None]) -> None:
+        """Call the hooks ``on_train_start``, and note what has a state by then."""
+        begin()
+        self.shape.note_stateful()
 
     def _expect(self, expected: bool = True) -> None:
         """Follow the next pass over each training loader, or none: hooks may begin others."""
@@ -482,15 +513,14 @@ class TrainerHooks:
     def _resume_start(
         self,
         checkpoint: dict[str, Any],
+        seen: dict[str, Any],
         path: Path,
         checkpoint_path: Any = None,
         weights_only: bool | None = None,
     ) -> None:
         connector = self.trainer._checkpoint_connector
         vars(connector).pop("resume_start")  # once only: learning rate finders call it later
-        self.override(
-            connector, "restore_callbacks", self._note_weights, connector.restore_callbacks
-        )
+        self.override(connector, "restore_callbacks", self._restore_callbacks, seen)
         self.shape.note_weights()
         checkpoint["state_dict"], self._masks = without_masks(
             checkpoint["state_dict"], self.shape.weights.sizes
@@ -609,9 +639,9 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, tensor
 
 
-def _content(tensor: torch.Tensor, saved: Any) -> torch.Tensor:
+def _content(tensor: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor; ``saved``, which it was loaded from, if that is one."""
-    apart = isinstance(saved, torch.Tensor) and not saved.is_set_to(tensor)
+    apart = not saved.is_set_to(tensor)
     same = apart and saved.dtype == tensor.dtype and saved.device == tensor.device
     return saved if same and torch.equal(saved, tensor) else tensor.detach().clone()
 

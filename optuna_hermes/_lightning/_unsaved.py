@@ -44,7 +44,8 @@ def unsaved(trainer: Trainer) -> Unsaved:
             own = functools.partial(_saved_with_the_module, part, known)
             name = type(module).__qualname__ + (f".{place}" if place else "")
             parts[f"module {place}"] = Attributes(name, part, own, known)
-    return Unsaved({**parts, **_of_tensors(module, known), **_data_module(trainer, known)})
+    parts |= {**_of_tensors(module, known), **_data_module(trainer, known)}
+    return Unsaved({**parts, **_hyper_parameters(trainer, known)})
 
 
 def loader_sources(trainer: Trainer) -> Unsaved:
@@ -55,7 +56,8 @@ def loader_sources(trainer: Trainer) -> Unsaved:
         for place, part in module.named_modules()
         if not type(part).__module__.startswith(_LIBRARIES)
     }
-    return Unsaved({**parts, **_data_module(trainer, known)})
+    parts |= {**_data_module(trainer, known), **_hyper_parameters(trainer, known)}
+    return Unsaved(parts)
 
 
 def _of_tensors(module: nn.Module, known: set[int]) -> dict[str, Attributes]:
@@ -74,6 +76,24 @@ def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
         return {}
     kind = type(data)
     return {"data": Attributes(kind.__qualname__, data, _ignores(kind), known)}
+
+
+class _HyperParameters(Attributes):
+    """The ``hparams`` of a module or data module."""
+
+    def _attributes(self) -> dict[str, Any]:
+        found = vars(self._owner).get("_hparams")
+        return found if isinstance(found, dict) else {}  # another is one of OmegaConf's
+
+
+def _hyper_parameters(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
+    owners = {"data": getattr(trainer, "datamodule", None)}
+    owners |= {f"module {place}": part for place, part in trainer.lightning_module.named_modules()}
+    return {
+        f"{key} hparams": _HyperParameters(f"{type(each).__qualname__}.hparams", each, known=known)
+        for key, each in owners.items()
+        if "_hparams" in getattr(each, "__dict__", {})
+    }
 
 
 def _known(trainer: Trainer) -> set[int]:

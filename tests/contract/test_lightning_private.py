@@ -21,6 +21,7 @@ from lightning.fabric.utilities.throughput import Throughput
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
+    LambdaCallback,
     LearningRateMonitor,
     ModelCheckpoint,
     RichProgressBar,
@@ -38,6 +39,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors import data_connector
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -52,7 +54,7 @@ from torchmetrics import MeanMetric
 from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
-from optuna_hermes._lightning._module_hooks import SAVE, without_hook
+from optuna_hermes._lightning._module_hooks import SAVE, savers, without_hook
 from optuna_hermes._lightning._settings import SETTINGS, Settings
 from optuna_hermes._lightning._trainer_hooks import clean, validated_names
 from optuna_hermes.suspend._named_objects import metric_state, parts_of, restore_metric
@@ -183,8 +185,8 @@ def test_a_loaded_checkpoint_is_restored() -> None:
     assert steps == [13, 14, 15, 16, 17, 18]
 
 
-def test_a_hook_that_is_none_is_left_out() -> None:
-    """Lightning calls only what can be called, and the module has its hook again after that."""
+def test_a_hook_is_left_out() -> None:
+    """Lightning calls what objects have in its place, and they have their hooks again then."""
     calls: list[Any] = []
 
     class Saves(Line):
@@ -192,15 +194,29 @@ def test_a_hook_that_is_none_is_left_out() -> None:
             calls.append(checkpoint)
 
     module = Saves()
-    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    callback = LambdaCallback(on_save_checkpoint=lambda *args: calls.append(args[2]))
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False}
+    trainer = Trainer(accelerator="cpu", callbacks=[callback, Callback()], **options)
     trainer.strategy.connect(module)
-    before = dict(vars(module))
-    with without_hook(module, SAVE):
-        call._call_lightning_module_hook(trainer, SAVE, {})
-    assert vars(module) == before
-    assert calls == []
-    call._call_lightning_module_hook(trainer, SAVE, {})
-    assert calls == [{}]
+    assert savers(trainer) == [module, callback]
+    before = dict(vars(module)), dict(vars(callback))
+    for number, hooks in enumerate((savers(trainer), [])):
+        with without_hook(hooks, SAVE):
+            call._call_lightning_module_hook(trainer, SAVE, {})
+            call._call_callbacks_on_save_checkpoint(trainer, {})
+        assert (vars(module), vars(callback)) == before
+        assert calls == [{}, {}] * number
+
+
+def test_loaders_are_asked_of_their_source() -> None:
+    """Both loops ask an object that says whether hooks make them, by a method of that object."""
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop):
+        source = loop._data_source
+        assert isinstance(vars(source), dict)
+        assert not source.is_module()
+        vars(source)["dataloader"] = lambda: [1]
+        assert data_connector._request_dataloader(source) == [1]
 
 
 def test_settings_of_a_trainer() -> None:

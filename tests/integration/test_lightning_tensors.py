@@ -5,12 +5,14 @@ Where no process could take a state up, the trial waits in memory.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
+import numpy as np
 import optuna
 import pytest
 import torch
@@ -535,6 +537,61 @@ def test_hooks_do_not_decide_what_comes_back(net: type[Net], tmp_path: Path) -> 
     assert not Exports.exported  # nobody would read what that hook adds
 
 
+class Averages(Callback):
+    """Saves averages in the place of weights, and nothing of the optimizers."""
+
+    def on_save_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        weights = checkpoint["state_dict"]
+        checkpoint["state_dict"] = {name: 0.5 * each for name, each in weights.items()}
+        del checkpoint["optimizer_states"]
+        checkpoint["batches"] = len(module.losses)
+
+
+class LoadsAverages(Averages):
+    """Goes on from the averages in a file."""
+
+    loaded: ClassVar[list[int]] = []
+
+    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        assert "optimizer_states" not in checkpoint
+        assert not torch.equal(module.net.weight, checkpoint["state_dict"]["net.weight"])
+        module.load_state_dict(checkpoint["state_dict"])
+        self.loaded.append(checkpoint["batches"])
+
+
+class LoadsLittle(Callback):
+    """Takes no more than weights from a file."""
+
+    def on_load_checkpoint(self, trainer: Any, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["optimizer_states"].clear()
+        checkpoint["callbacks"] = {}
+        del checkpoint["loops"], checkpoint["lr_schedulers"]
+
+
+class Reads(Net):
+    """Reads what a callback has added to a file."""
+
+    loaded: ClassVar[list[int]] = []
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.loaded.append(checkpoint["batches"])
+
+
+@pytest.mark.parametrize(
+    ("callback", "net"),
+    [(Averages, Net), (LoadsAverages, Net), (LoadsLittle, Net), (Averages, Reads)],
+)
+def test_hooks_of_callbacks_do_not_either(
+    callback: type[Callback], net: type[Net], tmp_path: Path
+) -> None:
+    """Those of the module and of callbacks get what theirs have made of a checkpoint."""
+    LoadsAverages.loaded.clear()
+    Reads.loaded.clear()
+    check(net, tmp_path, callbacks=lambda: [callback()])
+    assert LoadsAverages.loaded == ([1, 5, 7] if callback is LoadsAverages else [])
+    assert Reads.loaded == ([1, 5, 7] if net is Reads else [])
+
+
 # -- other parts than at the beginning ------------------------------------------------------------
 
 
@@ -575,8 +632,65 @@ class Thaws(Net):
         return torch.optim.Adam(self.net[1].parameters(), lr=0.01)
 
 
+class Plays(Net):
+    """Trains against its former selves, of which there are two at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opponents: list[nn.Module] = []
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch:
+            self.opponents = [*self.opponents, copy.deepcopy(self.net)][-2:]
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(x - sum(float(each(x).detach()) for each in self.opponents))
+
+
+class Average:
+    """A moving average of weights, as users write it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.weights = {name: each.clone() for name, each in module.state_dict().items()}
+
+    def update(self, module: nn.Module) -> None:
+        for name, each in module.state_dict().items():
+            self.weights[name].lerp_(each, 0.1)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.weights
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights = dict(state)
+
+
+class Averaged(Net):
+    """Averages its weights from its second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average: Average | None = None
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.average = Average(self.net)
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        if self.average is None:
+            return super().loss(x)
+        self.average.update(self.net)
+        return super().loss(x - self.average.weights["bias"])
+
+
 @pytest.mark.parametrize(
-    ("net", "what"), [(Grows, "module"), (Shrinks, "module"), (Thaws, "optimizer 0")]
+    ("net", "what"),
+    [
+        (Grows, "its module"),
+        (Shrinks, "its module"),
+        (Thaws, "its optimizer 0"),
+        (Plays, "opponents of its module"),
+        (Averaged, "average of its module"),
+    ],
 )
 def test_a_trial_that_gets_other_parts_waits_in_memory(
     net: type[Net], what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -588,7 +702,7 @@ def test_a_trial_that_gets_other_parts_waits_in_memory(
     assert train(net, session) == expected
     assert session.parks == ["resident", "resident"]
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
-    assert f"only wait in memory from here on: its {what} has other par" in warning
+    assert f"only wait in memory from here on: {what} has other par" in warning
     check(net, tmp_path / "other", 2)
 
 
@@ -608,9 +722,55 @@ class GrowsAgain(Grows):
         return torch.optim.SGD(first.parameters(), lr=0.01)
 
 
-def test_a_module_may_make_its_parts_again_itself(tmp_path: Path) -> None:
+class AveragedAgain(Averaged):
+    """Makes the average again before its weights are loaded."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if checkpoint["global_step"] > BATCHES:
+            self.average = Average(self.net)
+
+
+@pytest.mark.parametrize("net", [GrowsAgain, AveragedAgain])
+def test_a_module_may_make_its_parts_again_itself(net: type[Net], tmp_path: Path) -> None:
     """Its own ``on_load_checkpoint`` can make room for what the checkpoint holds."""
-    check(GrowsAgain, tmp_path, 2, 4)
+    check(net, tmp_path, 2, 4)
+
+
+class Forgetful(Averaged):
+    """Loads something else."""
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        pass
+
+
+def test_what_a_module_does_not_make_again_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its average begins anew."""
+    by_way_of_disk(functools.partial(train, Forgetful), tmp_path / "study" / "trial", 6, 3)
+    assert "Trial 0 changes Forgetful.average.0 while it trains" in caplog.text
+
+
+class Draws(Net):
+    """Makes its generators when it needs them, and others later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn: Any = None
+        self.several: list[Any] = []
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        if self.drawn is None:
+            self.drawn = np.random.default_rng(3)
+        if len(self.losses) % 3 == 1:
+            self.several.append(torch.Generator().manual_seed(len(self.losses)))
+        noise = sum(float(torch.rand(1, generator=each)) for each in self.several)
+        return super().loss(x + self.drawn.random() + noise)
+
+
+def test_generators_that_are_made_in_training_come_back(tmp_path: Path) -> None:
+    """Unlike other objects, they can be made anew."""
+    check(Draws, tmp_path)
 
 
 def test_pruned_weights_are_no_other_parts(tmp_path: Path) -> None:

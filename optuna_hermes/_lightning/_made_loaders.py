@@ -1,0 +1,73 @@
+"""The order of loaders that hooks make: made again, of other weights, they would have another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+
+from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._tree import frozen
+
+_PARTS = ("batch_sampler", "sampler", "dataset")
+
+
+def order_of(loaders: Any) -> dict[str, dict[str, Any]]:
+    """The numbers of the samplers of new loaders and the indices of their subsets, by place."""
+    order: dict[str, dict[str, Any]] = {}
+    for place, own in _samplers(loaders).items():
+        stored = {name: _stored(value) for name, value in own.items()}
+        order[place] = frozen({name: each for name, each in stored.items() if each is not None})
+    return order
+
+
+def set_order(loaders: Any, order: dict[str, dict[str, Any]]) -> None:
+    """Give loaders that are made again what ``order_of`` returned; before they are counted."""
+    for place, own in _samplers(loaders).items():
+        for name, value in frozen(order.get(place, {})).items():
+            present = own.get(name)
+            if _same(present, value):
+                continue
+            # In place where it can be: the objective may hold the same list.
+            if type(present) is list and isinstance(value, np.ndarray):
+                present[:] = value.tolist()
+            elif type(present) is type(value):
+                own[name] = copied(present, value)
+
+
+def _samplers(loaders: Any) -> dict[str, dict[str, Any]]:
+    """The attributes of samplers, and of subsets and what joins them, in some loaders."""
+    leaves = [each for leaf in tree_leaves(loaders) for each in getattr(leaf, "flattened", [leaf])]
+    found, seen = {}, set()
+    waiting = [(str(number), each) for number, each in enumerate(leaves)]
+    for place, each in waiting:  # which grows
+        own = getattr(each, "__dict__", {})
+        if id(each) in seen or not own:
+            continue
+        seen.add(id(each))
+        if type(each).__module__.startswith("optuna_hermes."):  # of a loader that is hooked into
+            own = {"sampler": getattr(each, "sampler", None)}
+        elif isinstance(each, Subset | ConcatDataset) or not isinstance(each, DataLoader | Dataset):
+            found[place] = own
+        waiting += [(f"{place}.{name}", own.get(name)) for name in _PARTS]
+        several = own.get("datasets")
+        if isinstance(several, list):
+            waiting += [(f"{place}.{number}", part) for number, part in enumerate(several)]
+    return {place: own for place, own in found.items() if "." in place}
+
+
+def _stored(value: Any) -> Any:
+    """A value of a sampler as it is stored, lists as arrays; None for what is not."""
+    if type(value) is list and set(map(type, value)) in ({int}, {float}):
+        value = np.asarray(value)  # of objects, if a number is too large
+    numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    return value if numbers or type(value) in (bool, int, float, torch.Tensor) else None
+
+
+def _same(present: Any, value: Any) -> bool:
+    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+        return present.dtype == value.dtype and torch.equal(present.cpu(), value)
+    return bool(np.array_equal(present, value))
