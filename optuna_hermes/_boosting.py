@@ -7,6 +7,7 @@ has are replayed with their recorded evaluations, without training them, so that
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._saver import Saver
+
+log = logging.getLogger(__name__)
 
 Booster = TypeVar("Booster")
 
@@ -43,6 +46,7 @@ class Rounds(CooperativeLoop):
         self._interval = 1
         self._end: int | None = None
         self._next_save = 0.0
+        self._warned_of_uncut = False
         super().__init__(trial, {"boosters": self._trainings}, session)
 
     def begin_training(
@@ -91,6 +95,28 @@ class Rounds(CooperativeLoop):
         """The recorded evaluation of a round to replay, None if the round is to be trained."""
         last = self._trainings.last
         return last.history[number] if last is not None and number < last.replayed else None
+
+    def recorded_from(self, number: int) -> int:
+        """The number of rounds to replay from this one on."""
+        last = self._trainings.last
+        return 0 if last is None else max(0, last.replayed - number)
+
+    @property
+    def model(self) -> bytes | None:
+        """The serialised booster that the last training goes on from; None if it is new."""
+        last = self._trainings.last
+        return None if last is None else last.model
+
+    def warn_of_uncut(self, kind: str) -> None:
+        """Say once that callbacks are answered with rounds that come later."""
+        if not self._warned_of_uncut:
+            self._warned_of_uncut = True
+            log.warning(
+                "%s tells its callbacks of rounds that it has once more, and one of them asks the "
+                "model: it answers with all its rounds, for a model of %s cannot be cut.",
+                self._name.capitalize(),
+                kind,
+            )
 
     def begin_round(self, number: int) -> None:
         """Yield the device if asked to, before a round that is to be trained."""
@@ -258,3 +284,5 @@ class _Trainings:
 
 watched: weakref.WeakKeyDictionary[Any, Rounds] = weakref.WeakKeyDictionary()
 """The rounds of each booster that is in training."""
+untold: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+"""Rounds that a booster has, and of which the library is not told yet; others are to see none."""

@@ -10,15 +10,17 @@ from itertools import chain
 from typing import Any
 
 _frozen: list[weakref.ref[Any]] = []
-"""Loaders, their data sets, and accelerators that the garbage collector no longer lists."""
+"""Loaders, data sets, accelerators and scalers that the garbage collector no longer lists."""
 
 
 def freeze() -> None:
     """Let the garbage collector pass over all that there is, but let ``objects`` find loaders."""
     data = sys.modules.get("torch.utils.data")
+    amp = sys.modules.get("torch.amp")
     accelerate = sys.modules.get("accelerate")
     kinds = [
         *((data.DataLoader, data.IterableDataset) if data is not None else ()),
+        *((amp.GradScaler,) if amp is not None else ()),
         *((accelerate.Accelerator,) if accelerate is not None else ()),
     ]
     if kinds:

@@ -294,7 +294,7 @@ class CooperativeLoop:
         """True if a checkpoint would not fit the named objects of the next process, said once."""
         changed = self._named.reshaped
         if changed:
-            self.warn_of_shape(", ".join(changed), "parameters than when it was named")
+            self.warn_of_shape(", ".join(changed), "parameters or layers than when it was named")
         return bool(changed)
 
     def warn_of_shape(self, what: str, parts: str, advice: str = "") -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 import re
 from collections.abc import Iterator
@@ -16,7 +18,7 @@ with extra("lightgbm"):
     from lightgbm.basic import EvalResult, _InnerPredictor
     from lightgbm.callback import CallbackEnv
 
-    from optuna_hermes._boosting import RoundsCallback, watched
+    from optuna_hermes._boosting import RoundsCallback, untold, watched
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +92,10 @@ class HermesCallback(RoundsCallback):
     def _begin(self, env: CallbackEnv) -> _Watched:
         model, rounds = self._single(env.model, lightgbm.Booster), self._rounds
         params = _parameters(model)
-        self._training = training = rounds.begin_training(
+        self._training = rounds.begin_training(
             self._monitor,
             self._interval,
-            lambda: model.model_to_string(num_iteration=-1).encode(),
+            lambda: lightgbm.Booster.model_to_string(model, num_iteration=-1).encode(),
             _why_not_stored(model, params, env.begin_iteration),
             env.end_iteration - env.begin_iteration,
         )
@@ -103,13 +105,10 @@ class HermesCallback(RoundsCallback):
                 "race. Give it force_row_wise=True, or force_col_wise=True.",
                 rounds._name.capitalize(),
             )
-        before = None
-        if training.model is not None:
-            before = _go_on(model, env.params, training.model.decode())
         watched[model] = rounds
         model.__class__ = _Watched
         assert isinstance(model, _Watched)
-        model._seeds, model._before = _Seeds(params), before
+        model._seeds, model._given = _Seeds(params), env.params
         return model
 
 
@@ -140,17 +139,21 @@ class _Seeds:
 
 
 class _Watched(lightgbm.Booster):
-    """A booster that replays the rounds it already has, without training them."""
+    """A booster that replays the rounds it already has, without training them.
+
+    Asked by other callbacks meanwhile, it answers as it did after the round that is replayed.
+    """
 
     _seeds: _Seeds
-    _before: _InnerPredictor | None
+    _given: dict[str, Any]
+    _before: _InnerPredictor | None = None
     _number = -1
     _evaluated = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled as LightGBM's own booster: whoever loads a model need not have this package.
         state = self.__getstate__()
-        for name in ("_seeds", "_before", "_number", "_evaluated", "_train_said"):
+        for name in ("_seeds", "_given", "_before", "_number", "_evaluated", "_train_said"):
             state.pop(name, None)
         return object.__new__, (lightgbm.Booster,), state
 
@@ -178,7 +181,20 @@ class _Watched(lightgbm.Booster):
             return super().add_valid(data, name)
 
     def update(self, *args: Any, **kwargs: Any) -> bool:
-        return self._told() is None and bool(super().update(*args, **kwargs))
+        rounds = watched.get(self)
+        if rounds is None or self._told() is None:
+            return bool(super().update(*args, **kwargs))
+        # Not earlier: other callbacks may ask the model before its first round.
+        if self._number == 0 and rounds.model is not None:
+            self._before = _go_on(self, self._given, rounds.model.decode())
+        untold[self] = rounds.recorded_from(self._number + 1)
+        return False
+
+    def current_iteration(self) -> int:
+        return super().current_iteration() - untold.get(self, 0)
+
+    def num_trees(self) -> int:
+        return self.current_iteration() * self.num_model_per_iteration()
 
     def eval_train(self, feval: Any = None) -> list[EvalResult]:
         recorded = self._told()
@@ -206,6 +222,26 @@ class _Watched(lightgbm.Booster):
     def _told(self) -> Any:
         rounds = watched.get(self)
         return None if rounds is None else rounds.recorded(self._number)
+
+
+def _of_told(name: str) -> Any:
+    method = getattr(lightgbm.Booster, name)
+    signature = inspect.signature(method)
+    argument = "iteration" if "iteration" in signature.parameters else "num_iteration"
+
+    @functools.wraps(method)
+    def of_told(self: _Watched, *args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(self, *args, **kwargs)
+        if untold.get(self, 0) and (given.arguments.get(argument) or 0) <= 0:  # all there are
+            first = max(0, given.arguments.get("start_iteration", 0))
+            given.arguments[argument] = self.current_iteration() - first
+        return method(*given.args, **given.kwargs)
+
+    return of_told
+
+
+for _name in ("predict", "save_model", "model_to_string", "dump_model", "feature_importance"):
+    setattr(_Watched, _name, _of_told(_name))
 
 
 def _go_on(model: lightgbm.Booster, params: dict[str, Any], text: str) -> _InnerPredictor:

@@ -327,6 +327,7 @@ class Run(CooperativeLoop):
                 self._position.idle(between=self._batches_due)
             ),
             "steps": self._other_loaders.accelerator_steps(),
+            "scalers": self._other_loaders.scaler_states(),
         }
 
     def go_to(self, tree: dict[str, Any]) -> None:
@@ -356,6 +357,7 @@ class Run(CooperativeLoop):
                 self._position.streams.load_state_dict(tree["position"]["streams"])
             self._other_loaders.load_state(tree["other_loaders"])
             self._other_loaders.load_accelerator_steps(tree["steps"])
+            self._other_loaders.load_scaler_states(tree["scalers"])
 
     def leave(self) -> None:
         """See ``CooperativeLoop``; the loaders are released, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ with extra("xgboost"):
     import xgboost
     from xgboost.callback import TrainingCallback
 
-    from optuna_hermes._boosting import RoundsCallback, watched
+    from optuna_hermes._boosting import RoundsCallback, untold, watched
 
 
 class HermesCallback(RoundsCallback, TrainingCallback):
@@ -49,7 +50,7 @@ class HermesCallback(RoundsCallback, TrainingCallback):
         self._training = rounds.begin_training(
             self._monitor,
             self._interval,
-            lambda: bytes(model.save_raw("ubj")),
+            lambda: bytes(xgboost.Booster.save_raw(model, "ubj")),
             _why_not_stored(model),
         )
         watched[model] = rounds
@@ -58,13 +59,9 @@ class HermesCallback(RoundsCallback, TrainingCallback):
         return model
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        """Yield the device if asked to; in a resumed trial, restore its booster first."""
+        """Yield the device if asked to."""
         rounds = self._rounds
-        # Not in before_training: other callbacks count a model's rounds there.
         if epoch == 0:
-            assert self._training is not None
-            if self._training.model is not None:
-                _go_on(model, self._training.model)
             model.set_param({"seed_per_iteration": True})
         rounds.begin_round(epoch)
         if rounds.recorded(epoch) is None:
@@ -76,6 +73,7 @@ class HermesCallback(RoundsCallback, TrainingCallback):
     def after_training(self, model: Any) -> Any:
         """Remove the hooks from the booster."""
         watched.pop(model, None)
+        untold.pop(model, None)
         model.__class__ = xgboost.Booster
         self._rounds.end_training()
         self._rounds.leave()
@@ -83,12 +81,20 @@ class HermesCallback(RoundsCallback, TrainingCallback):
 
 
 class _Watched(xgboost.Booster):
-    """A booster that replays the rounds it already has, without training them."""
+    """A booster that replays the rounds it already has, without training them.
+
+    Asked by other callbacks meanwhile, it answers as it did after the round that is replayed.
+    """
 
     def update(self, dtrain: Any, iteration: int, fobj: Any = None) -> None:
         rounds = watched.get(self)
         if rounds is None or rounds.recorded(iteration) is None:
             super().update(dtrain, iteration, fobj)
+            return
+        # Not earlier: other callbacks count a model's rounds before its training.
+        if iteration == 0 and rounds.model is not None:
+            _go_on(self, rounds.model)
+        untold[self] = rounds.recorded_from(iteration + 1)
 
     def eval_set(self, evals: Any, iteration: int = 0, *args: Any, **kwargs: Any) -> str:
         rounds = watched.get(self)
@@ -100,11 +106,47 @@ class _Watched(xgboost.Booster):
             rounds.end_round(said, _values(said))
         return said
 
+    def eval(self, data: Any, name: str = "eval", iteration: int = 0) -> str:
+        # Not by this class's ``eval_set``, which the training calls once at the end of each round.
+        return str(xgboost.Booster.eval_set(self._as_told(), [(data, name)], iteration))
+
+    def _as_told(self) -> xgboost.Booster:
+        """This booster as it was after the round that is replayed; else itself."""
+        rounds, left = watched.get(self), untold.get(self, 0)
+        if not left or rounds is None:
+            return self
+        kind = json.loads(self.save_config())["learner"]["gradient_booster"]["name"]
+        if kind != "gbtree":  # later rounds change the earlier ones
+            rounds.warn_of_uncut(kind)
+            return self
+        told = self[: xgboost.Booster.num_boosted_rounds(self) - left]
+        told.set_attr(**self.attributes())
+        return told
+
+
+def _of_told(name: str) -> Any:
+    method = getattr(xgboost.Booster, name)
+
+    @functools.wraps(method)
+    def of_told(self: _Watched, *args: Any, **kwargs: Any) -> Any:
+        return method(self._as_told(), *args, **kwargs)
+
+    return of_told
+
+
+for _name in (
+    *("predict", "inplace_predict", "get_dump", "get_score", "num_boosted_rounds"),
+    *("save_model", "save_raw", "__getstate__"),  # the last one is that of copies, too
+):
+    setattr(_Watched, _name, _of_told(_name))
+
 
 def _go_on(model: xgboost.Booster, saved: bytes) -> None:
     """Load a saved model into a booster that is in training, and keep that one's parameters."""
     config = json.loads(model.save_config())
+    attributes = model.attributes()
     model.load_model(bytearray(saved))  # resets parameters that are not saved with a model
+    model.set_attr(**{**dict.fromkeys(model.attributes()), **attributes})  # others are set again
     loaded = json.loads(model.save_config())
     for of_model, present in zip(_of_model(config), _of_model(loaded), strict=True):
         of_model.update(present)

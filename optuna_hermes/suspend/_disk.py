@@ -81,7 +81,10 @@ def write(
     octets = bytearray(text.encode("utf-8", "surrogatepass"))
     tensors[_TREE] = torch.frombuffer(octets, dtype=torch.uint8)
     with _writing:
-        taken = _files(folder)
+        try:
+            taken = _files(folder)
+        except OSError as error:
+            raise UnwritableError(_why_unwritable(folder, error)) from error
         if url is not None:  # another host may have written those that the ledger names
             taken += [path for state in known if _is_named(path := Path(state.path))]
         number = 1 + max(map(_number, taken), default=0)
@@ -154,16 +157,21 @@ def _key(states: Sequence[Checkpoint], trial: str) -> object:
 def _on_thread(call: Callable[..., T], *args: Any) -> Future[T]:
     """Call a function on a thread that no exit of the process waits for."""
     future: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            future.set_result(call(*args))
-        except BaseException as error:  # ``result()`` raises it
-            future.set_exception(error)
-
+    work = (future, call, *args)
     # Not an executor: the interpreter joins the threads of executors at exit.
-    threading.Thread(target=work, name="hermes-disk", daemon=True).start()
+    try:
+        threading.Thread(target=call_into, args=work, name="hermes-disk", daemon=True).start()
+    except RuntimeError:  # a limit of processes is reached, for this moment
+        call_into(*work)
     return future
+
+
+def call_into(future: Future[T], call: Callable[..., T], *args: Any) -> None:
+    """Call a function; the future has its result or its error."""
+    try:
+        future.set_result(call(*args))
+    except BaseException as error:  # ``result()`` raises it
+        future.set_exception(error)
 
 
 # -- writing -----------------------------------------------------------------------------------
@@ -174,7 +182,8 @@ def _put(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str])
     from safetensors import SafetensorError
 
     partial = path.with_suffix(_PARTIAL)
-    if path.parent.is_symlink():
+    # Not by ``Path``, which raises the error of a mount that is away, outside of this ``try``.
+    if os.path.islink(path.parent):
         raise UnwritableError(f"{path.parent} must be a folder, not a link: remove the link.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -205,8 +214,12 @@ def why_unwritable(folder: Path) -> str | None:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"checkpoint")
     except OSError as error:
-        return f"Cannot write into {folder}: {error.strerror}. {_way_out(error.errno)}"
+        return _why_unwritable(folder, error)
     return None
+
+
+def _why_unwritable(folder: Path, error: OSError) -> str:
+    return f"Cannot write into {folder}: {error.strerror}. {_way_out(error.errno)}"
 
 
 def _way_out(number: int | None) -> str:
@@ -286,8 +299,9 @@ def _name(state: Checkpoint) -> str:
 
 def remove_copies(folder: Path) -> None:
     """Remove the files of a trial that is over from this host; those in a store stay."""
-    for path in _files(folder):
-        _remove(path)
+    with contextlib.suppress(OSError):  # ``gc`` removes them later
+        for path in _files(folder):
+            _remove(path)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -302,19 +316,33 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
     named = [path for path in known if _is_named(path)]  # paths from the database are not trusted
     newest_known = max((_number(path) for path in named), default=0)
     names = {path.name for path in named}  # their folder may be spelled in another way
-    for path in _files(folder):
-        # Newer files than the newest known one stay: the process that wrote one may have died
-        # before the ledger had it.
-        if _number(path) < newest_known and path.name not in names:
-            _remove(path)
     # Of a process killed while it wrote or fetched.
-    for pattern in (f"*{_PARTIAL}", f"*{_remote.PARTIAL}", _LIBRARY_PARTIAL):
-        for path in folder.glob(pattern):
+    partial_files = (f"*{_PARTIAL}", f"*{_remote.PARTIAL}", _LIBRARY_PARTIAL)
+    with contextlib.suppress(OSError):  # the checkpoint is safe: a later call removes them
+        for path in _files(folder):
+            # Newer files than the newest known one stay: the process that wrote one may have died
+            # before the ledger had it.
+            if _number(path) < newest_known and path.name not in names:
+                _remove(path)
+        for path in _listed(folder, *partial_files):
             _remove(path)
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in folder.glob(f"*-unit-*{_SUFFIX}") if _is_named(path)]
+    return [path for path in _listed(folder, f"*-unit-*{_SUFFIX}") if _is_named(path)]
+
+
+def _listed(folder: Path, *patterns: str) -> list[Path]:
+    """The files of a folder that match; none if there is no folder.
+
+    Raises:
+        OSError: it cannot be read now. ``Path.glob`` would find nothing, on some Pythons.
+    """
+    try:
+        paths = [folder / name for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [path for path in paths if any(map(path.match, patterns))]
 
 
 def _is_named(path: Path) -> bool:
@@ -359,7 +387,8 @@ def _search(
 
 def _is_in(folder: Path | None, state: Checkpoint, url: str | None) -> bool:
     """True if a checkpoint lies directly in a trial's folder, which must not be a link."""
-    if folder is None or folder.is_symlink():
+    # Not by ``Path``, which raises the error of a mount that is away: ``_load`` handles it.
+    if folder is None or os.path.islink(folder):
         return False
     if _remote.is_url(state.path):
         return url is not None and bool(_name(state)) and state.path == f"{url}/{_name(state)}"

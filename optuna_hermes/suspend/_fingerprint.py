@@ -1,7 +1,7 @@
 """Fingerprints of values, to detect changes between two moments.
 
 The surroundings of a training are left out: loaders and data sets, loggers, progress bars, open
-files, code. A small change within something large may be missed.
+files; of code, only which it is. A small change within something large may be missed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from optuna_hermes.suspend._generators import GENERATORS, generator_state
 
-_CODE = (
+CODE = (
     type,
     partial,
     types.FunctionType,
@@ -60,7 +60,7 @@ _unlike_all = itertools.count(1)
 
 def outside(value: object) -> bool:
     """True if a value belongs to the surroundings of a training, not to its state."""
-    if isinstance(value, (*_CODE, *DATA)):
+    if isinstance(value, (*CODE, *DATA)):
         return True
     module = type(value).__module__
     package = module.partition(".")[0]
@@ -111,6 +111,10 @@ class _Walk:
                 self._seen[id(value)] = value
                 if is_iterator(value):
                     yield ("unlike all", next(_unlike_all))
+                elif isinstance(value, CODE):
+                    yield _of_code(value)
+                    if isinstance(value, partial):
+                        waiting += [value.func, value.args, value.keywords]
                 elif not outside(value):
                     for inside in _inside(value):
                         yield len(inside)
@@ -182,6 +186,17 @@ def _of_small(value: Any) -> Hashable:
     if isinstance(value, GENERATORS):
         return fingerprint(generator_state(value))
     return None
+
+
+def _of_code(value: Any) -> Hashable:
+    """Which code it is: a function is the same one again each time that its ``def`` is executed."""
+    if isinstance(value, types.ModuleType):  # others' attributes may be made on demand
+        return value.__name__
+    if isinstance(value, types.MethodType):
+        value = value.__func__
+    if isinstance(value, types.FunctionType):
+        return id(value.__code__)
+    return (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
 
 
 def _inside(value: Any) -> Iterator[Sequence[Any]]:

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -72,7 +72,7 @@ class NamedObjects:
 
     @property
     def reshaped(self) -> list[str]:
-        """Names of objects that have other parameters than when they were named."""
+        """Names of objects that have other parameters or layers than when they were named."""
         return [
             name for name, each in self._owners.items() if not self._parts[name].fit(parts_of(each))
         ]
@@ -413,10 +413,17 @@ class Parts:
     """
     unset: frozenset[str] = frozenset()
     """Names of such buffers that are None, and may be made in training."""
+    kinds: dict[str, type] = field(default_factory=dict)
+    """Classes of a module and of its parts by place, or that of an optimizer; empty if unknown.
+
+    Without metrics, which trackers add in training.
+    """
 
     def fit(self, others: Parts) -> bool:
         """True if an object with these parts can load a state of one with those others."""
         own, now = self.sizes, others.sizes
+        if self.kinds and others.kinds and self.kinds != others.kinds:
+            return False
         return own.keys() <= now.keys() <= own.keys() | self.unset and all(
             size is None or size == now[name] for name, size in own.items()
         )
@@ -425,9 +432,14 @@ class Parts:
 def parts_of(owner: object) -> Parts:
     sizes: dict[Any, torch.Size | None] = {}
     unset: set[str] = set()
+    kinds: dict[str, type] = {}
     if isinstance(owner, nn.Module):
         # Not of ``state_dict``, which takes its time.
         for place, part in owner.named_modules(remove_duplicate=False):
+            kind = type(part)
+            if not (is_metric(part) or kind.__module__.startswith("torchmetrics.")):
+                # A lazy one becomes this with its first batch.
+                kinds[place] = getattr(kind, "cls_to_become", None) or kind
             prefix = f"{place}." if place else ""
             for name, each in part._parameters.items():
                 if each is not None:
@@ -440,11 +452,12 @@ def parts_of(owner: object) -> Parts:
                 else:
                     sizes[prefix + name] = None
     elif isinstance(owner, torch.optim.Optimizer):
+        kinds[""] = type(owner)
         for number, group in enumerate(owner.param_groups):
             sizes[number] = None
             for place, each in enumerate(group["params"]):
                 sizes[number, place] = _size_of(each)
-    return Parts(sizes=sizes, unset=frozenset(unset))
+    return Parts(sizes=sizes, unset=frozenset(unset), kinds=kinds)
 
 
 def _size_of(parameter: torch.Tensor) -> torch.Size | None:

@@ -1,13 +1,14 @@
-"""Loaders and accelerators that a user's loop has beside the loader whose batches it counts."""
+"""Loaders, accelerators and scalers that a loop has beside the loader whose batches it counts."""
 
 from __future__ import annotations
 
 import gc
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader
 
 from optuna_hermes import _heap
@@ -17,10 +18,11 @@ from optuna_hermes.suspend._wrapped import inner_of
 
 
 class OtherLoaders:
-    """The loaders and accelerators made before the loop: they stay the same from epoch to epoch.
+    """What was made before the loop and stays the same from epoch to epoch.
 
     Restored with the trial are the loaders' generators, their worker processes where these persist,
-    and the steps that an ``Accelerator`` counts to accumulate gradients.
+    the steps that an ``Accelerator`` counts to accumulate gradients, and gradient scalers, which
+    Accelerate and Fabric hold where nobody names them.
     """
 
     def __init__(self) -> None:
@@ -29,16 +31,20 @@ class OtherLoaders:
         self._idle = weakref.WeakKeyDictionary()
         self._loaded: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._accelerators: list[weakref.ref[Any]] = []
+        self._scalers: list[weakref.ref[GradScaler]] = []
 
     def begin(self) -> None:
         """Collect them when the loop begins."""
         gc.collect()  # else loaders of an earlier trial of this process would be found, too
         accelerate = sys.modules.get("accelerate")  # imported if the user has one
         accelerators = () if accelerate is None else (accelerate.Accelerator,)
-        self._accelerators = []
-        for each in _heap.objects(DataLoader, *accelerators):
+        self._accelerators, self._scalers = [], []
+        for each in _heap.objects(DataLoader, GradScaler, *accelerators):
             if issubclass(type(each), accelerators):
                 self._accelerators.append(weakref.ref(each))
+                continue
+            if issubclass(type(each), GradScaler):
+                self._scalers.append(weakref.ref(each))
                 continue
             samplers = each.batch_sampler, each.sampler
             # One that holds a ``Replay`` is another trial's.
@@ -109,6 +115,19 @@ class OtherLoaders:
             each = accelerator()
             if each is not None:
                 each.step = step
+
+    def scaler_states(self) -> list[dict[str, Any]]:
+        """The states of the gradient scalers."""
+        return [each.state_dict() for each in self._enabled_scalers()]
+
+    def load_scaler_states(self, states: list[dict[str, Any]]) -> None:
+        """Restore the gradient scalers."""
+        for each, state in zip(self._enabled_scalers(), states, strict=False):
+            each.load_state_dict(state)
+
+    def _enabled_scalers(self) -> Iterator[GradScaler]:
+        scalers = (each() for each in self._scalers)
+        return (each for each in scalers if each is not None and each.is_enabled())
 
     def leave(self) -> None:
         """Restore the loaders' own samplers."""

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnwritableError
 from optuna_hermes.suspend._base import Session
-from optuna_hermes.suspend._disk import write
+from optuna_hermes.suspend._disk import call_into, write
 from optuna_hermes.suspend._state import on_device
 
 if TYPE_CHECKING:
@@ -105,7 +106,13 @@ class Saver:
         (copy, units), self._copied = self._copied, None
         # An executor, unlike in ``_disk``: the interpreter joins its thread at exit.
         thread = ThreadPoolExecutor(1, "hermes-save")
-        self._saving = thread.submit(self._save, copy, units, self._give_up)
+        work = partial(self._save, copy, units, self._give_up)
+        try:
+            self._saving = thread.submit(work)
+        except RuntimeError:  # a limit of processes is reached, for this moment
+            self._give_up.set()  # one attempt: else the trial would wait for room
+            self._saving = Future()
+            call_into(self._saving, work)
         thread.shutdown(wait=False)
 
     def free(self) -> None:

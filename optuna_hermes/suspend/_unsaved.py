@@ -14,11 +14,14 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._fingerprint import DATA, fingerprint, outside
+from optuna_hermes.suspend._fingerprint import CODE, DATA, fingerprint, outside
 
 log = logging.getLogger(__name__)
 
-_LEAVES = (bool, int, float, complex, str, bytes, type, types.FunctionType, types.ModuleType)
+_LEAVES = (
+    *(type(None), bool, int, float, complex, str, bytes),
+    *(type, types.FunctionType, types.ModuleType),
+)
 _MOST_REACHED = 20_000
 _UNWRITABLE = (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError)
 
@@ -108,6 +111,8 @@ class Attributes:
         self._given = given
 
     def _written(self, name: str, value: Any) -> list[Any]:
+        if isinstance(value, CODE):
+            raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
         from optuna_hermes.suspend._values import write_value
 
@@ -197,6 +202,8 @@ def reachable(
         if id(each) in found or id(each) in known or isinstance(each, _LEAVES):
             continue
         if isinstance(each, DATA) and not through_data and id(each) not in own:
+            continue
+        if type(each) is tuple and not each:  # there is one for all, as of the values above
             continue
         found[id(each)] = each
         if isinstance(each, dict):

@@ -261,8 +261,9 @@ class ValueWriter(_Writer):
         self._left -= 1
         if self._left < 0:
             raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
-        # There is one empty tuple for all who have one: to be known says nothing of its owner.
-        known = id(value) in self._known and not (type(value) is tuple and not value)
+        # There is one of these for all who have one: to be known says nothing of its owner.
+        of_all = value is None or (type(value) is tuple and not value)
+        known = id(value) in self._known and not of_all
         if known or (outside(value) and not is_iterator(value)):
             if self._whole:
                 raise CheckpointError(f"{'.'.join(place)} is of {type(value).__name__}")

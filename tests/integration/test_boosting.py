@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import pickle
 import random
@@ -118,6 +119,7 @@ def xgboost_train(
     params: Any = None,
     patience: int = 50,
     rate: float = 0.3,
+    others: tuple[Any, ...] = (),
 ) -> tuple[Any, End]:
     x, y, x_valid, y_valid = data(case)
     train, valid = xgboost.DMatrix(x, y), xgboost.DMatrix(x_valid, y_valid)
@@ -136,7 +138,7 @@ def xgboost_train(
         evals_result=said,
         verbose_eval=False,
         early_stopping_rounds=patience,
-        callbacks=[hermes, rates, Ticks(session, hermes)],
+        callbacks=[hermes, rates, Ticks(session, hermes), *others],
     )
     trees = bytes(booster.save_raw("json")).decode()
     return hermes, End(trees, said, booster.best_iteration)
@@ -152,6 +154,7 @@ def lightgbm_train(
     patience: int = 50,
     rate: float = 0.3,
     free: bool = False,
+    others: tuple[Any, ...] = (),
 ) -> tuple[Any, End]:
     x, y, x_valid, y_valid = data(case)
     given = {"objective": "binary", **LIGHTGBM, **CASES[case], **(params or {})}
@@ -174,6 +177,7 @@ def lightgbm_train(
             *([lightgbm.early_stopping(patience, verbose=False)] if patience else []),
             hermes,
             Ticks(session, hermes),
+            *others,
         ],
     )
     text = booster.model_to_string(num_iteration=-1).partition("\nparameters:")[0]
@@ -240,6 +244,71 @@ def test_early_stopping(case: str, tmp_path: Path) -> None:
     session = FakeSession({whole.best + 2: "disk"}, checkpoint_dir=tmp_path)
     session = suspended(session, case, rate=3.0, patience=3)
     assert train(session, case, rate=3.0, patience=3)[1] == whole
+
+
+class Asks(xgboost.callback.TrainingCallback):
+    """Notes what a model says of itself and of other data before and after each round."""
+
+    def __init__(self, case: str) -> None:
+        _, _, self._x, self._y = data(case)
+        self.said: list[Any] = []
+        # LightGBM calls a callback with an attribute ``before_iteration`` only before each round.
+        self.all = (self,) if case.startswith("xgboost") else (self, lambda env: self(env))
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        return self.after_iteration(model, epoch, evals_log)
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        held_out = xgboost.DMatrix(self._x, self._y)
+        said = {
+            "predicted": model.predict(held_out).tolist(),
+            "rounds": model.num_boosted_rounds(),
+            "saved": bytes(model.save_raw("json")),
+            "copied": bytes(model.copy().save_raw("json")),
+            "importance": model.get_score(importance_type="gain"),
+            "evaluated": model.eval(held_out, "held-out", epoch),
+        }
+        self.said.append(said)
+        return False
+
+    def __call__(self, env: Any) -> None:
+        model = env.model
+        # A leaf's weight is in the text only until it is read again.
+        lines = model.model_to_string().partition("\nparameters:")[0].splitlines()
+        text = [line for line in lines if not line.startswith(("leaf_weight", "tree_sizes"))]
+        said = {
+            "predicted": model.predict(self._x).tolist(),
+            "first": model.predict(self._x, num_iteration=1).tolist(),
+            "rounds": (model.current_iteration(), model.num_trees()),
+            "saved": text,
+            "copied": copy.deepcopy(model).predict(self._x).tolist(),
+            "importance": model.feature_importance().tolist(),
+        }
+        self.said.append(said)
+
+
+@pytest.mark.parametrize("case", [*SOME, "xgboost-forest", "lightgbm-classes"])
+def test_callbacks_that_ask_the_model_in_replayed_rounds(case: str, tmp_path: Path) -> None:
+    """It answers with the trees of the first rounds, as then, and with those of all at the end."""
+    whole = Asks(case)
+    train(FakeSession(), case, others=whole.all)
+    session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
+    session = suspended(session.again({4: "disk"}), case)
+    again = Asks(case)
+    assert train(session, case, others=again.all)[1] == expected(case)
+    assert len(again.said) == 2 * ROUNDS
+    for number, (said, then) in enumerate(zip(again.said, whole.said, strict=True)):
+        differing = [name for name in then if said[name] != then[name]]
+        assert not differing, number
+
+
+def test_a_model_that_cannot_be_cut_is_warned_of(tmp_path: Path, caplog: Any) -> None:
+    """Later rounds change the trees of earlier ones: it answers with all, and that is said once."""
+    case = "xgboost-dart"
+    session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
+    assert "cannot be cut" not in caplog.text
+    train(session, case, others=(Asks(case),))
+    assert caplog.text.count("a model of dart cannot be cut") == 1
 
 
 @pytest.mark.parametrize("case", SOME)

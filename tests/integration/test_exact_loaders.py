@@ -28,6 +28,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import MixedPrecision
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
@@ -40,11 +41,13 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
     default_collate,
@@ -545,6 +548,47 @@ def test_lightning_attributes_that_loaders_are_made_of(
     options: dict[str, Any] = {"net": net, "train": None, "val": None, "data": data}
     train = functools.partial(fit, reload_dataloaders_every_n_epochs=reload, **options)
     check(train, tmp_path)
+
+
+class Mining(Net):
+    """Draws most often what it does worst."""
+
+    def scores(self) -> torch.Tensor:
+        with torch.no_grad():
+            x, y = map(torch.stack, zip(*map(Points().__getitem__, range(SAMPLES)), strict=True))
+            return (self.net(x).squeeze(-1) - y).square()
+
+    def train_dataloader(self) -> Any:
+        drawn = WeightedRandomSampler(self.scores().double(), SAMPLES)
+        return DataLoader(Points("torch"), SIZE, sampler=drawn)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(), SIZE)
+
+
+class Choosing(Mining):
+    """Trains on the samples that it does worst, however many these are, and validates on others."""
+
+    def hard(self, sign: int) -> list[int]:
+        return [i for i, each in enumerate(sign * self.scores().log()) if each > -1]
+
+    def train_dataloader(self) -> Any:
+        parts = [Subset(Points("torch"), self.hard(sign)) for sign in (1, -1)]
+        return {"both": DataLoader(ConcatDataset(parts), SIZE, shuffle=True)}
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(Points(), SIZE, sampler=SubsetRandomSampler(self.hard(-1)))
+
+
+@pytest.mark.parametrize("reload", [0, 1])
+@pytest.mark.parametrize("net", [Mining, Choosing])
+def test_lightning_loaders_that_are_made_of_weights(
+    net: type[Net], reload: int, tmp_path: Path
+) -> None:
+    """Made again, they have the weights and indices of the first time, and their length."""
+    options: dict[str, Any] = {"net": net, "train": None, "val": None}
+    train = functools.partial(fit, reload_dataloaders_every_n_epochs=reload, **options)
+    check(train, tmp_path, stops=(3, 5, 3))
 
 
 class RatesLater(LearningRateFinder):
@@ -1168,6 +1212,49 @@ def test_accumulating_with_accelerate(tmp_path: Path) -> None:
                     optimizer.step()
                     optimizer.zero_grad()
                 trace.note((epoch, run.batch), loss)
+                if session is not None:
+                    session.tick()
+            run.report(float(loss.detach()))
+
+    check(train, tmp_path, stops=(BATCHES + 1, 3, 1))
+
+
+def scaled_by_accelerate(scaler: Any) -> tuple[Any, ...]:
+    accelerator = Accelerator(cpu=True)
+    accelerator.scaler = scaler
+    return accelerator.prepare, accelerator.backward
+
+
+def scaled_by_fabric(scaler: Any) -> tuple[Any, ...]:
+    precision = MixedPrecision("16-mixed", "cpu", scaler)
+    fabric = Fabric(accelerator="cpu", devices=1, plugins=[precision])
+
+    def prepare(model: Any, optimizer: Any, batches: Any) -> tuple[Any, ...]:
+        return *fabric.setup(model, optimizer), fabric.setup_dataloaders(batches)
+
+    return prepare, fabric.backward
+
+
+@pytest.mark.parametrize("setup", [scaled_by_accelerate, scaled_by_fabric])
+def test_gradient_scalers_that_nobody_names(setup: Callable[..., Any], tmp_path: Path) -> None:
+    """Accelerate and Fabric hold theirs apart from what they return."""
+
+    def train(session: FakeSession | None, trace: Trace) -> None:
+        seed_all(1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
+        prepare, backward = setup(scaler)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+        made = (model, torch.optim.Adam(model.parameters(), lr=0.05), loader("torch"))
+        model, optimizer, batches = prepare(*made)
+        run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+        for epoch in run.epochs(EPOCHS):
+            for x, y in run.batches(batches):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x).squeeze(-1).float(), y)
+                backward(loss)
+                optimizer.step()
+                trace.note((epoch, run.batch), loss)
+                trace.note(("scale", epoch, run.batch), scaler.get_scale())
                 if session is not None:
                     session.tick()
             run.report(float(loss.detach()))

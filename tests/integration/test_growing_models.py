@@ -43,8 +43,38 @@ def test_a_trial_that_gets_other_parameters_waits_in_memory(
     folder = tmp_path / "study" / "trial"
     assert unfreezing(FakeSession({8: "disk", 10: "disk"}, checkpoint_dir=folder)) == losses
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
-    assert "optimizer has other parameters than when it was named" in warning
+    assert "optimizer has other parameters or layers than when it was named" in warning
     assert by_way_of_disk(unfreezing, tmp_path / "other", 4) == losses
+
+
+def swapping(session: FakeSession) -> list[float]:
+    """A loop that drops nothing from its third epoch on."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(5):
+        if epoch == 2:
+            model[1] = nn.Identity()
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = model(torch.full((2, 4), x)).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_a_trial_with_a_layer_of_another_class_waits_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its parameters fit, but the next process makes the first one again."""
+    losses = swapping(FakeSession())
+    session = FakeSession({11: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert swapping(session) == losses
+    assert session.parks == ["resident"]
+    (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
+    assert "model has other parameters or layers than when it was named" in warning
+    assert by_way_of_disk(swapping, tmp_path / "other", 4) == losses
 
 
 def embedding(session: FakeSession) -> list[float]:
@@ -147,7 +177,7 @@ def test_a_trial_whose_weights_get_another_size_waits_in_memory(
     assert pruning(session, named=named) == losses
     assert session.parks == ["resident"]
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
-    assert "optimizer has other parameters than when it was named" in warning
+    assert "optimizer has other parameters or layers than when it was named" in warning
     assert by_way_of_disk(lambda now: pruning(now, named=named), tmp_path / "other", 4) == losses
 
 

@@ -179,7 +179,7 @@ def fit(
     net: Any,
     callbacks: list[Any],
     seed: int = 1,
-    data: type[Data] = Data,
+    data: Callable[[], Data | None] = Data,
 ) -> Any:
     """One process of a run."""
     torch.manual_seed(1)
@@ -207,7 +207,7 @@ def fit(
 
 
 def by_way_of_disk(
-    folder: Path, net: Any, callbacks: Any, *after: int, data: type[Data] = Data
+    folder: Path, net: Any, callbacks: Any, *after: int, data: Callable[[], Data | None] = Data
 ) -> Any:
     """Suspended after so many batches, each time in a new process."""
     session = FakeSession(checkpoint_dir=folder / "study" / "trial")
@@ -258,6 +258,71 @@ def test_settings_of_modules_of_torch_come_back(tmp_path: Path) -> None:
     model = by_way_of_disk(tmp_path, Softening, list, 7, 5)
     assert model.losses == expected.losses
     assert model.net[0].p == expected.net[0].p < 0.5
+
+
+class Warming(Net):
+    """Changes its hyper-parameters, as Lightning allows."""
+
+    def __init__(self, beta: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.hparams["phases"] = [Phase.WARM]
+
+    def on_train_epoch_end(self) -> None:
+        self.hparams.beta += 0.1
+        self.hparams.phases.append(Phase.HOT)
+        self.bias = self.hparams.beta * len(self.hparams.phases)
+
+
+class WarmingData(Data):
+    """Makes its batches by a hyper-parameter that it changes."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.hparams.scale *= 1.01
+        return [batch[0] * self.hparams.scale]
+
+
+def test_hyper_parameters_that_the_training_changes_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a module and of a data module."""
+    expected = fit(FakeSession(), Warming, [], data=WarmingData)
+    model = by_way_of_disk(tmp_path, Warming, list, 7, 5, data=WarmingData)
+    assert model.losses == expected.losses
+    assert model.hparams == expected.hparams
+    assert said(caplog) == []
+
+
+class Ending(pl.Callback):
+    """Takes its bonus away in the second epoch."""
+
+    def __init__(self) -> None:
+        self.bonus: Any = [Seen(0.5, {})]
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        if trainer.global_step == BATCHES + 1:
+            self.bonus = None
+        pl_module.bias = 0.0 if self.bonus is None else self.bonus[0].loss
+
+
+class OwnData(Net):
+    def train_dataloader(self) -> Any:
+        return Data().train_dataloader()
+
+
+def test_what_becomes_none_stays_so(tmp_path: Path) -> None:
+    """Also in a fit without a data module, which is None, too."""
+
+    def none() -> Any:
+        return None
+
+    expected = fit(FakeSession(), OwnData, [Ending()], data=none)
+    model = by_way_of_disk(tmp_path, OwnData, lambda: [Ending()], 7, data=none)
+    assert model.losses == expected.losses
 
 
 class Beginning(pl.Callback):
@@ -776,6 +841,57 @@ def test_a_hidden_state_in_a_local_variable_is_named(
     (line,) = said(caplog)
     assert line.startswith("Trial 0 changes hidden (a variable of the loop) while it trains")
     assert "Keep it in run.kept" in line
+
+
+class Criterion(Net):
+    """Has another loss function from its second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.criterion = nn.functional.mse_loss
+
+    def on_train_epoch_end(self) -> None:
+        self.criterion = nn.functional.l1_loss
+
+
+def test_a_function_that_a_module_has_in_place_of_another_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process has the first one again."""
+    for after in (3, 7):
+        assert said(caplog) == []
+        session = FakeSession({after: "disk"}, checkpoint_dir=tmp_path / str(after) / "trial")
+        with pytest.raises(Suspended):
+            fit(session, Criterion, [])
+    (line,) = said(caplog)
+    assert "changes Criterion.criterion while it trains" in line
+
+
+def test_variables_that_become_none_or_another_function_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where named objects have the same None and the same empty tuple."""
+    model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run.kept["shape"] = ()
+
+    def objective() -> None:
+        mixup: Any = Seen(0.2, {})
+        steps: Any = (1, 2)
+        criterion: Any = nn.functional.mse_loss
+        unchanged: Any = None
+        for epoch in run.epochs(3):
+            if epoch == 1:
+                mixup, steps, criterion = None, (), nn.functional.l1_loss
+            for _ in run.batches([1.0, 2.0, 3.0]):
+                assert [mixup, steps, criterion, unchanged]
+                session.tick()
+            run.report(0.0)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    names = [re.findall(r"(\w+) \(a variable of the loop\)", line) for line in said(caplog)]
+    assert names == [["criterion", "mixup", "steps"]]
 
 
 def clipped(session: FakeSession) -> None:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 from optuna_hermes.errors import CheckpointAwayError, CheckpointError, UnwritableError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _disk, read, write
-from optuna_hermes.suspend._disk import read_ahead
+from optuna_hermes.suspend._disk import read_ahead, remove_copies
 from support.disk_tier import Disk
 
 RUN = "trial 7"
@@ -202,6 +203,32 @@ def test_no_old_checkpoint_can_be_removed(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "unlink", refuse)
     assert found(stored(tmp_path, 4, known=states[1:]))[1]["units"] == 4
+
+
+def test_a_mount_that_goes_away_once_a_checkpoint_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint holds, and what is outdated is removed later."""
+    first, second = stored(tmp_path, 1), stored(tmp_path, 2)
+    safe = threading.Event()
+    replace = os.replace
+
+    def put(*paths: Path) -> None:
+        replace(*paths)
+        safe.set()
+
+    def refuse(call: Callable[..., Any], path: Any, *args: Any, **named: Any) -> Any:
+        if safe.is_set() and path == tmp_path:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return call(path, *args, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", put)
+        for name in ("stat", "listdir", "scandir"):
+            patch.setattr(os, name, partial(refuse, getattr(os, name)))
+        third = stored(tmp_path, 3, known=[second])
+        remove_copies(tmp_path)
+    assert names(tmp_path) == [Path(each.path).name for each in (first, second, third)]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])

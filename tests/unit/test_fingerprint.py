@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 from optuna_hermes.suspend._fingerprint import fingerprint
 
@@ -35,6 +38,15 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
         put([3, 4], np.arange(6000.0, 10_000.0).reshape(2, 2000)[::-1]),
     ),
     "one number of a large tensor": (lambda: torch.zeros(50_000_000), put(31_234_567, 1.0)),
+    "a function": (lambda: [functional.mse_loss], put(0, functional.l1_loss)),
+    "a function of a line": (lambda: [lambda x: x], put(0, lambda x: -x)),
+    "a function of C": (lambda: [torch.relu], put(0, torch.tanh)),
+    "a method": (lambda: [deque().append], put(0, deque().appendleft)),
+    "a class": (lambda: [nn.ReLU], put(0, nn.GELU)),
+    "an argument of a function": (
+        lambda: [partial(functional.mse_loss, reduction="sum")],
+        put(0, partial(functional.mse_loss, reduction="mean")),
+    ),
 }
 
 
@@ -47,6 +59,16 @@ def test_a_change_is_seen(case: str) -> None:
     assert fingerprint(value) == before
     change(value)
     assert fingerprint(value) != before
+
+
+def test_a_function_that_is_defined_again_is_the_same() -> None:
+    """As loops do that have a ``def`` within."""
+
+    def make() -> Callable[[], int]:
+        return lambda: 1
+
+    assert make() is not make()
+    assert fingerprint(make()) == fingerprint(make())
 
 
 def test_tensors_that_are_saved_elsewhere_may_change_in_a_list() -> None:

@@ -19,9 +19,11 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataLoader[tuple[torch.T
     monkeypatch.setattr(_heap, "_frozen", [])
     data = TensorDataset(torch.arange(6.0))
     loader = DataLoader(data, shuffle=True, generator=torch.Generator().manual_seed(3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=3.0)
     gc.collect()
     _heap.freeze()
     yield loader
+    del scaler
     gc.unfreeze()
     gc.collect()
     gc.freeze()  # as the session's other tests begin
@@ -42,6 +44,11 @@ def test_loaders_of_before_the_freeze_come_back(frozen: DataLoader[tuple[torch.T
     assert first != second
     assert [batch.item() for (batch,) in frozen] == second
     others.leave()
+
+
+def test_scalers_of_before_the_freeze_are_found(frozen: object) -> None:
+    """As Fabric holds one that is made where the objective's module is imported."""
+    assert 3.0 in [each.get_scale() for each in _heap.objects(torch.amp.GradScaler)]
 
 
 def test_objects_are_told_once(frozen: DataLoader[tuple[torch.Tensor]]) -> None:

@@ -6,7 +6,9 @@ import errno
 import logging
 import os
 import tempfile
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,10 @@ import optuna
 import pytest
 import torch
 
-from optuna_hermes.errors import CheckpointError
+from optuna_hermes.errors import CheckpointAwayError, CheckpointError
 from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
-from optuna_hermes.suspend._disk import why_unwritable
+from optuna_hermes.suspend._disk import read_ahead, why_unwritable
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
@@ -179,6 +181,90 @@ def test_a_folder_that_cannot_be_written(
         assert warning.endswith(" Let this user write there, or give another checkpoint_dir.")
     undo()
     assert parking.put(run, "disk").stored is not None
+
+
+class Mount:
+    """A file system whose own folder cannot be looked at while it is ``away``."""
+
+    def __init__(self, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.away = False
+        self.refused = 0
+        self._folder = str(folder)
+        self._error = number, os.strerror(number)
+        for name in ("stat", "lstat", "listdir", "scandir", "mkdir", "open"):
+            monkeypatch.setattr(os, name, partial(self._call, getattr(os, name)))
+        monkeypatch.setattr(_saver, "RETRY_SECONDS", 0.01)
+        monkeypatch.setattr(_saver, "_SHARE", 0)
+
+    def _call(self, call: Callable[..., Any], path: Any, *args: Any, **named: Any) -> Any:
+        if self.away and str(path).startswith(self._folder):
+            self.refused += 1
+            raise OSError(*self._error)
+        return call(path, *args, **named)
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.ENOTCONN, errno.EACCES, errno.EIO])
+def test_a_folder_whose_mount_is_away(
+    number: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No trial ends: a unit waits, a suspended one stays in memory, a stored one is read later."""
+    folder = tmp_path / "trial"
+    session = FakeSession(checkpoint_dir=folder)
+    saver = Saver(session, RUN)
+    saver.begin(tree(1), units=1)
+    saver.finish(wait=True)
+    mount = Mount(folder, number, monkeypatch)
+    mount.away = True
+    with pytest.raises(
+        CheckpointAwayError, match=f"unit-1.* cannot be read: {os.strerror(number)}"
+    ):
+        read(session.checkpoints, RUN, folder)
+    parking = TierMover(folder, lambda: ())
+    assert parking.put(Training(), "disk").stored is None
+    assert parking.tier == "resident"
+    refused = mount.refused
+    saver.begin(tree(2), units=2)
+    wait_for(lambda: mount.refused > refused)
+    saver.finish(wait=False)
+    assert saver.busy
+    mount.away = False
+    wait_for(lambda: len(session.states) == 2)
+    saver.finish(wait=True)
+    found = read(session.checkpoints, RUN, folder)
+    assert found is not None
+    assert found[1]["units"] == 2
+    assert all(os.strerror(number) in warning for warning in warnings_of(caplog))
+    assert len(warnings_of(caplog)) == 2
+
+
+def test_no_thread_can_be_started(
+    disk: FullDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a limit of processes the trial itself writes and reads, and waits for no room."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    session = FakeSession(checkpoint_dir=tmp_path)
+    saver = Saver(session, RUN)
+    saver.begin(tree(1), units=1)
+    saver.finish(wait=False)
+    assert saver.gave_up
+    assert not saver.busy
+    disk.room = True
+    saver.begin(tree(2), units=2)
+    saver.finish(wait=False)
+    assert not saver.gave_up
+    assert not saver.busy
+    read_ahead(session.checkpoints, RUN)
+    found = read(session.checkpoints, RUN, tmp_path)
+    assert found is not None
+    assert found[1]["units"] == 2
 
 
 def test_as_another_user(tmp_path: Path) -> None:
