@@ -66,7 +66,7 @@ class CurveTable:
         """Return the rows of curves, each with a unit, in ``values``, ``units`` and ``seconds``."""
         if not curves:
             return np.zeros(0, dtype=np.int64)
-        if len(self._known) > 2 * len(curves) + _SPARE:
+        if len(self._known) >= _grown(len(curves)):
             self._forget()
         known = [self._known.get(id(curve), -1) for curve in curves]
         missing = [place for place, row in enumerate(known) if row < 0]
@@ -91,7 +91,8 @@ class CurveTable:
             return self.values
         means, done = self._means.pop(past, (self.values[:0], 0))
         if means.shape != self.values.shape:
-            means, done = np.full_like(self.values, np.inf), 0
+            known, means = means, np.full_like(self.values, np.inf)
+            means[:done, : known.shape[1]] = known[:done]
         for row in range(done, len(self._curves)):
             n = self.units[row]
             means[row, :n] = exponential_means(self.values[row, :n], past)
@@ -129,9 +130,8 @@ class CurveTable:
         rows, units = self.values.shape
         if n_rows <= rows and n_units <= units:
             return
-        # Doubled, so that rows that are added one by one are copied rarely.
         rows, units = (
-            max(have, 2 * need if need > have else 0)
+            max(have, _grown(need) if need > have else 0)
             for have, need in ((rows, n_rows), (units, n_units))
         )
         values, count = np.full((rows, units), np.inf), len(self._curves)
@@ -143,6 +143,12 @@ class CurveTable:
 
 # Rows and units that a table has to begin with.
 _SPARE = 64
+
+
+def _grown(size: int) -> int:
+    # In proportion, so that rows that are added one by one are copied rarely; not doubled, for one
+    # long curve makes all rows long.
+    return size + size // 4 + _SPARE
 
 
 def exponential_means(values: Floats, past: float) -> list[float]:

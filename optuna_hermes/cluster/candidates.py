@@ -121,22 +121,24 @@ class Candidate:
 def candidates(snapshot: Snapshot, most: int) -> list[Candidate]:
     """The trials that could have the free devices, the one with the least left to do first.
 
-    Only the ``most`` with the least left by a rough estimate are worked out in full. Units left are
-    those that the trial reports; otherwise its progress is sampled, as ONES does, from a Beta
-    distribution about the length of trials with the same parameters, or of all. Seconds of a unit
-    come from measured speeds through ``fit_steps``; a trial without any is as fast as its units
-    were, and sped up in proportion by more devices.
+    Only the ``most`` of them with the least left by a rough estimate are worked out in full. Units
+    left are those that the trial reports; otherwise its progress is sampled, as ONES does, from a
+    Beta distribution about the length of trials with the same parameters, or of all. Seconds of a
+    unit come from measured speeds through ``fit_steps``; a trial without any is as fast as its
+    units were, and sped up in proportion by more devices.
     """
     estimates = _Estimates(snapshot)
     trials: list[tuple[TrialView | None, int]] = [(trial, 0) for trial in opened(snapshot)]
     trials += [(trial, place) for place, trial in enumerate(unopened(snapshot))]
+    # Before the cut: those that want more devices than are free would leave no place for others.
+    trials = [each for each in trials if estimates.fits(each[0])]
     rough = [
         (estimates.roughly(trial), trial is None, place if trial is None else trial.number)
         for trial, place in trials
     ]
     order = sorted(range(len(trials)), key=rough.__getitem__)[:most]
     found = [estimates.candidate(*trials[index]) for index in order]
-    return sorted((each for each in found if each is not None), key=lambda each: each.key)
+    return sorted(found, key=lambda each: each.key)
 
 
 class _Estimates:
@@ -170,8 +172,16 @@ class _Estimates:
         left = self._units(trial, self._alike(trial)) * (own[0] if own else self._typical_seconds)
         return math.inf if _diverged(trial) else left
 
-    def candidate(self, trial: TrialView | None, place: int) -> Candidate | None:
-        """The trial as a candidate, None if it cannot have any of the devices."""
+    def fits(self, trial: TrialView | None) -> bool:
+        """Whether enough of the free devices are for the trial."""
+        return trial is None or trial.device_range[0] <= self._free_for(trial)
+
+    def _free_for(self, trial: TrialView) -> int:
+        bound = trial.bound_to
+        return sum(each.id in bound for each in self._free) if bound else len(self._free)
+
+    def candidate(self, trial: TrialView | None, place: int) -> Candidate:
+        """A trial that fits, as a candidate."""
         if trial is None:
             return Candidate(
                 trial=None,
@@ -182,10 +192,7 @@ class _Estimates:
                 diverged=False,
             )
         least, most = trial.device_range
-        bound = trial.bound_to
-        most = min(most, sum(not bound or each.id in bound for each in self._free))
-        if least > most:
-            return None
+        most = min(most, self._free_for(trial))
         alike = self._alike(trial)
         batch_sizes, seconds = self._seconds(trial, alike, least, most)
         return Candidate(

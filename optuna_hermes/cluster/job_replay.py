@@ -11,7 +11,16 @@ from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import Job, JobTrace
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import TrialView
-from optuna_hermes.policies import POLICIES, Fifo, Policy, Qssf, Ranked, make_policy
+from optuna_hermes.policies import (
+    ENERGY,
+    POLICIES,
+    Fifo,
+    LeastAttainedService,
+    Policy,
+    Qssf,
+    Ranked,
+    make_policy,
+)
 
 # Slice length of ``srtf`` where jobs are not interrupted otherwise.
 ORACLE_SLICE_SECONDS = 600.0
@@ -27,6 +36,8 @@ JOB_POLICIES: Mapping[str, Callable[[int], tuple[Policy, Estimator | None]]] = {
     "qssf-rolling": lambda seed: (Qssf(backfill=False), Learned(trees=False)),
     # The same, with the errors of its authors' replay in place of a predictor.
     "qssf-noise": lambda seed: (Qssf(backfill=False), Noisy(seed)),
+    # Thresholds in device seconds, as in the paper: jobs report no units.
+    "las": lambda seed: (LeastAttainedService(thresholds=(3250, 7200, 18000)), None),
     # Shortest job first, an oracle.
     "sjf": lambda seed: (ShortestRemaining(backfill=False), Clairvoyant()),
     # Shortest remaining time first, an oracle that interrupts.
@@ -80,6 +91,11 @@ def simulate_jobs(
 
 def check_job_policy(name: str) -> None:
     """Raise ``UnknownPolicyError``, which lists all names, if no policy has this one."""
+    if name.startswith(ENERGY):
+        raise UnknownPolicyError(
+            f"With jobs no device is powered down but got {name!r}: name "
+            f"{name.removeprefix(ENERGY)!r} alone."
+        )
     if name not in JOB_POLICIES and name not in POLICIES and ":" not in name:
         known = ", ".join(dict.fromkeys([*JOB_POLICIES, *POLICIES]))
         raise UnknownPolicyError(

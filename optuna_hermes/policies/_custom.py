@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -65,6 +67,10 @@ def _run_file(path: str) -> Mapping[str, Any]:
         raise UnknownPolicyError(
             f"A policy's file must be there but {path!r} cannot be read: {error.strerror}."
         ) from error
+    # For modules beside it, now and in its methods; last, so that nothing is hidden.
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.append(folder)
     return runpy.run_path(path, run_name=path.rpartition("/")[2].removesuffix(".py"))
 
 

@@ -95,11 +95,12 @@ def correlation(then: Floats, there: Flags, now: Floats, prior: float) -> float:
         prior: as it is usually.
     """
     one, other = _normal_scores(then, then[there]), _normal_scores(now, now)
+    # Equal ranks tell nothing. Compared as they are: their mean may be off by rounding.
+    if one.min() == one.max() or other.min() == other.max():
+        return prior
     one, other = one - one.mean(), other - other.mean()
     spread = math.sqrt(one @ one / len(now))
     product = spread * math.sqrt(other @ other / len(now))
-    if not product > 0:
-        return prior
     found = min(float(one @ other) / len(now) / product, 1.0)
     wider = max(1.0, 1.0 / spread)  # normal scores of all have a deviation of 1
     found = found * wider / math.sqrt(1 + found**2 * (wider**2 - 1))

@@ -17,7 +17,10 @@ NEAR = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Metrics of a policy on a list of trials; an event that never came counts as the whole work.
+    """Metrics of a policy on a list of trials.
+
+    An event that never came counts as the latest end of a trial where no device idles: the work
+    over the devices, and with several of them all but one n-th of the longest trial.
 
     Args:
         best_seconds: time until the trial with the lowest final value has finished.
@@ -41,16 +44,19 @@ class Metrics:
 def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Metrics:
     """Measure a simulation of a fixed list, given in its order."""
     work = sum(sum(recording.seconds) for recording in recordings) / n_devices
+    # Graham's bound of a list schedule (1969), without switches.
+    longest = max(sum(recording.seconds) for recording in recordings)
+    never = work + longest * (1 - 1 / n_devices)
     order = by_final(recordings)
     lowest, span = span_of(recordings)
     near = lowest + NEAR * span
     ends = trace.finished
     return Metrics(
-        best_seconds=ends.get(order[0], work),
-        top3_seconds=min(ends.get(number, work) for number in order[:3]),
+        best_seconds=ends.get(order[0], never),
+        top3_seconds=min((ends[each] for each in order[:3] if each in ends), default=never),
         near_seconds=next(
             (each.end for each in trace.slices if math.isfinite(each.value) and each.value <= near),
-            work,
+            never,
         ),
         auc=_mean_regret(trace, lowest, span, work),
         work_seconds=work,

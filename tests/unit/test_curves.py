@@ -95,6 +95,16 @@ def test_a_table_forgets_the_shorter_curves_of_a_trial_that_reports_for_long() -
     assert len(table._curves) < 5
 
 
+def test_one_long_curve_among_many_short_ones() -> None:
+    """Rows are all as long as the longest: their number and length have little to spare."""
+    curves = [curve(*[0.5] * (20 if number else 5000)) for number in range(501)]
+    table = CurveTable()
+    for place in [*range(501)] * 3:
+        curves[place] = curve(*curves[place].values)
+        table.rows(curves)
+    assert table.values.nbytes < 2 * 501 * 5000 * 8
+
+
 def test_what_is_asked_again_is_worked_out_once() -> None:
     """Of a curve that was asked for at the last time nothing is worked out again."""
     asked: list[Curve] = []

@@ -68,6 +68,21 @@ def test_it_decides(folder: Path, place: str) -> None:
     assert policy.decide(SNAPSHOT).memory == 2
 
 
+def test_modules_beside_the_file_are_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy in several files works from everywhere, also where a method imports."""
+    (folder / "beside_one.py").write_text("SIGN = -1\n")
+    (folder / "beside_two.py").write_text("EXTRA = 40\n")
+    changed = NEWEST.replace("SIGN = -1", "from beside_one import SIGN")
+    late = "from beside_two import EXTRA; return Decision(memory=EXTRA + trial.number)"
+    changed = changed.replace("return Decision(memory=trial.number)", late)
+    (folder / "mine.py").write_text(changed)
+    monkeypatch.chdir("/")
+    policy = make_policy(f"{folder}/mine.py:Newest")
+    assert policy.decide(SNAPSHOT).memory == 42
+
+
 def test_what_was_changed_in_the_file_counts(folder: Path) -> None:
     """A file is read anew: a broker that has served it before serves what it is now."""
     assert make_policy("mine.py:Newest").decide(SNAPSHOT).memory == 2

@@ -147,10 +147,32 @@ def test_simulate_jobs_as_a_table(tiny: Path, capsys: pytest.CaptureFixture[str]
     assert shown.err == "20 jobs left out that want more than 1 device.\n"
 
 
+def test_jobs_that_all_want_more_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line says how many devices there would have to be."""
+    path = tmp_path / "wide.csv"
+    path.write_text("submitted,seconds,devices\n0,9,4\n1,9,2\n")
+    assert run(["simulate", "--jobs", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "must fit on 1 device but each wants 2 or more" in line
+
+
+def test_las_has_thresholds_of_hours(tmp_path: Path) -> None:
+    """A job of minutes overtakes one of hours: both are not in the last queue after a slice."""
+    path = tmp_path / "two.csv"
+    path.write_text("submitted,seconds\n0,20000\n100,7000\n")
+    rules = JobRules(groups={None: [1]}, slice_seconds=600)
+    assert [
+        each.job.number for each in simulate_jobs(read_jobs(path).jobs, "las", rules).records
+    ] == [1, 0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--policy", "best"], "With jobs a policy must be one of fifo"),
+        (["--policy", "energy:fifo"], "got 'energy:fifo': name 'fifo' alone"),
         (["--study-name", "s"], "--jobs goes without"),
         (["--sampler", "TPESampler"], "--jobs goes without"),
         (["--slice-seconds", "0"], "slice_seconds must be above 0"),

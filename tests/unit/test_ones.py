@@ -19,7 +19,7 @@ from optuna_hermes.cluster.jobs import Job
 from optuna_hermes.cluster.ones_search import Evolution, Schedules, SearchSpace
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
-from optuna_hermes.policies import LeastAttainedService, Ones, Policy
+from optuna_hermes.policies import LeastAttainedService, Ones, Policy, Smd
 from optuna_hermes.policies.step_model import fit_steps
 from support.elastic import (
     Application,
@@ -118,6 +118,15 @@ def test_what_took_as_long_before_is_expected_again() -> None:
     for seed in range(20):
         snapshot = Snapshot(devices=cluster(1), trials=(long, short), finished=over, seed=seed)
         assert list(given_out(snapshot)) == [0]
+
+
+@pytest.mark.parametrize("policy", [Ones(), Smd()])
+def test_wide_trials_that_do_not_fit_leave_no_device_idle(policy: Policy) -> None:
+    """However many with less left want more devices than are free, one that fits is assigned."""
+    devices = (replace(cluster(2)[0], free=False), cluster(2)[1])
+    wide = [trial(number, 5, 1, devices_wanted=2) for number in range(200)]
+    snapshot = Snapshot(devices=devices, trials=(*wide, trial(200, 5, 999)))
+    assert list(given_out(snapshot, policy)) == [200]
 
 
 # How many devices, and what batch

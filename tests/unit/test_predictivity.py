@@ -76,6 +76,15 @@ def test_only_the_order_of_values_counts(seed: int, order: list[int]) -> None:
     assert measured(values[order], units[order]) == pytest.approx(found)
 
 
+def test_equal_values_are_as_usual() -> None:
+    """Ranks that are all equal tell nothing, however the mean of their scores is rounded."""
+    rng = np.random.default_rng(0)
+    for n in range(4, 257):
+        there, others = np.ones(n, dtype=bool), rng.random(n)
+        assert correlation(np.zeros(n), there, others, USUAL) == USUAL
+        assert correlation(others, there, np.zeros(n), USUAL) == USUAL
+
+
 def test_nothing_is_known_that_is_not_seen() -> None:
     """What was measured before changes no later measure, of more trials or of others."""
     again = Predictivity()

@@ -38,7 +38,8 @@ class PrunesAtOnce(Policy):
 
     def decide(self, snapshot: Snapshot) -> Decision:
         decision = make_policy("fifo").decide(replace(snapshot, trials=()))
-        return replace(decision, pruned=tuple(trial.number for trial in snapshot.trials))
+        waiting = [trial.number for trial in snapshot.trials if trial.state != "running"]
+        return replace(decision, pruned=tuple(waiting))
 
 
 def simulate(policy: Policy, n_devices: int = 1, fraction: float = 0.0) -> Trace:
@@ -98,6 +99,20 @@ class TestMeasure:
         assert metrics.best_seconds == metrics.top3_seconds == metrics.near_seconds == 8.0
         # 9.5, 8, 6, 7 after a second each; 6 is the best from second 3 on.
         assert metrics.auc == pytest.approx((1 + 7.5 / 8 + 6 / 8 + 5 * 4 / 8) / 8)
+
+    def test_killing_the_best_with_a_device_each(self) -> None:
+        """The work over the devices is less than any training takes: killing is not sooner."""
+        trace = TrialSimulator(
+            PrunesAtOnce(), FixedList(TRIALS[:3]), n_devices=4, costs=SwitchCosts(fraction=0.0)
+        ).run()
+        metrics = measure(trace, TRIALS[:3], 4)
+        assert metrics.work_seconds == 1.5
+        assert metrics.best_seconds == metrics.top3_seconds == metrics.near_seconds == 3.0
+
+    def test_one_of_three(self) -> None:
+        """Where one of the best three has finished, its end counts, however late."""
+        trace = replace(simulate(make_policy("fifo"), 4), finished={1: 9.0})
+        assert measure(trace, TRIALS, 4).top3_seconds == 9.0
 
     def test_killing_another(self) -> None:
         """Trials that are pruned do not count as the best one's death."""
