@@ -223,13 +223,16 @@ def _job(
         InvalidInputError: `optimize` would refuse them.
     """
     from optuna_hermes.launch import Job
+    from optuna_hermes.ledger import is_database, with_password
 
     given = _given(arguments)
     _check(given, elsewhere)
+    storage = given["storage"]
     return Job(
         name=name or given["study_name"],
         arguments=tuple(_without(arguments, "--storage")),
-        storage=given["storage"],
+        # Hosts may not have this environment.
+        storage=with_password(storage) if is_database(storage) else storage,
         hosts=hosts,
         gpus=gpus,
         cpus=cpus,

@@ -145,7 +145,8 @@ def optimize(
       1    failed
       2    bad input
       3    no trial has succeeded
-      75   suspended by a signal or by the end of its job: run the same command again
+      75   suspended by a signal, the end of its job, or a database or checkpoints
+           that were away: run the same command again
       130  suspended by Ctrl-C
 
     \b

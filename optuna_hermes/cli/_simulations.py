@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import replay
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.formats import plural
 from optuna_hermes.view.simulation import counting
 
 if TYPE_CHECKING:
@@ -170,6 +172,12 @@ def of_jobs(
         check_job_policy(name)
     found = read_jobs(path)
     jobs = [replace(job, group=None, params=_user(job)) for job in found.jobs]
+    least = min(job.devices for job in jobs)
+    if least > hosts[0]:
+        raise InvalidInputError(
+            f"Some job must fit on {plural(hosts[0], 'device')} but each wants {least} or more: "
+            "give more --devices."
+        )
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:

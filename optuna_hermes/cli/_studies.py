@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import note
-from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.errors import InvalidInputError, StorageError, StudyDeletedError
 from optuna_hermes.model import MOST_SEED
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ SEED = typer.Option(min=0, max=MOST_SEED, metavar="N", help="Sampler and trials 
 Storage = Annotated[
     str,
     typer.Option(
-        envvar="OPTUNA_STORAGE", metavar="URL", help="Optuna's storage, as sqlite:///study.db."
+        envvar="OPTUNA_STORAGE",
+        metavar="URL",
+        help="Optuna's storage: sqlite:///study.db, a journal's file, grpc://HOST:PORT.",
     ),
 ]
 StudyName = Annotated[str, typer.Option(metavar="NAME", help="The study's name.")]
@@ -98,6 +100,8 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     try:
         with _optuna.database_errors(storage):
             yield study
+    except StudyDeletedError:
+        raise
     except InvalidInputError:
         # A study with a key is in use: by another process, or by this one after its input passed.
         unused = is_new and _optuna.known_key(study) is None

@@ -19,7 +19,7 @@ from optuna_hermes.view.formats import plural, ranges, size
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes.broker._protocol import BrokerStatus
-    from optuna_hermes.upkeep import Rows
+    from optuna_hermes.upkeep import Litter, Rows
 
 CheckpointDir = Annotated[
     str | None, typer.Option(metavar="FOLDER", help="Or URL, as given to `optimize`, if it was.")
@@ -126,6 +126,35 @@ def gc(
     Example:
       optuna-hermes gc --storage sqlite:///study.db --study-name digits --dry-run
     """
+    try:
+        litter, rows = _cleared_away(storage, study_name, checkpoint_dir, dry_run=dry_run)
+    except OSError as error:
+        # What the ledger names it still names: files go before their rows.
+        raise InvalidInputError(
+            f"{error.filename or study_name!r} cannot be cleared away ({error.strerror or error}): "
+            "let this user do so, and run the same command again; no trial has lost anything."
+        ) from error
+    if json:
+        local = {str(path): n_bytes for path, n_bytes in litter.files.items()}
+        files = {**local, **litter.remote}
+        freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
+        show_json({**freed, "elsewhere": litter.elsewhere, **dataclasses.asdict(rows)})
+        return
+    files_text = (
+        f"{plural(len(litter.files) + len(litter.remote), 'file')}, {size(litter.size_bytes)}"
+    )
+    show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
+    cleared = _cleared(rows)
+    if cleared:
+        show(f"{'Would clear' if dry_run else 'Cleared'} from the ledger: {cleared}.")
+    for folder in litter.elsewhere:
+        note(f"The ledger names checkpoints in {folder!r} too{_way_to(folder)}.")
+
+
+def _cleared_away(
+    storage: str, study_name: str, checkpoint_dir: str | None, *, dry_run: bool
+) -> tuple[Litter, Rows]:
+    """Remove garbage, unless ``dry_run``, and return what it was."""
     from optuna_hermes import _optuna, upkeep
     from optuna_hermes.suspend import _remote
 
@@ -147,21 +176,7 @@ def gc(
         if not dry_run:
             upkeep.remove(study, ledger, litter)
             upkeep.remove_rows(study, ledger, rows, now)
-    if json:
-        local = {str(path): n_bytes for path, n_bytes in litter.files.items()}
-        files = {**local, **litter.remote}
-        freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
-        show_json({**freed, "elsewhere": litter.elsewhere, **dataclasses.asdict(rows)})
-        return
-    files_text = (
-        f"{plural(len(litter.files) + len(litter.remote), 'file')}, {size(litter.size_bytes)}"
-    )
-    show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
-    cleared = _cleared(rows)
-    if cleared:
-        show(f"{'Would clear' if dry_run else 'Cleared'} from the ledger: {cleared}.")
-    for folder in litter.elsewhere:
-        note(f"The ledger names checkpoints in {folder!r} too{_way_to(folder)}.")
+    return litter, rows
 
 
 def _folders(study: Study, checkpoint_dir: str | None) -> list[Path]:

@@ -92,12 +92,15 @@ class Kubernetes(Launcher):
             "restartPolicy": "Never",  # as a policy of failures demands
             "terminationGracePeriodSeconds": job.grace_seconds,
             "containers": [container],
+            # Else it has 64 MiB, in which the workers of a loader die.
+            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
         }
+        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
         if self._claim:
-            container["volumeMounts"] = [{"name": "checkpoints", "mountPath": CHECKPOINTS}]
-            pod["volumes"] = [
+            container["volumeMounts"].append({"name": "checkpoints", "mountPath": CHECKPOINTS})
+            pod["volumes"].append(
                 {"name": "checkpoints", "persistentVolumeClaim": {"claimName": self._claim}}
-            ]
+            )
         return {
             "apiVersion": "batch/v1",
             "kind": "Job",

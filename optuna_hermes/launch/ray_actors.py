@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import hashlib
 import os
 import signal
 import subprocess
@@ -38,6 +39,7 @@ SHOWN_LINES = 1000
 
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.05
+_PIECE_BYTES = 65536
 _PR_SET_PDEATHSIG = 1
 _FINAL = frozenset({ExitStatus.DONE, ExitStatus.BAD_INPUT, ExitStatus.NOTHING_SUCCEEDED})
 """Statuses after which no other host has anything left to do, or would do better."""
@@ -124,12 +126,10 @@ class RayHost:
         self._lines: deque[str] = deque(maxlen=SHOWN_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._stopped = False
-        # A node of Ray may share its machine with others: each host has a broker of its own.
-        runtime = tempfile.mkdtemp(prefix="optuna-hermes-")
         self._environment = {
             **os.environ,
             **environment,
-            RUNTIME_DIR_VARIABLE: runtime,
+            RUNTIME_DIR_VARIABLE: _runtime_dir(name),
             HOST_VARIABLE: name,
             GRACE_VARIABLE: str(grace_seconds),
         }
@@ -148,11 +148,33 @@ class RayHost:
                 preexec_fn=_end_with_parent,
             )
             assert self._process.stdout is not None
-            async for line in self._process.stdout:
-                self._lines.append(line.decode(errors="replace").rstrip("\n"))
+            await self._read(self._process.stdout)
             await self._process.wait()
+            await self._end_broker()
         status = ExitStatus.SUSPENDED if self._process is None else self._process.returncode
         return int(status or 0), list(self._lines)
+
+    async def _read(self, output: asyncio.StreamReader) -> None:
+        """Keep the last lines of its output, each as a terminal would show it in the end."""
+        rest = b""
+        while piece := await output.read(_PIECE_BYTES):
+            *lines, rest = (rest + piece).split(b"\n")
+            self._lines += (_shown(line) for line in lines)
+            rest = rest[-_PIECE_BYTES:]  # a progress bar may write no newline for hours
+        if rest:
+            self._lines.append(_shown(rest))
+
+    async def _end_broker(self) -> None:
+        """End this host's broker: while it waits for clients it keeps GPUs from the next launch."""
+        ending = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "optuna_hermes", "broker", "--stop"),
+            cwd=self._folder,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        await ending.wait()
 
     async def place(self) -> str:
         """The node that it is on."""
@@ -230,7 +252,7 @@ class Supervisor:
     async def _follow(self, index: int) -> None:
         try:
             self._ended[index] = await self._actors[index].run.remote()
-        except ray.exceptions.RayActorError as error:
+        except ray.exceptions.RayError as error:
             self._ended.setdefault(index, (ExitStatus.FAILED, [str(error)]))
         ray.kill(self._actors[index])
 
@@ -291,6 +313,19 @@ class Supervisor:
         self._stopped = True
         await self._asked_all(self._left(), "stop")
         await self._end_waiting()
+
+
+def _runtime_dir(name: str) -> str:
+    """The runtime directory of a host, which one that Ray starts anew on its node has again."""
+    # A node of Ray may share its machine with others: each host has a broker of its own.
+    place = f"{ray.get_runtime_context().get_node_id()} {name}"
+    own = hashlib.sha256(place.encode()).hexdigest()[:12]  # the path of a socket must be short
+    return str(Path(tempfile.gettempdir(), f"optuna-hermes-{os.getuid()}-{own}"))
+
+
+def _shown(line: bytes) -> str:
+    """What is left of a line after its carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 
 def _end_with_parent() -> None:

@@ -15,12 +15,10 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
+from optuna_hermes.ledger._locks import UNLOCK_SECONDS
 from optuna_hermes.model import LIVE_STATES
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
-
-UNLOCK_SECONDS = 6.0
-"""Time in which a broker that ends, or serves a study no longer, has unlocked it."""
 
 Unwritten = tuple[tuple[int, float], ...]
 

@@ -16,6 +16,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
+from optuna_hermes._optuna import _local_ledgers
 from optuna_hermes.cli import run
 from optuna_hermes.ledger import CheckpointRecord, open_ledger
 from optuna_hermes.model import Checkpoint
@@ -107,6 +108,27 @@ def test_a_study_in_a_journal_is_deleted_with_its_files(
     assert other.exists()
     notes = [line for line in capsys.readouterr().err.splitlines() if "Checkpoints stay" in line]
     assert [str(each) in "".join(notes) for each in (own, given, other)] == [trains, True, False]
+
+
+def test_a_study_in_a_file_is_not_deleted_while_it_is_trained(
+    study: tuple[str, ...],
+    storage_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """SQLite gives its ids to the next study, into which that process would write."""
+    monkeypatch.setattr(_local_ledgers, "UNLOCK_SECONDS", 0.1)
+    key = _optuna.study_key(optuna.load_study(study_name="digits", storage=storage_url))
+    with closing(open_ledger(storage_url)) as ledger:
+        ledger.lock_study(key)
+    lock = Path(f"{storage_url.removeprefix('sqlite:///')}.hermes", f"{key}.lock")
+    with open(lock, "a") as trains:
+        fcntl.flock(trains, fcntl.LOCK_EX)
+        assert run(("delete-study", *study)) == 2
+    assert optuna.get_all_study_names(storage_url) == ["digits"]
+    assert "error: A process trains study 'digits'" in capsys.readouterr().err
+    assert run(("delete-study", *study)) == 0
+    assert optuna.get_all_study_names(storage_url) == []
 
 
 def test_what_optuna_refuses_is_one_line(cli: Cli, study: tuple[str, ...]) -> None:

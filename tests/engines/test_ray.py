@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
+from optuna_hermes.broker import connect_or_start
 from support.engines import BATCHES, Training, finished, make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -39,6 +45,55 @@ def environment(training: Training) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["all-stay", "one-is-lost"])
+def brokers() -> list[psutil.Process]:
+    """The brokers of hosts of a launch."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        is_broker = "optuna_hermes.broker" in (process.info["cmdline"] or ())
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if is_broker and process.environ().get("OPTUNA_HERMES_HOST", "").startswith("s-"):
+                found.append(process)
+    return found
+
+
+PROGRESS_BAR = """
+import sys
+for percent in range(20_000):
+    sys.stdout.write(f"\\r{percent} of 20000")
+sys.stdout.write("\\nloaded\\nat work")
+"""
+
+
+def test_a_progress_bar_is_read_and_the_hosts_broker_ends_with_it(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a line of 200 KB what a terminal would show is kept, whatever it was longer than."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(runtime_dir))
+    connect_or_start("viewer", "cpu:1").close()
+    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20)
+    host._command = [sys.executable, "-c", PROGRESS_BAR]
+    assert asyncio.run(host.run()) == (0, ["19999 of 20000", "loaded", "at work"])
+    assert not (runtime_dir / "broker.sock").exists()
+
+
+def test_an_error_of_a_hosts_own_is_the_end_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the supervisor would end with it: the others' nodes would stay reserved."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    killed: list[Any] = []
+    monkeypatch.setattr(ray_actors.ray, "kill", killed.append)
+
+    def run() -> None:
+        raise ray_actors.ray.exceptions.RayTaskError("run", "no room", ValueError("no room"))
+
+    supervisor = object.__new__(ray_actors.Supervisor)
+    actor = SimpleNamespace(run=SimpleNamespace(remote=run))
+    supervisor._actors, supervisor._ended = [actor], {}
+    asyncio.run(supervisor._follow(0))
+    assert supervisor._ended[0][0] == 1
+    assert killed == [actor]
+
+
 def test_every_node_trains_and_one_may_be_lost(
     lost: bool,
     ray_cluster: Any,
@@ -101,6 +156,7 @@ def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
 
     assert launch(2).returncode == 0
     wait_for(lambda: states() == ["done"], 300)
+    wait_for(lambda: not brokers(), 10)  # it would keep a GPU from the next launch
     assert finished(postgres_url) == {"COMPLETE": 2}
     begun = len(training.batches())
     again = launch(8)

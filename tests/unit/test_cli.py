@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.util
 import json
 import os
@@ -18,7 +19,7 @@ import pytest
 import sqlalchemy.exc
 
 from optuna_hermes import __version__, _optuna, upkeep
-from optuna_hermes._optuna import _patience
+from optuna_hermes._optuna import _patience, _storages
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.cli import _optuna_verbs, _quickstart, _studies, run
@@ -597,6 +598,84 @@ def suspended(here: Path) -> optuna.Study:
     return study
 
 
+@pytest.fixture
+def in_journal(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[optuna.Study, tuple[str, ...]]:
+    """A study in a journal's file with trial 0 suspended, and the words that name it."""
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    from optuna_hermes.ledger import TrialRecord, open_ledger
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    storage = JournalStorage(JournalFileBackend(str(here / "journal.log")))
+    study = optuna.create_study(storage=storage, study_name="digits")
+    _optuna.claim_ledger(study)
+    trial = _optuna.open_trial(study)
+    trial.report(2.0, 1)
+    row = TrialRecord(
+        study=_optuna.study_key(study), number=0, trial_id=_optuna.trial_id(trial), state="stored"
+    )
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        ledger.save_trial(row)
+    return study, ("--storage", "journal.log", "--study-name", "digits")
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_every_verb_opens_a_journal(
+    in_journal: tuple[optuna.Study, tuple[str, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Optuna's own verbs do: else nobody could close its suspended trials, nor clear it away."""
+    study, words = in_journal
+    for verb in (["status"], ["status", "0"], ["hold", "0"], ["release", "0"], ["gc"], ["trials"]):
+        assert run([*verb, *words]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert run(["doctor", *words, "--json"]) in (0, 1)  # of this host's other checks
+    checks = {each["name"]: each for each in json.loads(capsys.readouterr().out)["checks"]}
+    assert [checks[name]["state"] for name in ("studies", "ledger", "study 'digits'")] == ["ok"] * 3
+    assert run(["finish", *words, "0"]) == 0
+    assert study.trials[0].value == 2.0
+
+
+def test_optimize_opens_a_journal(
+    in_journal: tuple[optuna.Study, tuple[str, ...]], runs_with: Callable[..., list[Any]]
+) -> None:
+    """With ``--ledger``, which is for studies that are in no database."""
+    called = runs_with()
+    _, words = in_journal
+    ledger = "postgresql+psycopg://user@db/hermes"
+    assert run(["optimize", "x.py:f", *words, "--ledger", ledger]) == 0
+    assert called[0].ledger == ledger
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_journal_in_redis_is_opened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its URL, as Optuna's own command line does."""
+    fakeredis = pytest.importorskip("fakeredis")
+    server = fakeredis.FakeStrictRedis()
+    monkeypatch.setattr("redis.Redis.from_url", lambda *_, **__: server)
+    _, is_new = _optuna.create_study("redis://host/0", "digits")
+    assert is_new
+    assert run(["study-names", "--storage", "redis://host/0"]) == 0
+    assert capsys.readouterr().out == "digits\n"
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_proxy_that_is_not_there(
+    refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line names it."""
+    pytest.importorskip("grpc")
+    monkeypatch.setattr(_storages, "_PROXY_SECONDS", 0.1)
+    words = ("--storage", "grpc://127.0.0.1:1", "--study-name", "digits")
+    line = refuse("finish", *words, "--all")
+    assert "grpc://127.0.0.1:1 cannot be used: no proxy answers there" in line
+    assert "no proxy answers there" in refuse("best-trial", *words)
+
+
 def test_status_of_a_study_from_its_ledger(
     suspended: optuna.Study, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -729,6 +808,41 @@ def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFi
     assert run(["gc", *OPTIMIZE[2:]]) == 0
     assert not path.exists()
     assert capsys.readouterr().out == ("Would remove 1 file, 2.0 KiB.\nRemoved 1 file, 2.0 KiB.\n")
+
+
+@pytest.mark.parametrize("call", ["unlink", "exists"])
+def test_gc_says_what_it_may_not_remove(
+    call: str,
+    suspended: optuna.Study,
+    refuse: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of another user, or on a disk that is read-only: in a line, and its row stays."""
+    from optuna_hermes.ledger import CheckpointRecord, open_ledger
+
+    path = _optuna.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(2048))
+    key = _optuna.study_key(suspended)
+    checkpoint = Checkpoint(path=str(path), units=1, size_bytes=2048, sha256="")
+    do = getattr(Path, call)
+
+    def denied(self: Path, **options: Any) -> Any:
+        if self == path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return do(self, **options)
+
+    with contextlib.closing(open_ledger(_optuna.ledger_url(suspended))) as ledger:
+        ledger.save_checkpoint(CheckpointRecord(study=key, number=0, checkpoint=checkpoint, at=0.0))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, call, denied)
+            line = refuse("gc", *OPTIMIZE[2:])
+        assert f"{str(path)!r} cannot be cleared away (Permission denied)" in line
+        assert path.exists()
+        assert len(ledger.load_checkpoints(key)) == 1
+        assert run(["gc", *OPTIMIZE[2:]]) == 0
+        assert not path.exists()
+        assert ledger.load_checkpoints(key) == []
 
 
 def test_gc_names_the_folders_it_did_not_look_in(

@@ -108,6 +108,12 @@ def test_a_manifest_of_kubernetes() -> None:
     folder = ["--checkpoint-dir", "/checkpoints/digits"]
     assert container["command"] == ["optuna-hermes", "optimize", *ARGUMENTS, *folder]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert mounts == {"/dev/shm": "shm", "/checkpoints": "checkpoints"}
+    assert pod["volumes"] == [
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # 64 MiB are too few for loaders
+        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}},
+    ]
     ignored = {"action": "Ignore", "onExitCodes": {
         "containerName": "optimize", "operator": "In", "values": [int(ExitStatus.SUSPENDED)],
     }}  # fmt: skip
@@ -124,7 +130,7 @@ def test_pods_need_a_place_for_checkpoints() -> None:
         kubernetes.render(job())
     stored = (*ARGUMENTS, "--checkpoint-dir", "s3://bucket/digits")
     text = kubernetes.render(job(arguments=stored))
-    assert "volumes" not in text
+    assert "persistentVolumeClaim" not in text
     assert "s3://bucket/digits" in text
     with pytest.raises(InvalidInputError, match="--image"):
         launcher("kubernetes", claim="checkpoints").render(job())
@@ -268,6 +274,23 @@ def test_a_job_that_has_ended_makes_room_for_its_next(
     assert ("create -f -" in said) is starts
 
 
+@pytest.mark.parametrize(
+    ("state", "starts"), [("PENDING", False), ("RUNNING", False), ("TIMEOUT", True)]
+)
+def test_an_array_at_work_is_not_replaced(state: str, starts: bool, engine: Engine) -> None:
+    """Its record has one array: of two under a name the first could not be stopped."""
+    submitted = engine("sbatch", "18\n")
+    engine("squeue", f"17|0|{state}|n1|None\n")
+    with record("digits") as keep:
+        keep(Launch(launcher="slurm", name="digits", id="17"))
+    if starts:
+        assert launcher("slurm").start(job()).id == "18"
+    else:
+        with pytest.raises(LaunchError, match=r"'digits' is at work.*launch stop digits"):
+            launcher("slurm").start(job())
+    assert submitted.exists() is starts
+
+
 def test_what_an_engine_says_against_it(engine: Engine) -> None:
     """Its own words, in one line."""
     engine("sbatch", status=1, error="sbatch: error: invalid partition specified: gpu")
@@ -370,3 +393,32 @@ def test_started_shown_and_stopped(
     assert run(["launch", "status", "digits"]) == 0
     assert "digits-0" in capsys.readouterr().out
     assert run(["launch", "stop", "digits"]) == 0
+
+
+def test_hosts_get_the_password_of_this_environment(
+    engine: Engine,
+    objective: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pods do not inherit $PGPASSWORD, by which `optimize` would work here; nothing shows it."""
+    monkeypatch.setenv("PGPASSWORD", "sesame")
+    words = [*objective[:-1], URL.replace(":secret", "")]
+    launch = ["launch", "kubernetes", "--image", "train:1", "--claim", "c"]
+    noted = engine("kubectl")
+    assert run([*launch, "--dry-run", "--", *words]) == 0
+    assert run([*launch, "--", *words]) == 0
+    assert "sesame" not in "".join(capsys.readouterr())
+    (secret,) = (line for line in noted.read_text().splitlines() if '"Secret"' in line)
+    assert "postgresql+psycopg://user:sesame@db/optuna" in secret
+
+
+@pytest.mark.parametrize("storage", ["journal.log", "redis://host/0", "grpc://host:13000"])
+def test_a_storage_that_is_no_database_is_handed_over_as_it_is(
+    storage: str, engine: Engine, objective: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """$PGPASSWORD is not for it."""
+    monkeypatch.setenv("PGPASSWORD", "sesame")
+    submitted = engine("sbatch", "17\n")
+    assert run(["launch", "slurm", "--", *objective[:-1], storage]) == 0
+    assert f"storage={storage}\n" in submitted.read_text()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from optuna_hermes.errors import ObjectiveError
-from optuna_hermes.workers._objective import pack, unpack
+from optuna_hermes.workers._objective import arguments, pack, unpack
 
 
 @pytest.fixture
@@ -70,3 +71,28 @@ def test_a_file_that_raises_is_said_to(tmp_path: Path) -> None:
     path.write_text("1 / 0\n")
     with pytest.raises(ObjectiveError, match="ZeroDivisionError"):
         unpack(f"{path}:objective")
+
+
+@pytest.mark.parametrize(
+    ("script", "target", "own"),
+    [
+        ("/bin/optuna-hermes", "train:objective", False),
+        ("/work/train.py", "train:objective", True),
+        ("/work/train.py", "other:objective", False),
+        ("/work/pkg/train.py", "pkg.train:objective", True),
+        ("/work/pkg/train.py", "other.train:objective", False),
+        ("/work/pkg/__main__.py", "pkg:objective", True),
+        ("/work/train.py", "/work/train.py:objective", True),
+        ("/work/train.py", "/other/train.py:objective", False),
+        (None, "train:objective", False),
+    ],
+)
+def test_arguments_are_those_of_the_script_alone(
+    script: str | None, target: str, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else is imported gets none of them, though it may parse some at its top level."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
+    monkeypatch.setattr(sys, "argv", ["script", "--seed", "3"])
+    place = target.rpartition(":")[0]
+    assert arguments(target) == (["script", "--seed", "3"] if own else [place])
+    assert arguments(b"a function") == ["script", "--seed", "3"]

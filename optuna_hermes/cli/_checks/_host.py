@@ -42,7 +42,7 @@ def limits() -> Iterator[Check]:
     """Check system limits that are reached only late in a study."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     few = 0 <= files < FEW_FILES
-    problem = "A broker needs a file a worker: `ulimit -n 4096` before it starts." if few else ""
+    problem = "A broker needs two files a worker: `ulimit -n 4096` before it starts." if few else ""
     yield judged("open files", f"{files} at most", problem=problem)
     if SHARED_MEMORY.is_dir() and os.path.ismount(SHARED_MEMORY):
         total = psutil.disk_usage(str(SHARED_MEMORY)).total

@@ -89,8 +89,8 @@ def _ledger(url: str) -> Iterator[Check]:
         if is_database(url):
             yield judged("ledger", "it cannot be used", problem=str(error), state="fail")
         else:
-            # A journal has no tables: its studies have ledgers of their own.
-            yield good("ledger", f"in a file of its own ({error})")
+            # A journal, or a proxy, has no tables.
+            yield good("ledger", "each study has its own: a file, or the database of --ledger")
         return
     if version is None:
         yield good("ledger", "none yet; `optimize` makes it")
