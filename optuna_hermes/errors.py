@@ -54,6 +54,10 @@ class StorageError(InvalidInputError):
     """The study's storage, or the study in it, cannot be opened."""
 
 
+class StudyDeletedError(StorageError):
+    """The study was deleted while it ran, and perhaps made again under its name."""
+
+
 class DatabaseAwayError(HermesError, RuntimeError):
     """The database did not answer for long: all is suspended, or nothing was begun; status 75."""
 

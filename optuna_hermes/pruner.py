@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import optuna
-from optuna.pruners import BasePruner, HyperbandPruner
+from optuna.pruners import BasePruner, HyperbandPruner, WilcoxonPruner
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
@@ -14,6 +14,14 @@ from optuna_hermes.model import MOST_COUNT
 
 if TYPE_CHECKING:
     from optuna_hermes.broker import TrialSession
+
+
+_REFUSED: dict[type[BasePruner], str] = {
+    HyperbandPruner: "Optuna gives each bracket its own view of the study only if HyperbandPruner "
+    "is the study's pruner itself. Wrap SuccessiveHalvingPruner, or use HermesPruner() alone.",
+    WilcoxonPruner: "its steps are instances, while trials take turns by how far they are. Report "
+    "the mean of the instances so far, at their number, and use HermesPruner() alone.",
+}
 
 
 class HermesPruner(BasePruner):
@@ -26,7 +34,8 @@ class HermesPruner(BasePruner):
         wrapped: a pruner that may still stop trials for good; None for none.
 
     Raises:
-        UnsupportedPrunerError: ``wrapped`` is a ``HyperbandPruner``.
+        UnsupportedPrunerError: ``wrapped`` is a ``HyperbandPruner`` or ``WilcoxonPruner``, or has
+            one inside.
 
     Example:
         >>> import optuna
@@ -38,12 +47,10 @@ class HermesPruner(BasePruner):
     """Mark for ``HermesSampler``: trials of this study take turns."""
 
     def __init__(self, wrapped: BasePruner | None = None) -> None:
-        if isinstance(wrapped, HyperbandPruner):
-            raise UnsupportedPrunerError(
-                "HyperbandPruner cannot be wrapped: Optuna gives each bracket its own view of the "
-                "study only if HyperbandPruner is the study's pruner itself. Wrap "
-                "SuccessiveHalvingPruner, or use HermesPruner() alone."
-            )
+        for pruner in _optuna.nested_pruners(wrapped):
+            for kind, reason in _REFUSED.items():
+                if isinstance(pruner, kind):
+                    raise UnsupportedPrunerError(f"{kind.__name__} cannot be wrapped: {reason}")
         self._wrapped = wrapped
 
     @property
@@ -68,11 +75,12 @@ def _take_turns(
     session: TrialSession, study: optuna.Study, trial: FrozenTrial, *, reports: bool
 ) -> None:
     session.started(stores=False)
-    step = trial.last_step
-    if not reports:
-        session.beat()  # a sign of life only: the session is that of another trial of this thread
-    elif step is not None:
-        unit = len(trial.intermediate_values)
+    step, unit = trial.last_step, len(trial.intermediate_values)
+    # A sign of life only: nothing was reported since the last call, or the session is that of
+    # another trial of this thread.
+    if step is None or unit == session.reported_unit or not reports:
+        session.beat()
+    else:
         value = _optuna.sign(study) * trial.intermediate_values[step]
         # A time in nanoseconds is more than a message holds; it is the unit that counts.
         session.report(unit=unit, step=min(step, MOST_COUNT), value=value)

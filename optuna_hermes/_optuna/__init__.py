@@ -23,6 +23,7 @@ from optuna_hermes._optuna._samplers import is_feasible as is_feasible
 from optuna_hermes._optuna._samplers import learns as learns
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
 from optuna_hermes._optuna._samplers import nested as nested
+from optuna_hermes._optuna._samplers import nested_pruners as nested_pruners
 from optuna_hermes._optuna._samplers import read_anew as read_anew
 from optuna_hermes._optuna._samplers import reseed as reseed
 from optuna_hermes._optuna._storages import close_connections as close_connections
@@ -46,6 +47,7 @@ from optuna_hermes._optuna._studies import asked_to_stop as asked_to_stop
 from optuna_hermes._optuna._studies import checkpoint_root as checkpoint_root
 from optuna_hermes._optuna._studies import checkpoint_url as checkpoint_url
 from optuna_hermes._optuna._studies import facts as facts
+from optuna_hermes._optuna._studies import identity as identity
 from optuna_hermes._optuna._studies import is_apart as is_apart
 from optuna_hermes._optuna._studies import is_deleted as is_deleted
 from optuna_hermes._optuna._studies import known_key as known_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any, TextIO
 import optuna
 
 from optuna_hermes._optuna._local_ledgers import delete_with_files
-from optuna_hermes._optuna._storages import line, of_database, racing
+from optuna_hermes._optuna._storages import PROXY, line, of_database, open_storage, racing
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -61,8 +62,9 @@ def run_optuna_cli(
 
 def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str | None) -> Any:
     """The storage of one of Optuna's commands, which deletes a study with its files."""
-    # The commands of a script may start at once on a new database.
-    storage = racing(get, *place)
+    url = place[0] or os.environ.get("OPTUNA_STORAGE", "")
+    # The commands of a script may start at once on a new database. Optuna's own know no proxy.
+    storage = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)
     delete = storage.delete_study
 
     def delete_study(study_id: int) -> None:

@@ -21,6 +21,7 @@ from optuna_hermes._optuna._studies import (
     checkpoint_root,
     known_key,
     ledger_file,
+    ledger_url,
     named_ledger,
     only_here,
     shares_its_ledger,
@@ -28,7 +29,7 @@ from optuna_hermes._optuna._studies import (
 )
 from optuna_hermes.errors import InvalidInputError, LedgerError, StorageError
 from optuna_hermes.ledger import open_ledger
-from optuna_hermes.ledger._locks import remove_ledger
+from optuna_hermes.ledger._locks import UNLOCK_SECONDS, remove_ledger
 
 MEETING_SECONDS = 10.0
 """Seconds in which hosts that claim a study at the same moment retry."""
@@ -74,7 +75,11 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
     Returns:
         Folders and URLs whose checkpoints stay: a process trains the study, or they are where its
         user has said.
+
+    Raises:
+        StorageError: a process trains the study in a file, which would give its ids to others.
     """
+    _refuse_trained(study)
     apart = not shares_its_ledger(study) and named_ledger(study) is None
     key = known_key(study) if apart else None
     # Keys come out of a storage: one must not lead out of the folders.
@@ -92,6 +97,21 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
         shutil.rmtree(root, ignore_errors=True)
         places.discard(str(root))
     return sorted(places)
+
+
+def _refuse_trained(study: optuna.Study) -> None:
+    """Raise a ``StorageError`` if a process trains a study that is in an SQLite file."""
+    key = known_key(study) if shares_its_ledger(study) else None
+    if key is None:
+        return
+    with (
+        contextlib.suppress(LedgerError),  # what cannot be read is trained by nobody
+        contextlib.closing(open_ledger(ledger_url(study))) as ledger,
+    ):
+        if ledger.is_locked(key, UNLOCK_SECONDS):
+            raise StorageError(
+                f"A process trains study {study.study_name!r}: stop it, then delete the study."
+            )
 
 
 def _claimed(study: optuna.Study, here: str) -> list[str]:

@@ -20,10 +20,16 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._samplers import nested
 from optuna_hermes._optuna._storages import disconnect
-from optuna_hermes._optuna._studies import study_spec
+from optuna_hermes._optuna._studies import identity, study_spec
 from optuna_hermes._optuna._trials import Note, end_of, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
-from optuna_hermes.broker import OwnSession, connect_or_start, pending_endings, sessions
+from optuna_hermes.broker import (
+    OwnSession,
+    StudyIdentity,
+    connect_or_start,
+    pending_endings,
+    sessions,
+)
 from optuna_hermes.broker._protocol import Ending, Register
 
 if TYPE_CHECKING:
@@ -59,12 +65,12 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
         return
     made = _trial_being_made()
     if made is not None:
-        _alive[study.study_name, trial.number] = made
+        _alive[identity(study), trial.number] = made
     preempts = getattr(study.pruner, "preempts", False)
     if not preempts or not study._thread_local.in_optimize_loop:
         return
     outer = _outer()
-    if outer is not None and not (outer.lazy and outer.study == study.study_name):
+    if outer is not None and not (outer.lazy and outer.study == identity(study)):
         return
     try:
         if outer is not None:
@@ -80,9 +86,10 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
     """Give the device of a trial that has ended back."""
     if sessions.worker is not None:
         return
-    _alive.pop((study.study_name, trial.number), None)
+    own = identity(study)
+    _alive.pop((own, trial.number), None)
     # None if it has shared the device of a trial around it, or never needed one.
-    session = sessions.pop(study.study_name, trial.number)
+    session = sessions.pop(own, trial.number)
     if session is not None:
         ended = _ending(state)
         session.end(ended)
@@ -107,17 +114,17 @@ def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession
 
 @contextlib.contextmanager
 def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession | None, bool]]:
-    name, number = study.study_name, trial.number
-    with sessions.using(name, number) as held:
+    own, number = identity(study), trial.number
+    with sessions.using(own, number) as held:
         if held is not None or sessions.worker is not None:
             yield (None if held is None else held.session), True
             return
     outer = _outer()
     if outer is not None:
-        name, number = outer.study, outer.number
+        own, number = outer.study, outer.number
     elif (terms := _terms(study)) is not None:
         _take(study, trial, terms, lazy=True)
-    with sessions.using(name, number) as held:
+    with sessions.using(own, number) as held:
         yield (None if held is None else held.session), outer is None
 
 
@@ -129,7 +136,7 @@ def session_of(trial: Any) -> TrialSession | None:
     study = getattr(trial, "study", None)
     if study is None:
         return None
-    session = sessions.get(study.study_name, trial.number)
+    session = sessions.get(identity(study), trial.number)
     terms = _terms(study)
     if session is not None or sessions.worker is not None or terms is None:
         return session
@@ -140,7 +147,7 @@ def session_of(trial: Any) -> TrialSession | None:
     if outer is not None:
         _give_back(outer)
     _take(study, study._storage.get_trial(trial._trial_id), terms, lazy=True)
-    return sessions.get(study.study_name, trial.number)
+    return sessions.get(identity(study), trial.number)
 
 
 def wait_for_device(trial: optuna.Trial) -> None:
@@ -181,7 +188,7 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy:
     session = TrialSession(join(), spec, ask, reconnect=join)
     session.noted = Note(study, trial_id, session)
     session.describe = partial(params_of_id, study, trial_id)
-    session.waiting = wait = Wait(study.study_name, number, rest=partial(disconnect, study))
+    session.waiting = wait = Wait(study, number, rest=partial(disconnect, study))
     try:
         session.wait_for_grant()
     except InsideError:
@@ -192,7 +199,7 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy:
         raise
     wait.is_first = False
     held = sessions.add(
-        study.study_name,
+        identity(study),
         number,
         session,
         lazy=lazy,
@@ -235,7 +242,9 @@ def _ending(state: TrialState) -> Ending:
 # -- giving it back ----------------------------------------------------------------------------
 
 # The trials whose Python objects are still referenced, by study and number.
-_alive: weakref.WeakValueDictionary[tuple[str, int], optuna.Trial] = weakref.WeakValueDictionary()
+_alive: weakref.WeakValueDictionary[tuple[StudyIdentity, int], optuna.Trial] = (
+    weakref.WeakValueDictionary()
+)
 
 
 def _trial_being_made() -> optuna.Trial | None:

@@ -26,7 +26,7 @@ class Reports:
         self._write = write
         self._queue: deque[tuple[int, int, float]] = deque()
         self._changed = threading.Condition(threading.RLock())
-        self._thread: threading.Thread | None = None
+        self._started = False
         self._error: Exception | None = None
         self._late = False
         self._folder: Path | None = None
@@ -53,11 +53,8 @@ class Reports:
             self.check()
             self._queue.append((trial_id, step, value))
             self._changed.notify_all()
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="hermes-reports", daemon=True
-                )
-                self._thread.start()
+            if not self._started:
+                self._start()
             if self._late:
                 self._journal()
 
@@ -99,23 +96,35 @@ class Reports:
             error, self._error = self._error, None
             raise error
 
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._work, name="hermes-reports", daemon=True)
+        try:
+            thread.start()
+            self._started = True
+        except RuntimeError:  # a limit of processes is reached, for this moment
+            while self._queue:
+                self._write_first()
+
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._queue)
-                each = self._queue[0]  # it stays, and so in the journal, until it is written
-            error: Exception | None = None
-            try:
-                patiently(self._write, *each, seconds=math.inf)
-            except Exception as raised:  # the next call of put(), check() or flush() raises it
-                error = raised
-            with self._changed:
-                self._queue.popleft()
-                self._error = self._error or error
-                if not self._queue:
-                    self._late = False
-                    self._journal()
-                self._changed.notify_all()
+            self._write_first()
+
+    def _write_first(self) -> None:
+        each = self._queue[0]  # it stays, and so in the journal, until it is written
+        error: Exception | None = None
+        try:
+            patiently(self._write, *each, seconds=math.inf)
+        except Exception as raised:  # the next call of put(), check() or flush() raises it
+            error = raised
+        with self._changed:
+            self._queue.popleft()
+            self._error = self._error or error
+            if not self._queue:
+                self._late = False
+                self._journal()
+            self._changed.notify_all()
 
     def _journal(self) -> None:
         """Write the values that wait into the journal, or take out those that do no longer."""

@@ -1,4 +1,4 @@
-"""Samplers: their seeds, those that learn nothing, and their view of a study."""
+"""Samplers: seeds, those that learn nothing, what wraps what, and their view of a study."""
 
 from __future__ import annotations
 
@@ -16,15 +16,18 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 
-def reseed(sampler: optuna.samplers.BaseSampler, seed: int, number: int) -> None:
+def reseed(sampler: optuna.samplers.BaseSampler, seed: int, number: int, n_given: int = 0) -> None:
     """Give every random state inside ``sampler`` a seed made of ``seed`` and a trial's number.
+
+    A trial with ``n_given`` parameters of an earlier process draws none of them again: the next one
+    must not be drawn from the numbers that the first one was drawn from.
 
     Each trial has a copy of the sampler: one whose random states are not found here draws by its
     own ``reseed_rng`` what no other copy does.
     """
     sampler.reseed_rng()
     seeds = _seeds(sampler, set())
-    words = np.random.SeedSequence([seed, number]).generate_state(len(seeds))
+    words = np.random.SeedSequence([seed, number, n_given]).generate_state(len(seeds))
     for seed_state, word in zip(seeds, words, strict=True):
         seed_state(int(word))
 
@@ -104,6 +107,13 @@ def nested(sampler: optuna.samplers.BaseSampler) -> Iterator[optuna.samplers.Bas
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
     if isinstance(base, optuna.samplers.BaseSampler):
         yield from nested(base)
+
+
+def nested_pruners(pruner: object) -> Iterator[optuna.pruners.BasePruner]:
+    """A pruner, then the one that it wraps, and so on; none for None."""
+    while isinstance(pruner, optuna.pruners.BasePruner):
+        yield pruner
+        pruner = getattr(pruner, "wrapped", None) or getattr(pruner, "_wrapped_pruner", None)
 
 
 def read_anew(study: optuna.Study, trial_id: int) -> None:

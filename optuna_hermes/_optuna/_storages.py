@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import io
 import logging
 import os
+import pickle
 import shlex
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import optuna
-from optuna.storages import RDBStorage
+from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import storage as rdb
 from optuna.storages._rdb.models import BaseModel
+from optuna.storages.journal import (
+    JournalFileBackend,
+    JournalFileOpenLock,
+    JournalFileSymlinkLock,
+    JournalRedisBackend,
+)
 
 from optuna_hermes import ledger
 from optuna_hermes.errors import InvalidInputError, StorageError
@@ -33,8 +42,14 @@ RACE_SECONDS = 60.0
 FULL_SECONDS = 330.0
 """Seconds to retry while a server has no connection left, as other hosts have them all."""
 
+PROXY = "grpc://"
+"""The beginning of a text that names a gRPC proxy, as in ``grpc://localhost:13000``."""
+
+_PROXY_SECONDS = 10.0
 _RACE_PAUSE_SECONDS = 0.05
 _FULL_PAUSE_SECONDS = 1.0
+_LIBRARIES = ("sqlalchemy", "sqlite3", "optuna", "alembic", "grpc", "redis")
+_JOURNAL_PATHS = {"_file_path", "_lock_file", "_lock_target_file"}
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +91,29 @@ def prepare_storages() -> None:
     BaseModel.registry.configure()
 
 
+def open_storage(storage: str) -> Any:
+    """The storage that a text names: a proxy, or what it names to Optuna's own command line."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return _opened(storage)
+
+
+def _opened(storage: str) -> Any:
+    if storage.startswith(PROXY):
+        host, _, port = storage.removeprefix(PROXY).rpartition(":")
+        proxy = GrpcStorageProxy(host=host, port=int(port))
+        try:
+            proxy.wait_server_ready(_PROXY_SECONDS)
+        except ConnectionError:
+            raise ConnectionError("no proxy answers there") from None
+        return proxy
+    if storage.startswith("redis"):
+        return JournalStorage(JournalRedisBackend(storage))
+    if os.path.isfile(storage):
+        return JournalStorage(JournalFileBackend(os.path.abspath(storage)))
+    return optuna.storages.get_storage(storage)
+
+
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
     """Load a study that exists; ``parts`` are as for ``optuna.load_study``.
 
@@ -83,7 +121,7 @@ def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
         StorageError: the storage cannot be reached, or has no such study.
     """
     with storage_errors(storage):
-        backend = racing(optuna.storages.get_storage, storage)
+        backend = racing(open_storage, storage)
         names = [study.study_name for study in backend.get_all_studies()]
     if name not in names:
         raise no_such_study(storage, name, names)
@@ -112,7 +150,7 @@ def create_study(storage: str, name: str, **parts: Any) -> tuple[optuna.Study, b
         StorageError: the storage cannot be reached.
     """
     with storage_errors(storage):
-        backend = racing(optuna.storages.get_storage, storage)
+        backend = racing(open_storage, storage)
         # Not looked up first: another process may create it between the look and the call.
         try:
             return racing(optuna.create_study, study_name=name, storage=backend, **parts), True
@@ -127,7 +165,7 @@ def study_names(storage: str) -> list[str]:
         StorageError: the storage cannot be reached.
     """
     with storage_errors(storage):
-        backend = racing(optuna.storages.get_storage, storage)
+        backend = racing(open_storage, storage)
         try:
             return sorted(optuna.get_all_study_names(backend))
         finally:
@@ -171,7 +209,7 @@ def database_errors(storage: str) -> Iterator[None]:
 
 def of_database(error: BaseException) -> bool:
     """True if the error was raised by a database, or by the libraries that reach it."""
-    return type(error).__module__.split(".")[0] in ("sqlalchemy", "sqlite3", "optuna", "alembic")
+    return type(error).__module__.split(".")[0] in _LIBRARIES
 
 
 def line(error: Exception) -> str:
@@ -307,7 +345,7 @@ def _pickled(study: optuna.Study) -> bytes:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles a storage so that loading it skips the check of its tables."""
+    """Pickles a storage: its file's path is absolute, and loading it skips the check of tables."""
 
     def reducer_override(self, obj: Any) -> Any:
         # For that check Optuna imports alembic, which is more than half of a worker's start time.
@@ -315,6 +353,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             url = _url_of(obj)
             text = obj.url if url is None else url.render_as_string(hide_password=False)
             return _with_tables, ({**obj.__getstate__(), "url": text},)
+        if isinstance(obj, (JournalFileBackend, JournalFileSymlinkLock, JournalFileOpenLock)):
+            # A journal opens its file for each value, where the objective's folder may be another.
+            copied = copy.copy(obj)
+            for name in _JOURNAL_PATHS & vars(copied).keys():
+                setattr(copied, name, os.path.abspath(getattr(copied, name)))
+            return copied.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return super().reducer_override(obj)
 
 
@@ -344,7 +388,8 @@ def read_trials(study: optuna.Study) -> None:
             backend.get_trial(trial._trial_id)  # compiles the statements that do so
         _read.add(study)
     except Exception as error:
-        if not of_database(error):
+        # A study that was deleted is a KeyError: workers and their driver see it.
+        if not (of_database(error) or isinstance(error, KeyError)):
             raise
     finally:
         backend.scoped_session.remove()

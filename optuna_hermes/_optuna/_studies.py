@@ -24,11 +24,12 @@ from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 
 from optuna_hermes._optuna._patience import patiently
-from optuna_hermes._optuna._storages import backend_of, database_url
+from optuna_hermes._optuna._storages import at_once, backend_of, database_url, of_database
 from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
-from optuna_hermes.broker import StudySpec
+from optuna_hermes.broker import StudyIdentity, StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.ledger import knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import remove_ledger
@@ -48,6 +49,12 @@ _giving = threading.Lock()
 _known: set[tuple[str, str]] = set()
 """Databases, each with a key that its ledger is known to have."""
 
+_in_memory: weakref.WeakKeyDictionary[InMemoryStorage, dict[int, str]] = weakref.WeakKeyDictionary()
+"""Keys of studies in memory, by their ids.
+
+They are in no attribute: a storage that was copied, or pickled and loaded, has studies of its own.
+"""
+
 _Counts = Callable[[Any], bool]
 
 Study = optuna.Study
@@ -61,9 +68,14 @@ def study_key(study: optuna.Study) -> str:
         return known
     name = key_attribute(study._study_id)
     if not shares_its_ledger(study):
-        key = str(_given(study, name, f"{_APART}{uuid.uuid4().hex[:16]}", is_apart))
+        backend, drawn = backend_of(study), f"{_APART}{uuid.uuid4().hex[:16]}"
+        if isinstance(backend, InMemoryStorage):
+            with _giving:
+                key = _in_memory.setdefault(backend, {}).setdefault(study._study_id, drawn)
+        else:
+            key = str(_given(study, name, drawn, is_apart))
         if not shared(study):
-            weakref.finalize(backend_of(study), _remove_own, key, ledger_file(key), os.getpid())
+            weakref.finalize(backend, _remove_own, key, ledger_file(key), os.getpid())
         return key
     url, fresh = _database_of(study), uuid.uuid4().hex[:16]
     # First of all: a key that the ledger does not know is taken for that of a copied study.
@@ -75,9 +87,20 @@ def study_key(study: optuna.Study) -> str:
 
 def known_key(study: optuna.Study) -> str | None:
     """The study's key, None if it has none yet; draws none."""
+    backend = backend_of(study)
+    if isinstance(backend, InMemoryStorage):
+        return _in_memory.get(backend, {}).get(study._study_id)
     counts = partial(_is_in, _database_of(study)) if shares_its_ledger(study) else is_apart
     key = _offered(study, key_attribute(study._study_id), counts)
     return None if key is None else str(key)
+
+
+def identity(study: optuna.Study) -> StudyIdentity:
+    """What tells a study from the others of this process, also by another object; draws no key."""
+    storage: object = backend_of(study)
+    with contextlib.suppress(InvalidInputError):  # of a URL that is refused where a key is drawn
+        storage = database_url(study) or storage
+    return storage, study._study_id
 
 
 def facts(study: optuna.Study) -> StudyFacts:
@@ -135,13 +158,11 @@ def _given(study: optuna.Study, name: str, value: Any, counts: _Counts = lambda 
         if not counts(there):
             patiently(_replace_attribute, backend, study_id, name, there, value)
         return storage.get_study_system_attrs(study_id)[name]
-    # No other process reaches a study in memory.
-    is_memory = isinstance(backend, InMemoryStorage)
-    with _giving if is_memory else only_here():
+    with only_here():
         if _offered(study, name, counts) is None:
             # Other hosts may do so at the same moment: none may replace what another one uses.
             storage.set_study_system_attr(study_id, f"{name}:{value}", value)
-            if not is_memory and not isinstance(backend, JournalStorage):
+            if not isinstance(backend, JournalStorage):
                 time.sleep(_OFFERING_SECONDS)
     return _offered(study, name, counts)
 
@@ -300,13 +321,22 @@ def shared(study: optuna.Study) -> bool:
     return not isinstance(backend, RDBStorage) or database_url(study) is not None
 
 
-def is_deleted(study: optuna.Study) -> bool:
-    """True if the study is no longer in its storage."""
+def is_deleted(study: optuna.Study, key: str | None) -> bool:
+    """True if the study is no longer in its storage; False while that does not answer.
+
+    Args:
+        study: the study.
+        key: its own, which a study made since with the same id has not; None if it had none yet.
+    """
     try:
-        study._storage.get_study_system_attrs(study._study_id)  # names are cached
+        known = at_once(study).get_study_system_attrs(study._study_id)  # names are cached
     except KeyError:
         return True
-    return False
+    except Exception as error:
+        if not of_database(error):
+            raise
+        return False
+    return key is not None and key not in known.values()
 
 
 def sign(study_or_trial: Any) -> float:

@@ -44,19 +44,14 @@ def open_trial(
         lost: names of openings whose processes died; a trial that one of them left is taken first.
         take: the number of the trial that is taken before others, if it waits.
     """
-    # A mark of this call alone: it tells our trial from those that other workers take meanwhile.
-    mark = _mark(name or uuid.uuid4().hex)
-    return patiently(_open, study, mark, {_mark(each) for each in lost}, take, set())
-
-
-def _mark(name: str) -> str:
-    return f"{_OPENED_ATTRIBUTE}:{name}"
+    # A name of this call alone: it tells our trial from those that other workers take meanwhile.
+    return patiently(_open, study, name or uuid.uuid4().hex, frozenset(lost), take, set())
 
 
 def _open(
-    study: optuna.Study, mark: str, lost: set[str], take: int | None, missed: set[int]
+    study: optuna.Study, name: str, lost: frozenset[str], take: int | None, missed: set[int]
 ) -> optuna.Trial:
-    """Open a trial with this mark, or return the one that an unanswered earlier call has opened.
+    """Open a trial by this name, or return the one that an unanswered earlier call has opened.
 
     ``missed`` collects the ids of waiting trials that other processes took first.
     """
@@ -64,19 +59,22 @@ def _open(
     study._thread_local.cached_all_trials = None
     trials = storage.get_all_trials(study_id, deepcopy=False)
     for trial in trials:
-        mine = trial.system_attrs.get(mark) and trial._trial_id not in missed
-        left = any(trial.system_attrs.get(each) for each in lost)
-        if trial.state == TrialState.RUNNING and (mine or left):
-            storage.set_trial_system_attr(trial._trial_id, mark, True)
-            _clear(storage, trial, mark)
+        if trial.state != TrialState.RUNNING:
+            continue
+        names = opened_by(trial)
+        mine = name in names and trial._trial_id not in missed
+        if mine or names & lost:
+            storage.set_trial_system_attr(trial._trial_id, _OPENED_ATTRIBUTE, name)
+            _clear(storage, trial, _OPENED_ATTRIBUTE)
             return _opened(study, trial._trial_id, trials)
     # Stable: but for the one that is wanted they stay in order.
     for trial in sorted(trials, key=lambda trial: trial.number != take):
-        if trial.state == TrialState.WAITING and _take(storage, trial, mark, missed):
+        if trial.state == TrialState.WAITING and _take(storage, trial, name, missed):
             return _opened(study, trial._trial_id, trials)
     # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
     # trial that can be found.
-    template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs={mark: True})
+    named = {_OPENED_ATTRIBUTE: name}
+    template = optuna.trial.create_trial(state=TrialState.RUNNING, system_attrs=named)
     return _opened(study, storage.create_new_trial(study_id, template), trials)
 
 
@@ -104,9 +102,10 @@ def _opened(study: optuna.Study, trial_id: int, trials: Sequence[FrozenTrial]) -
     return optuna.Trial(study, trial_id)
 
 
-def _take(storage: BaseStorage, trial: FrozenTrial, mark: str, missed: set[int]) -> bool:
+def _take(storage: BaseStorage, trial: FrozenTrial, name: str, missed: set[int]) -> bool:
     """Take a waiting trial; if another worker was faster, return False and withdraw the mark."""
-    trial_id = trial._trial_id
+    # A key for each name: two workers may mark one trial at once.
+    trial_id, mark = trial._trial_id, f"{_OPENED_ATTRIBUTE}:{name}"
     # Marked before it is taken: a process that dies in between must not leave an unmarked trial.
     with contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
         storage.set_trial_system_attr(trial_id, mark, True)
@@ -118,10 +117,10 @@ def _take(storage: BaseStorage, trial: FrozenTrial, mark: str, missed: set[int])
     return False
 
 
-def _clear(storage: BaseStorage, trial: FrozenTrial, mark: str) -> None:
-    """Remove the marks of processes that died while opening this trial: it is not lost any more."""
+def _clear(storage: BaseStorage, trial: FrozenTrial, kept: str) -> None:
+    """Remove all marks but that of a key: those who died over this trial have not lost it."""
     for key, value in trial.system_attrs.items():
-        if key.startswith(_OPENED_ATTRIBUTE) and key != mark and value:
+        if key.startswith(_OPENED_ATTRIBUTE) and key != kept and value:
             storage.set_trial_system_attr(trial._trial_id, key, False)
 
 
@@ -220,8 +219,9 @@ def trial_id(trial: Any) -> int:
 def opened_by(trial: FrozenTrial) -> frozenset[str]:
     """The names of the openings by which ``open_trial`` created or took a trial; else empty."""
     start = f"{_OPENED_ATTRIBUTE}:"
-    marks = ((key, mark) for key, mark in trial.system_attrs.items() if key.startswith(start))
-    return frozenset(key.removeprefix(start) for key, mark in marks if mark)
+    marks = [(key, mark) for key, mark in trial.system_attrs.items() if mark]
+    queued = {key.removeprefix(start) for key, _ in marks if key.startswith(start)}
+    return frozenset(queued | {mark for key, mark in marks if key == _OPENED_ATTRIBUTE})
 
 
 def ours(trial: FrozenTrial) -> bool:

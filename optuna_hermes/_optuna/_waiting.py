@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import optuna
 
-from optuna_hermes.broker import OwnSession, broker_status, sessions
+from optuna_hermes._optuna._studies import identity
+from optuna_hermes.broker import OwnSession, StudyIdentity, broker_status, sessions
 from optuna_hermes.errors import HermesError
 
 if TYPE_CHECKING:
@@ -88,10 +89,11 @@ def _thread_seconds() -> dict[int, float]:
 class Wait:
     """Follows a trial that waits for a device; ``rest`` is called when a wait begins."""
 
-    def __init__(self, study: str, number: int, rest: Callable[[], None]) -> None:
+    def __init__(self, study: optuna.Study, number: int, rest: Callable[[], None]) -> None:
         self.is_first = True
         """True while it waits for its first lease."""
-        self._study = study
+        self._study = identity(study)
+        self._name = study.study_name
         self._number = number
         self._rest = rest
         self._seconds = math.inf
@@ -113,7 +115,7 @@ class Wait:
             if self._is_inside_of_thread() or self._is_inside_of_process(seconds):
                 raise InsideError
         if seconds >= self._next_notice:
-            _notices.say(self._study, self._number, seconds)
+            _notices.say(self._name, self._number, seconds)
             self._next_notice = seconds + WARNING_SECONDS
 
     def _is_inside_of_thread(self) -> bool:
@@ -129,7 +131,7 @@ class Wait:
 
     def _is_inside_of_process(self, seconds: float) -> bool:
         """True if a trial of another study holds a device in an idle ancestor of this process."""
-        if self._study in _inside:
+        if self._name in _inside:
             return True
         if seconds < self._next_look_above:
             return False
@@ -139,12 +141,12 @@ class Wait:
         outer = [
             above[holder.pid]
             for _, holder in _holders()
-            if holder.pid in above and holder.study != self._study
+            if holder.pid in above and holder.study != self._name
         ]
         waits = [_idleness.seconds(each.pid, _cpu_seconds(each)) for each in outer]
         if max(waits, default=0.0) < SHARE_SECONDS:
             return False
-        _inside.add(self._study)
+        _inside.add(self._name)
         return True
 
 
@@ -153,7 +155,7 @@ _idleness = Idleness()
 # What was found once holds for a study's further trials, which then do not wait for it again:
 # studies that run inside of an ancestor of this process, and sessions with the study inside.
 _inside: set[str] = set()
-_outer: weakref.WeakKeyDictionary[OwnSession, str] = weakref.WeakKeyDictionary()
+_outer: weakref.WeakKeyDictionary[OwnSession, StudyIdentity] = weakref.WeakKeyDictionary()
 
 
 def _ancestors() -> list[psutil.Process]:

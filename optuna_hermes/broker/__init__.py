@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._reconnecting import pending_endings as pending_endings
     from optuna_hermes.broker._client._session import TrialSession as TrialSession
     from optuna_hermes.broker._client._sessions import OwnSession as OwnSession
+    from optuna_hermes.broker._client._sessions import StudyIdentity as StudyIdentity
     from optuna_hermes.broker._client._sessions import sessions as sessions
     from optuna_hermes.broker._client._starting import connect_or_start as connect_or_start
     from optuna_hermes.broker._client._watched_study import WatchedStudy as WatchedStudy
@@ -25,6 +26,7 @@ _MODULES = {
     "OpenStudy": "_protocol",
     "OwnSession": "_client._sessions",
     "TrialSession": "_client._session",
+    "StudyIdentity": "_client._sessions",
     "StudySpec": "_protocol",
     "WatchedStudy": "_client._watched_study",
     "broker_status": "_client._connection",

@@ -12,6 +12,9 @@ import filelock
 
 from optuna_hermes.errors import LedgerError
 
+UNLOCK_SECONDS = 6.0
+"""Time in which a broker that ends, or serves a study no longer, has unlocked it."""
+
 # Another process may look at this moment: see ``is_locked``.
 _LOOK_SECONDS = 0.5
 

@@ -22,12 +22,20 @@ from optuna_hermes._surroundings import end_of_job, host_name, surroundings
 from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.broker._privacy import private_folder
-from optuna_hermes.broker._protocol import Counted, Drain, FailureSummary, OpenStudy, StudyStatus
+from optuna_hermes.broker._protocol import (
+    Counted,
+    Drain,
+    FailureSummary,
+    KeepWorkers,
+    OpenStudy,
+    StudyStatus,
+)
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
     DatabaseAwayError,
-    StorageError,
+    HermesError,
+    StudyDeletedError,
     StudyTakenError,
 )
 from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
@@ -83,6 +91,12 @@ _FAILED_START_SECONDS = 1.0
 _MOST_REFUSED_STARTS = 60
 """Tries to start a worker while there is none: for about a minute."""
 
+_REFUSED_SECONDS = 60.0
+"""Time for which no more workers than the devices need are started once one was refused."""
+
+_DELETED_SECONDS = 2.0
+"""Interval at which a study is looked for in its file, in which another one may take its ids."""
+
 TICK_SECONDS = 0.2
 """Longest time between two looks at the clock, at signals, and at ``study.stop()``."""
 
@@ -130,7 +144,12 @@ class Driver:
         self._taken_by: int | None = None
         self._failed_starts = 0
         self._refused_starts = 0
+        self._refused_at = -math.inf
         self._start_again_at = -math.inf
+        self._key: str | None = None
+        self._looks = False
+        self._n_ended = 0
+        self._look_at = -math.inf
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -146,7 +165,6 @@ class Driver:
 
     def _with_ledger(self) -> OptimizeResult:
         self._take_as_called_back()
-        name = self._study.study_name
         url = _optuna.ledger_url(self._study)
         # A server has room for few connections: none is held while another one is waited for, nor
         # while the objective is imported.
@@ -159,14 +177,25 @@ class Driver:
                     with _optuna.optimize_loop(self._study):
                         self._serve(self._pool, ledger)
             return self._result(ledger, time.monotonic() - self._began)
-        except KeyError as error:  # of Optuna's storage, for whatever it cannot find
-            if not _optuna.is_deleted(self._study):
-                raise
-            raise StorageError(
-                f"Study {name} was deleted while it ran: make it anew to go on."
-            ) from error
+        except KeyError:  # of Optuna's storage, for whatever it cannot find
+            self._refuse_deleted()
+            raise
         finally:
             ledger.close()
+
+    def _refuse_deleted(self) -> None:
+        """End all workers if the study was deleted: its trials' ids may be another one's by now.
+
+        Raises:
+            StudyDeletedError: it was.
+        """
+        if _optuna.is_deleted(self._study, self._key):
+            with contextlib.suppress(HermesError):  # they have ended with the fork server
+                self._pool.kill_all()
+            raise StudyDeletedError(
+                f"Study {self._study.study_name} was deleted while it ran: make it anew, if that "
+                "was not done, and run the same command again."
+            )
 
     def _is_imported(self) -> bool:
         """Wait until the objective is imported; False if the call is to end before."""
@@ -237,6 +266,9 @@ class Driver:
             hang_seconds=settings.hang_seconds,
             sets_up=True,
         )
+        # SQLite gives the ids of a deleted study and of its trials again, to the next ones.
+        self._key = spec.key
+        self._looks = _optuna.shares_its_ledger(self._study) and not ledger.shared
         root, url, problem = self._checkpoint_place(ledger)
         forget_warnings(root)
         if problem is not None:
@@ -306,6 +338,7 @@ class Driver:
         counted = _counted(self._last) if self._last is not None else None
 
         def open_(counted: Counted | None) -> OpenStudy:
+            self._refuse_deleted()
             return _optuna.patiently(
                 opening,
                 self._study,
@@ -346,11 +379,12 @@ class Driver:
         A trial whose worker died before the broker knew of the trial is found at the end: the
         study is then opened ``anew``.
         """
-        drained_at, pause = math.inf, 0.0
+        drained_at, pause, told = math.inf, 0.0, max_alive
         most = suspending_seconds(self._stops.grace_seconds)
         while True:
             mine = self._hear(watched, pool, pause)
             pause = TICK_SECONDS
+            self._look_at_study(mine, pool.n_ended)
             self._call_back(mine)
             if given_up := self._losses.look(key, mine.lost):
                 watched.tell(*given_up)
@@ -361,6 +395,7 @@ class Driver:
             late = now - drained_at > most
             if mine.finished and not mine.draining and (again := anew()).adopted:
                 watched.tell(again)
+                told = max_alive
                 continue
             if mine.finished or late:
                 break
@@ -373,8 +408,12 @@ class Driver:
                 continue
             if NOTHING_LEFT in pool.said and mine.may_open:
                 watched.tell(structs.replace(anew(), unstarted=0, limit=0, adopted={}, ended={}))
+                told = max_alive
+            if (room := self._room(pool.starts, max_alive, now)) != told:
+                told = room
+                watched.tell(KeepWorkers(study=key, max_alive=room))
             if now >= self._start_again_at:
-                pool.scale_to(min(max_alive, self._wanted(mine)))
+                pool.scale_to(min(max(room, len(self._devices)), self._wanted(mine)))
         self._problem = mine.problem or self._problem
         self._stopped = mine.draining
         if self._stopped:
@@ -396,6 +435,14 @@ class Driver:
         self._news.look(devices, time.monotonic())
         return mine
 
+    def _look_at_study(self, mine: StudyStatus, n_ended: int) -> None:
+        """Refuse a deleted study, every few seconds and when a worker has ended."""
+        now = time.monotonic()
+        due = now >= self._look_at or n_ended > self._n_ended
+        if self._looks and due and mine.away_seconds is None:
+            self._n_ended, self._look_at = n_ended, now + _DELETED_SECONDS
+            self._refuse_deleted()
+
     def _say_first_failure(self, failures: FailureSummary) -> None:
         """Note the reason of the first failure, once: it may be the same for all trials."""
         if failures.first is not None and not self._failed_said:
@@ -413,7 +460,7 @@ class Driver:
         self._failed_starts = failed
         if starts.n_refused > self._refused_starts:
             self._refused_starts = starts.n_refused
-            self._start_again_at = now + _FAILED_START_SECONDS
+            self._refused_at, self._start_again_at = now, now + _FAILED_START_SECONDS
         if starts.refused_in_a_row >= _MOST_REFUSED_STARTS and self._problem is None:
             self._problem = (
                 f"The system starts no worker ({one_line(starts.why_refused)}): raise the limit of "
@@ -432,6 +479,16 @@ class Driver:
                 f"{one_line(starts.reason)}: look at the sampler, the study and what is printed "
                 "above, then run the same command again."
             )
+
+    def _room(self, starts: Starts, max_alive: int, now: float) -> int:
+        """Workers that the system has room for: while it refuses more, parked trials go to disk.
+
+        Where there are enough for all devices one fewer is kept, for what trials start themselves.
+        """
+        alive = starts.alive_when_refused
+        if not alive or now - self._refused_at >= _REFUSED_SECONDS:
+            return max_alive
+        return max(min(alive, len(self._devices)), alive - 1)
 
     def _say_if_away(self, seconds: float | None, reason: str = "") -> None:
         """Note the beginning of a database outage once, and its end once."""
@@ -516,6 +573,7 @@ class Driver:
         away = last is not None and last.away_seconds is not None  # no trial can be read
         if away or self._ended_by_outage:
             raise DatabaseAwayError(self._problem or _AWAY)
+        self._refuse_deleted()
         trials = _optuna.patiently(trial_results, self._study, ledger)
         failures = None if last is None else last.failures
         return OptimizeResult(

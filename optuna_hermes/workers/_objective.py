@@ -49,12 +49,24 @@ def file_of(objective: bytes | str) -> Path | None:
 
 def arguments(objective: bytes | str) -> list[str]:
     """The ``sys.argv`` for the import of an objective in another process."""
-    file = file_of(objective)
-    # These are of this process's own script: another file, which may parse them, gets none.
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if file is None or (script is not None and file.resolve() == Path(script).resolve()):
+    if isinstance(objective, bytes):
         return sys.argv
-    return [str(file)]
+    # These are of this process's own script: what else is imported, and may parse them, gets none.
+    place = objective.rpartition(":")[0]
+    return sys.argv if _is_script(place) else [place]
+
+
+def _is_script(place: str) -> bool:
+    """True if a file or a module is this process's own script."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is None:
+        return False
+    path = Path(script).resolve()
+    if place.endswith(".py"):
+        return Path(place).resolve() == path
+    package = path.parent if path.stem == "__main__" else path.with_suffix("")
+    names = place.split(".")
+    return list(package.parts[-len(names) :]) == names
 
 
 def unpack(packed: bytes | str) -> Objective:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 
 import optuna
@@ -21,6 +22,9 @@ _WORKERS_PER_DEVICE = 16
 """A trial comes back to its process at once; one that is stored is set up anew."""
 _WORKER_BYTES = {"cpu": 500_000_000, "gpu": 4_000_000_000}
 """Host memory in bytes that a worker may allocate itself, with some room for data."""
+
+_WORKER_FILES, _BROKER_FILES = 2, 64
+"""Open files of a broker for each worker, and for all else."""
 
 
 def opening(
@@ -117,7 +121,13 @@ def _params(trial: FrozenTrial) -> Params:
 
 
 def most_alive(devices: Sequence[str]) -> int:
-    """The most worker processes to keep alive, parked trials' included, as host memory allows."""
+    """The most worker processes to keep alive, parked trials' included.
+
+    As many as host memory allows, and the limit of open files, which a broker raises to its most.
+    """
     on_cpu = all(device.startswith("cpu:") for device in devices)
     room = available_bytes() // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files != resource.RLIM_INFINITY:
+        room = min(room, (files - _BROKER_FILES) // _WORKER_FILES)
     return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))

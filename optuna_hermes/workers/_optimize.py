@@ -163,8 +163,19 @@ def _refuse_unshared(study: optuna.Study) -> None:
         )
 
 
+_LEARN_FROM_THE_STUDY = ("optuna", "optuna_integration", "optuna_hermes")
+"""Packages whose samplers and pruners keep nothing of a trial in themselves that matters later."""
+
+
 def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
-    """Refuse a pruner that would stop suspended trials; note parts that know of no turns."""
+    """Refuse a pruner that would stop suspended trials; note parts that do not fit."""
+    for part in (*_optuna.nested(study.sampler), *_optuna.nested_pruners(study.pruner)):
+        if type(part).__module__.split(".")[0] not in _LEARN_FROM_THE_STUDY:
+            note(
+                f"Each trial has a copy of {type(part).__name__} as it was when this call began. "
+                "If it keeps what it learns in itself, and does not read it from the study, it "
+                "learns nothing: run study.optimize() in place of optimize()."
+            )
     if len(_optuna.patiently(lambda: study.directions)) > 1:
         return  # Optuna prunes no such trial, and has no values of theirs
     kind, pruner = type(study.pruner).__name__, study.pruner

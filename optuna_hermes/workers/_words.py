@@ -44,7 +44,7 @@ class Starts:
 
     def __init__(self) -> None:
         self.failed_in_a_row = 0
-        self.n_refused = self.refused_in_a_row = 0
+        self.n_refused = self.refused_in_a_row = self.alive_when_refused = 0
         self.why_refused = ""
         self.reason = ""
         self._failed = 0
@@ -77,11 +77,11 @@ class Starts:
             self.failed_in_a_row += 1
             self.reason = reason or how
 
-    def refused(self, reason: str, *, alone: bool) -> None:
-        """Record that the system could not start a worker; ``alone`` if there is no other."""
+    def refused(self, reason: str, *, alive: int) -> None:
+        """Record that the system could not start a worker; ``alive`` others are there."""
         self.n_refused += 1
-        self.refused_in_a_row = self.refused_in_a_row + 1 if alone else 0
-        self.why_refused = reason
+        self.refused_in_a_row = 0 if alive else self.refused_in_a_row + 1
+        self.why_refused, self.alive_when_refused = reason, alive
 
     def forget(self) -> None:
         """Reset the count: a trial has begun, or the broker is another one."""

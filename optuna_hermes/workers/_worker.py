@@ -37,7 +37,16 @@ from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memo
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import write_output_to
 from optuna_hermes.workers._signals import sent_to_all
-from optuna_hermes.workers._words import BEGAN, GRANTED, LEFT, NOTHING_LEFT, STOP, WAITS, Say
+from optuna_hermes.workers._words import (
+    BEGAN,
+    GRANTED,
+    LEFT,
+    LONGEST_REASON,
+    NOTHING_LEFT,
+    STOP,
+    WAITS,
+    Say,
+)
 
 NOTES_SECONDS = 5.0
 CHANGE_SECONDS = 1.0
@@ -89,7 +98,11 @@ def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) 
     """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
     _optuna.rest(study)
     with _optuna.patient(study), _optuna.optimize_loop(study), _optuna.stopped_by_copies(study):
-        _work(job, study, objective, say)
+        try:
+            _work(job, study, objective, say)
+        except KeyError:  # of Optuna's storage, for whatever it cannot find
+            _leave_if_deleted(study, job)
+            raise
 
 
 def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say) -> None:
@@ -153,7 +166,8 @@ class _Engagement:
         self._session.find()
         self._session.noted = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
-        _optuna.reseed(self._study.sampler, self._job.seed, trial.number)
+        given = len(trial.params)
+        _optuna.reseed(self._study.sampler, self._job.seed, trial.number, given)
         seed = trial_seed(self._job.seed, trial.number)
         seed_everything(seed)
         seed_entropy(seed)
@@ -174,6 +188,7 @@ class _Engagement:
             notes.close()
 
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
+        _leave_if_deleted(self._study, self._job)
         if isinstance(grant, SetUp) or grant.number is None or grant.trial_id is None:
             name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
@@ -183,7 +198,7 @@ class _Engagement:
             trial = _optuna.reattach(self._study, grant.trial_id)
         self._session.describe = partial(_optuna.params_of, trial)
         self._session.begin(trial.number, _optuna.trial_id(trial))
-        sessions.add(self._study.study_name, trial.number, self._session)
+        sessions.add(_optuna.identity(self._study), trial.number, self._session)
         return trial
 
     def _train(self, trial: optuna.Trial, objective: Objective, notes: _Notes) -> None:
@@ -206,7 +221,17 @@ class _Engagement:
                 reason = f"Trial {trial.number} has outgrown its share of the device: {raised}"
                 self._session.release(reason, outgrown=True)
                 return
+            # A trial with a checkpoint has been past this point before: an error of the script or
+            # its surroundings would fail one suspended trial after the other.
+            if self._session.checkpoints and not self._session.trains:
+                self._session.release(
+                    f"Trial {trial.number} was suspended, and now its objective raises "
+                    f"{repr(raised)[:LONGEST_REASON]} before it goes on: mend that, then run "
+                    "the same command again, or close the trial with `optuna-hermes finish`."
+                )
+                return
             state, error = TrialState.FAIL, repr(raised)
+        _leave_if_deleted(self._study, self._job)
         # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
@@ -270,6 +295,12 @@ def _opening(root: Path) -> Iterator[None]:
         yield
 
 
+def _leave_if_deleted(study: optuna.Study, job: WorkerInput) -> None:
+    """End at once if the study was deleted: another one may have its trials' ids by now."""
+    if _optuna.is_deleted(study, job.spec.key):
+        os._exit(1)  # its driver says why
+
+
 def _die(words: str) -> NoReturn:
     """End as if killed: the trial goes on from its last checkpoint and does not fail."""
     print(words, flush=True)
@@ -300,7 +331,9 @@ class _Notes:
         self._disconnect = disconnect
         self._queue: queue.SimpleQueue[TrialStatus | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="hermes-notes", daemon=True)
-        self._thread.start()
+        # A limit of processes may be reached: no notes then.
+        with contextlib.suppress(RuntimeError):
+            self._thread.start()
 
     def put(self, state: TrialStatus) -> None:
         """Queue a state to be written."""
@@ -309,7 +342,8 @@ class _Notes:
     def close(self) -> None:
         """Wait until all is written, at most ``NOTES_SECONDS``: only a dashboard would miss it."""
         self._queue.put(None)
-        self._thread.join(NOTES_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(NOTES_SECONDS)
 
     def _write(self) -> None:
         closed = False

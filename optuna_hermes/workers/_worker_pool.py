@@ -36,7 +36,7 @@ from optuna_hermes.workers._words import NOTE, Starts, described
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes.broker import WatchedStudy
+    from optuna_hermes.broker import Connection, WatchedStudy
     from optuna_hermes.workers._settings import Settings
     from optuna_hermes.workers._worker import WorkerInput
 
@@ -63,10 +63,12 @@ def start(
     if settings.policy != next(iter(POLICIES)):  # the default needs nothing that may be missing
         make_policy(settings.policy)
 
+    first: list[Connection] = []
+
     def start_broker() -> None:
         # The driver's own connection will raise it again.
         with contextlib.suppress(HermesError, OSError):
-            connect_or_start("driver", settings.devices, settings.power).close()
+            first.append(connect_or_start("driver", settings.devices, settings.power))
 
     thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
     # First of all: what is started next could not be forked.
@@ -77,6 +79,8 @@ def start(
             yield pool
         finally:
             thread.join()  # a call that ends early leaves nothing behind that still starts
+            for connection in first:  # else the broker would end while the objective is imported
+                connection.close()
 
 
 class WorkerPool:
@@ -176,6 +180,11 @@ class WorkerPool:
         self._notes.update(dict.fromkeys(new, True))
         return new
 
+    @property
+    def n_ended(self) -> int:
+        """The number of workers whose exit status is known."""
+        return len(self._statuses)
+
     def status_of(self, pid: int) -> int | None:
         """The exit status of a worker, or minus a signal; None while unknown."""
         return self._statuses.get(pid)
@@ -214,10 +223,10 @@ class WorkerPool:
                 self.starts.forked(line["forked"])
             elif "unforked" in line:
                 self._asked -= line["unforked"]
-                self.starts.refused(line["reason"], alone=not self._alive)
+                self.starts.refused(line["reason"], alive=len(self._alive))
                 self._notes.setdefault(
-                    f"The system refuses to start a worker ({line['reason']}): it is tried again "
-                    "each second.",
+                    f"The system refuses to start a worker ({line['reason']}): it is tried again, "
+                    "and parked trials go to disk where others need their processes.",
                     False,
                 )
             elif line.get("said") == NOTE:

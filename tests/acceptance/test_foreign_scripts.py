@@ -145,6 +145,18 @@ def test_a_file_may_have_the_name_of_a_library(storage_url: str, tmp_path: Path,
     assert values(storage_url) == [2.0, 2.0]
 
 
+def test_a_module_is_given_none_of_optimizes_own_arguments(
+    cli: Cli, storage_url: str, tmp_path: Path
+) -> None:
+    """As a file is not: what it parses at its top level takes neither ``--seed`` nor any other."""
+    parse = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    (tmp_path / "parses.py").write_text(parse + REPORTS.format(value="2.0"))
+    words = ("--storage", storage_url, "--study-name", "s", "--n-trials", 2, "--devices", "cpu:1")
+    done = cli("optimize", "parses:objective", *words, "--seed", 3)
+    assert done.returncode == 0, done.stderr
+    assert values(storage_url) == [2.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("imported", "value", "slow"),
     [

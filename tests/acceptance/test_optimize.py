@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,27 @@ def test_a_timeout_counts_from_the_call(cli: Cli, storage_url: str, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trials"] == []
     assert "in which the objective was not even imported" in done.stderr
+
+
+def test_the_broker_stays_while_the_objective_is_imported(
+    cli: Cli, start_cli: StartCli, storage_url: str, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """However long that takes: a pod whose probe finds no broker is ended and begins anew."""
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom pathlib import Path\nfrom light import objective\n"
+        "while not Path('go').exists():\n    time.sleep(0.01)\n"
+    )
+    path = os.pathsep.join([str(LIGHT.parent), os.environ.get("PYTHONPATH", "")])
+    env = {"OPTUNA_HERMES_BROKER_IDLE_SECONDS": "2", "PYTHONPATH": path}
+    words = command(storage_url, f"{tmp_path / 'slow.py'}:objective", n_trials=1)
+    running = start_cli(*words, env=env)
+    wait_for(lambda: cli("status", "--probe").returncode == 0, 60)
+    end = time.monotonic() + 4.0
+    while time.monotonic() < end:
+        probed = cli("status", "--probe")
+        assert probed.returncode == 0, probed.stderr
+    (tmp_path / "go").touch()
+    assert running.wait().returncode == 0, running.stderr
 
 
 def test_status_names_devices_holders_and_suspended_trials(

@@ -10,9 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import optuna
 import pytest
+from optuna.storages.journal import (
+    JournalFileBackend,
+    JournalFileOpenLock,
+    JournalFileSymlinkLock,
+)
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesSampler, _optuna
@@ -184,6 +190,17 @@ def test_reseeding_makes_proposals_repeatable(storage_url: str) -> None:
     assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
 
 
+def test_a_trial_that_goes_on_draws_other_numbers() -> None:
+    """What it is suggested late is no function of what it was suggested first."""
+
+    def draw(n_given: int) -> float:
+        sampler = HermesSampler()
+        _optuna.reseed(sampler, 1, 2, n_given)
+        return optuna.create_study(sampler=sampler).ask().suggest_float("x", 0, 1)
+
+    assert len({draw(n_given) for n_given in (0, 1, 2)}) == 3
+
+
 class WithOwnNumbers(optuna.samplers.BaseSampler):
     """A sampler as users write them, with random numbers of a kind of its own."""
 
@@ -289,6 +306,24 @@ def test_a_trial_is_marked_from_its_first_moment(study: optuna.Study) -> None:
     assert [_optuna.ours(trial) for trial in study.get_trials()] == [False, True]
     study.tell(mine, 1.0)
     assert not _optuna.ours(study.trials[1])
+
+
+def test_marks_of_trials_have_one_name(study: optuna.Study) -> None:
+    """``trials_dataframe`` makes a column of each; one that was found again has the same."""
+    for number in range(5):
+        _optuna.open_trial(study, name=str(number))
+    assert _optuna.open_trial(study, name="5", lost=["2"]).number == 2
+    assert {name for trial in study.trials for name in trial.system_attrs} == {"hermes:opened"}
+    assert [*map(_optuna.opened_by, study.trials)] == [{name} for name in "01534"]
+
+
+def test_marks_of_a_trial_are_not_those_of_its_copy_in_the_queue(study: optuna.Study) -> None:
+    """Optuna's callbacks enqueue a failed trial again with all of its attributes."""
+    study.tell(_optuna.open_trial(study, name="7"), state=TrialState.FAIL)
+    attributes = study.trials[0].system_attrs
+    study.add_trial(optuna.create_trial(state=TrialState.WAITING, system_attrs=attributes))
+    assert _optuna.open_trial(study, name="8").number == 1
+    assert _optuna.opened_by(study.trials[1]) == {"8"}
 
 
 @pytest.mark.parametrize("queued", [True, False])
@@ -442,6 +477,26 @@ def test_where_ledger_and_checkpoints_are(
         away = optuna.create_study(storage=storage)
         assert _optuna.ledger_url(away).startswith(f"sqlite:///{tmp_path / 'state'}")
         assert _optuna.shared(away) == (storage is not None)
+
+
+@pytest.mark.parametrize("lock", [None, JournalFileSymlinkLock, JournalFileOpenLock])
+def test_an_objective_may_change_its_folder(
+    lock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's values go into the journal that the study was made in, whatever its folder."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    file = JournalFileBackend("journal.log", lock and lock("journal.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(file))
+    worker = cloudpickle.loads(_optuna.for_workers(study))
+    monkeypatch.chdir("elsewhere")
+    trial = worker.ask()
+    trial.report(0.5, 1)
+    worker.tell(trial, 0.25)
+    assert list(Path().iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    assert [(each.value, each.intermediate_values) for each in study.trials] == [(0.25, {1: 0.5})]
+    assert sorted(path.name for path in Path().iterdir()) == ["elsewhere", "journal.log"]
 
 
 def test_stop_works_inside_of_the_loop_only(study: optuna.Study) -> None:

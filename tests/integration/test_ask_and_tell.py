@@ -12,14 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes import HermesPruner, HermesSampler
+from optuna_hermes import HermesPruner, HermesSampler, _optuna
 from optuna_hermes.broker import broker_status, sessions
+from optuna_hermes.ledger import open_ledger
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -194,6 +197,53 @@ def test_a_study_inside_of_a_trial_ends(n_jobs: int) -> None:
     study = make_study()
     study.optimize(outer, n_trials=2)
     assert [trial.value for trial in study.trials] == [0.5, 0.5]
+
+
+def test_studies_of_one_name_are_told_apart(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    """Trials of one number train at once, each under its own lease, in two databases."""
+    met = threading.Barrier(2, timeout=60)
+
+    def optimized(value: float) -> optuna.Study:
+        def objective(trial: optuna.Trial) -> float:
+            for unit in range(1, 4):
+                trial.report(value, unit)
+                assert not trial.should_prune()
+                met.wait()
+            return value
+
+        study = optuna.create_study(
+            storage=f"sqlite:///{tmp_path}/{value}.db",
+            study_name="hpo",
+            sampler=HermesSampler(devices="cpu:2"),
+            pruner=HermesPruner(),
+        )
+        study.optimize(objective, n_trials=2)
+        return study
+
+    for value, study in zip((0.25, 0.75), pool.map(optimized, (0.25, 0.75)), strict=True):
+        assert {trial.state for trial in study.trials} == {TrialState.COMPLETE}
+        with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+            curves = ledger.load_curves(_optuna.study_key(study))
+        assert [curve.values for curve in curves.values()] == [(value,) * 3] * 2
+    assert sessions.all() == []
+    assert holders() == []
+
+
+def test_a_study_inside_of_a_trial_may_have_the_name_of_its_study() -> None:
+    """Its trials are others, though their numbers are the same."""
+
+    def outer(trial: optuna.Trial) -> float:
+        inner = optuna.create_study(
+            study_name="s", sampler=HermesSampler(devices="cpu:1"), pruner=HermesPruner()
+        )
+        inner.optimize(train, n_trials=2, n_jobs=2)
+        return train(trial) + inner.best_value
+
+    study = optuna.create_study(
+        study_name="s", sampler=HermesSampler(devices="cpu:1"), pruner=HermesPruner()
+    )
+    study.optimize(outer, n_trials=2)
+    assert [trial.value for trial in study.trials] == [1.0, 1.0]
 
 
 def inside(queue: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 import time
@@ -80,6 +81,27 @@ def test_a_broker_whose_chore_fails_ends_and_says_so(
     asyncio.run(asyncio.wait_for(server.serve(), 60))
     assert "the broker ends" in caplog.text
     assert "no more" in caplog.text
+
+
+def test_a_broker_without_a_file_to_open_goes_on(
+    runtime_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one would soon be as full: what it measured last holds, until it can measure."""
+
+    def none_left(*_: object) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    for name in ("TRIM_SECONDS", "OBSERVE_SECONDS"):
+        monkeypatch.setattr(_server, name, 0.1)
+    source = FakeDevices([Device(id="cpu:0", free=True)])
+    server = Server(runtime_dir, devices="any", source=source, host="h", idle_seconds=1.0)
+    monkeypatch.setattr(_server, "available_bytes", none_left)
+    monkeypatch.setattr(server._handler, "silent", lambda now: {1: os.getpid()})
+    monkeypatch.setattr(server._activities, "look", none_left)
+    asyncio.run(asyncio.wait_for(server.serve(), 60))
+    assert "the host's memory cannot be measured: [Errno 24]" in caplog.text
+    assert "silent workers cannot be observed: [Errno 24]" in caplog.text
+    assert "the broker ends" not in caplog.text
 
 
 class HangingDevices(FakeDevices):

@@ -474,6 +474,30 @@ def test_a_fork_that_is_refused_once_ends_nothing(script: Script, tmp_path: Path
     assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 6
 
 
+FORKS_FEW = """
+really = os.fork
+
+def fork():
+    caller = sys._getframe(1)
+    if caller.f_code.co_name == "_fork" and len(caller.f_locals["self"]._children) >= 3:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return really()
+
+os.fork = fork
+"""
+
+
+def test_trials_take_turns_in_the_few_processes_that_can_be_forked(
+    script: Script, tmp_path: Path
+) -> None:
+    """Parked ones go to disk: else all would hold their processes, and wait for further ones."""
+    code = SUSPENDED.replace('n_trials=2, devices="cpu:2"', 'n_trials=5, devices="cpu:1"')
+    done = script(FORKS_FEW + code.replace(", show_progress=False", ""))
+    assert (done.returncode, done.stdout) == (0, f"{FORKED}\n"), done.stderr
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 5
+    assert "refuses to start a worker" in done.stderr
+
+
 BY_NAME = """
 import multiprocessing, pickle
 

@@ -194,6 +194,37 @@ def test_hosts_that_name_a_database_for_the_ledger_share_a_study_without_one(
     assert "postgresql" in said.splitlines()[-1]
 
 
+@pytest.mark.parametrize("kind", ["journal", pytest.param("proxy", marks=pytest.mark.slow)])
+def test_every_verb_of_the_command_line_takes_a_study_without_a_database(
+    kind: str,
+    tmp_path: Path,
+    cli: Callable[..., Any],
+    without_torch: dict[str, str],
+    postgres_url: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    """With a ledger that all its hosts share."""
+    pytest.importorskip("grpc" if kind == "proxy" else "optuna")
+    (tmp_path / "short.py").write_text(SHORT)
+    place = "journal.log"
+    if kind == "proxy":
+        place = f"grpc://localhost:{request.getfixturevalue('proxy_port')}"
+    else:
+        (tmp_path / place).touch()
+    words = ("--storage", place, "--study-name", "s")
+    env = without_torch | {"XDG_STATE_HOME": str(tmp_path / "state")}
+    ledger = postgres_url.replace(":@", "@")
+    command = ("optimize", "short.py:objective", *words, "--ledger", ledger, "--devices", "cpu:1")
+    done = cli(*command, "--n-trials", 2, env=env)
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(cli("status", *words, "--json", env=env).stdout)["study"]
+    assert shown["counts"] == {"done": 2}
+    refused = cli("finish", *words, "2", env=env)
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "trial 2: no such trial" in refused.stderr
+    assert cli("best-trial", *words, env=env).returncode == 0
+
+
 WAITS = """
 import os
 import time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
+from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.pytorch import suspendable
 from optuna_hermes.workers import _driver
@@ -108,3 +110,94 @@ def test_an_objective_that_catches_all(study: optuna.Study, stop_when: Any, tmp_
     mark.touch()
     stop_when(lambda mine: False)
     assert [trial.state for trial in run(study, careless).trials] == ["COMPLETE"] * 3
+
+
+def leaves(trial: optuna.Trial) -> float:
+    sys.exit("no data")
+
+
+def offers_others(trial: optuna.Trial) -> float:
+    return float(trial.suggest_categorical("way", ["a", "b", "c"]) == "c")
+
+
+def test_a_script_that_raises_before_a_suspended_trial_goes_on(
+    study: optuna.Study, stop_when: Any, tmp_path: Path
+) -> None:
+    """The study ends with the error and the trial is as it was; it goes on once that is mended.
+
+    What it is first suggested then is drawn anew.
+    """
+    mark = tmp_path / "short"
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0, 1)
+        trial.suggest_categorical("way", ["a", "b"])
+        run = suspendable(trial)
+        for epoch in run.epochs(1_000_000):
+            run.report(x)
+            if epoch == 3 and not mark.exists():
+                mark.touch()
+            elif epoch > 3 and trial.user_attrs.get("resumes"):
+                break
+        trial.suggest_float("later", 0, 1)
+        return x
+
+    def call(objective: Callable[[optuna.Trial], float]) -> OptimizeResult:
+        return optimize(study, objective, n_trials=1, devices="cpu:1", show_progress=False)
+
+    stop_when(lambda mine: mark.exists())
+    assert [trial.state for trial in call(objective).trials] == ["STORED"]
+    stop_when(lambda mine: False)
+    for wrong, reason in ((leaves, "no data"), (offers_others, "dynamic value space")):
+        with pytest.raises(HermesError, match=f"Trial 0 was suspended.*{reason}.*mend that"):
+            call(wrong)
+        assert [trial.state.name for trial in study.trials] == ["RUNNING"]
+    study._storage.set_trial_user_attr(study.trials[0]._trial_id, "resumes", True)
+    assert [trial.state for trial in call(objective).trials] == ["COMPLETE"]
+    (params,) = [trial.params for trial in study.trials]
+    assert params["x"] != params["later"]
+
+
+SLOW = """
+import time
+from pathlib import Path
+
+
+def objective(trial):
+    x = trial.suggest_float("x", 0.0, 1.0)
+    Path(__file__).with_name(f"begun-{trial.number}").touch()
+    while not Path(__file__).with_name("go").exists():
+        time.sleep(0.05)  # training
+    return x
+"""
+
+
+@pytest.mark.parametrize(("again", "go"), [(False, True), (True, True), (True, False)])
+def test_a_study_that_is_deleted_while_it_is_trained(
+    again: bool,
+    go: bool,
+    tmp_path: Path,
+    storage_url: str,
+    start_cli: Callable[..., Any],
+    without_torch: dict[str, str],
+    wait_for: Callable[..., Any],
+) -> None:
+    """The call ends with one line; a study that has its ids by then is left as it is."""
+    (tmp_path / "train.py").write_text(SLOW)
+    place = ("--storage", storage_url, "--study-name", "s", "--devices", "cpu:2")
+    call = start_cli("optimize", "train.py:objective", *place, "--n-trials", 8, env=without_torch)
+    wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
+    optuna.delete_study(study_name="s", storage=storage_url)
+    if again:
+        other = optuna.create_study(study_name="s", storage=storage_url)
+        for _ in range(2):
+            other.ask()
+    if go:
+        (tmp_path / "go").touch()
+    ended = call.wait()
+    assert ended.returncode == 2, ended.stderr
+    assert "error: Study s was deleted while it ran: make it anew" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert optuna.get_all_study_names(storage_url) == ["s"] * again
+    if again:
+        assert [(t.state.name, t.params) for t in other.trials] == [("RUNNING", {})] * 2

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +227,44 @@ def test_hyperband_is_refused() -> None:
     """Wrapping HyperbandPruner would silently break its brackets."""
     with pytest.raises(UnsupportedPrunerError, match="bracket"):
         HermesPruner(optuna.pruners.HyperbandPruner())
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_pruner_whose_steps_are_instances_is_refused() -> None:
+    """Trials would be compared by their instance of the highest number, also inside of patience."""
+    pruner = optuna.pruners.WilcoxonPruner()
+    for wrapped in (pruner, optuna.pruners.PatientPruner(pruner, patience=1)):
+        with pytest.raises(UnsupportedPrunerError, match="its steps are instances"):
+            HermesPruner(wrapped)
+
+
+def test_a_value_is_reported_once(storage_url: str) -> None:
+    """However often a trial asks after it: each row would count as a unit, and cost a wait."""
+
+    def objective(trial: optuna.Trial) -> float:
+        for unit in (1, 2):
+            trial.report(1 / unit, unit)
+            assert not any(trial.should_prune() for _ in range(3))
+        trial.report(7.0, 2)  # Optuna ignores it
+        assert not trial.should_prune()
+        return 0.5
+
+    with pytest.warns(UserWarning, match="already reported"):
+        (study := make_study(storage_url)).optimize(objective, n_trials=1)
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        key = _optuna.study_key(study)
+        assert [trial.units for trial in ledger.load_trials(key)] == [2]
+        assert [report.unit for _, report in ledger.load_reports(key)] == [1, 2]
+
+
+def test_a_study_in_memory_goes_on_where_it_was_pickled() -> None:
+    """Trials that its original has trained since are none of it."""
+    study = make_study(None)
+    study.optimize(objective_with(Gauge(), units=1), n_trials=1)
+    pickled = pickle.dumps(study)
+    study.optimize(objective_with(Gauge(), units=1), n_trials=1)
+    (loaded := pickle.loads(pickled)).optimize(objective_with(Gauge(), units=1), n_trials=2)
+    assert [trial.state.name for trial in loaded.trials] == ["COMPLETE"] * 3
 
 
 def test_a_trial_that_ends_without_any_broker_keeps_no_device(

@@ -91,6 +91,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         ),
         wire.Ended(epoch=epoch, state="failed", error="\N{SKULL}" * 1000),
         wire.Released(epoch=epoch, reason="\0", outgrown=random.random() < 0.5),
+        wire.KeepWorkers(study=key, max_alive=random.choice([0, 8, 2**53])),
         wire.Drain(study=random.choice([key, "honest"])),
         wire.GiveUp(study=random.choice([key, "honest"]), number=0, reason="so"),
         wire.GetStatus(),

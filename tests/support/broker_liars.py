@@ -51,6 +51,7 @@ def about_study(world: World, key: str, random: Random) -> wire.FromClient:
         wire.Register(study=spec, number=number, trial_id=number),
         opening,
         wire.Describe(study=key, params={number: {"lr": 0.1}}),
+        wire.KeepWorkers(study=key, max_alive=world.max_alive),
         wire.Drain(study=key),
         wire.SetOverrides(study=key, numbers=(number,), override="held"),
         wire.Finish(study=key, numbers=(number,)),

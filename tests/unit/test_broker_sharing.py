@@ -17,11 +17,11 @@ from support.memory_ledger import MemoryLedger
 
 
 class Hosts:
-    """Brokers of hosts ``a`` and ``b`` on one ledger, whose clock is theirs too."""
+    """Brokers of hosts ``a`` and ``b`` on one ledger, whose clock is ``ahead`` of theirs."""
 
     def __init__(self, *, devices: int = 1) -> None:
-        self.now = 0.0
-        self.ledger = MemoryLedger(clock=lambda: self.now, shared=True)
+        self.now = self.ahead = 0.0
+        self.ledger = MemoryLedger(clock=lambda: self.now + self.ahead, shared=True)
         self.a = FakeBroker(devices=devices, ledger=self.ledger, host="a")
         self.b = FakeBroker(devices=devices, ledger=self.ledger, host="b")
         self.dead: set[str] = set()
@@ -179,6 +179,26 @@ def test_a_database_that_was_away_makes_nobody_dead() -> None:
     assert hosts.owners() == ["a"]
     hosts.advance(2 * DEAD_SECONDS)
     assert hosts.owners() == ["a"]
+
+
+def test_a_database_whose_clock_is_set_makes_nobody_dead() -> None:
+    """All look silent at the next look; a host that is dead is missed later than otherwise."""
+    hosts = Hosts()
+    training(hosts, unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker = hosts.b.worker()
+    hosts.advance(2 * DEAD_SECONDS)
+    hosts.ahead = 3600.0
+    hosts.b.advance(REFRESH_SECONDS)
+    hosts.b.refresh()
+    hosts.advance(2 * DEAD_SECONDS)
+    assert hosts.owners() == ["a"]
+    assert hosts.a.killed() == []
+    assert sorted(host.instance for host in hosts.ledger.load_hosts()) == ["a", "b"]
+    hosts.dead.add("a")
+    hosts.ahead = 7200.0
+    hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
+    assert hosts.b.last(worker, "Grant").number == 0
 
 
 def test_hosts_that_are_equally_fast_grant_in_turn() -> None:

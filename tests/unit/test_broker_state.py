@@ -328,6 +328,21 @@ def test_parked_trials_make_room_for_new_trials() -> None:
     assert broker.last(broker.worker(), "Grant").number is None
 
 
+def test_parked_trials_make_room_where_no_further_process_can_be_started() -> None:
+    """Its driver tells: a trial that waits for a process would wait for good."""
+    broker = FakeBroker(devices=1)
+    driver = broker.driver(policy="round-robin", max_alive=8)
+    workers = broker.worker(), broker.worker()
+    for number, worker in enumerate(workers):
+        epoch = begin(broker, worker, number)
+        report(broker, worker, epoch, 1, 0.5)
+        broker.advance(1.5)
+        park(broker, worker, epoch)
+    assert not any(broker.last(worker, "Evict") for worker in workers)
+    broker.say(driver, wire.KeepWorkers(study="s", max_alive=2))
+    assert any(broker.last(worker, "Evict") for worker in workers)
+
+
 def test_trials_that_cannot_leave_take_turns_among_themselves() -> None:
     """Without a free process no device is kept for a trial that could not get one."""
     broker = FakeBroker(devices=1)

@@ -84,3 +84,31 @@ def test_a_file_that_cannot_be_removed_stops_no_values(
     reports.put(7, 2, 0.25)
     assert reports.flush(30)
     assert database.values == [(7, 1, 0.5), (7, 2, 0.25)]
+
+
+def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of processes values are written where they are reported, later on a thread."""
+    threads: list[str] = []
+    number = 0
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def write(trial_id: int, step: int, value: float) -> None:
+        threads.append(threading.current_thread().name)
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    reports = Reports(write)
+    reports.keep_in(tmp_path, 7)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        reports.put(7, 1, 0.5)
+        number = errno.EIO
+        reports.put(7, 2, 0.25)
+        with pytest.raises(OSError, match="Input/output error"):
+            reports.check()
+    number = 0
+    reports.put(7, 3, 0.125)
+    assert reports.flush(30)
+    assert threads == [threading.current_thread().name] * 2 + ["hermes-reports"]

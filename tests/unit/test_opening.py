@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+
 import optuna
+import pytest
 
 from optuna_hermes.broker._protocol import frame
+from optuna_hermes.workers import _opening
 from optuna_hermes.workers._opening import descriptions
 
 
@@ -21,3 +25,15 @@ def test_parameters_may_be_long_texts() -> None:
     assert all(map(frame, messages))
     told = {number: params for each in messages for number, params in each.params.items()}
     assert told == {trial.number: trial.params for trial in study.trials}
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers"), [(256, 96), (1024, 128), (64, 9), (resource.RLIM_INFINITY, 128)]
+)
+def test_workers_leave_their_broker_files_to_open(
+    monkeypatch: pytest.MonkeyPatch, limit: int, workers: int
+) -> None:
+    """Each takes two of those that the broker may have open."""
+    monkeypatch.setattr(_opening, "available_bytes", lambda: 10**12)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert _opening.most_alive([f"cpu:{n}" for n in range(8)]) == workers

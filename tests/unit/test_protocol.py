@@ -113,6 +113,7 @@ from_client = st.one_of(
     ),
     st.builds(wire.Released, epoch=numbers, reason=st.text(), outgrown=st.booleans()),
     st.builds(wire.Ended, epoch=numbers, state=st.sampled_from(["done", "failed"])),
+    st.builds(wire.KeepWorkers, study=keys, max_alive=numbers),
     st.builds(wire.GiveUp, study=st.just("s"), number=numbers, reason=st.text()),
 )
 statuses = st.builds(

@@ -154,6 +154,26 @@ def test_parts_of_a_study_that_do_no_harm_are_not_named(
     assert notes == []
 
 
+class CountingSampler(optuna.samplers.RandomSampler):
+    """It may learn from what it has counted."""
+
+
+class CountingPruner(optuna.pruners.NopPruner):
+    """Likewise."""
+
+
+def test_parts_that_may_learn_in_themselves_are_named(notes: Notes) -> None:
+    """Each trial has a copy of them, so what one has learned no other one knows."""
+    sampler, pruner = HermesSampler(CountingSampler()), HermesPruner(CountingPruner())
+    _optimize._check_parts(optuna.create_study(sampler=sampler, pruner=pruner), notes.note)
+    assert notes == [
+        f"Each trial has a copy of {kind} as it was when this call began. If it keeps what it "
+        "learns in itself, and does not read it from the study, it learns nothing: run "
+        "study.optimize() in place of optimize()."
+        for kind in ("CountingSampler", "CountingPruner")
+    ]
+
+
 def test_a_study_that_cannot_be_sent_to_workers_is_refused() -> None:
     """The objective may have a lock where it is forked; sampler, pruner and storage may not."""
     study = optuna.create_study()

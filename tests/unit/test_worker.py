@@ -6,8 +6,9 @@ import threading
 from pathlib import Path
 
 import filelock
+import pytest
 
-from optuna_hermes.workers._worker import _opening
+from optuna_hermes.workers._worker import _Notes, _opening
 
 
 def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
@@ -39,3 +40,17 @@ def test_one_worker_of_a_study_opens_a_trial_at_a_time(tmp_path: Path) -> None:
         assert not own.is_set()
     waits.join(10.0)
     assert own.is_set()
+
+
+def test_no_thread_can_be_started_for_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a limit of processes a dashboard misses a trial's states, and the trial goes on."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    noted: list[str] = []
+    notes = _Notes(noted.append, lambda: None)  # type: ignore[arg-type]  # only called
+    notes.put("done")
+    notes.close()
+    assert noted == []

@@ -81,6 +81,8 @@ class TrialSession:
         self.place_of: Callable[[int], tuple[Path, str | None]] | None = None
         """Returns the folder of a trial by its number, and its URL; None without a store."""
         self.batch_size: int | None = None
+        self.reported_unit = 0
+        """The unit that was reported last."""
         self.checkpoints: tuple[Checkpoint, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.alone = True
@@ -259,7 +261,7 @@ class TrialSession:
         self.wait_for_device()
         # Parameters do not change: they are sent once.
         params = {} if self._described else self.describe()
-        self._described = True
+        self._described, self.reported_unit = True, unit
         with self._connection.lock:
             lease = self._lease
             message = wire.Report(

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._session import TrialSession
     from optuna_hermes.broker._protocol import Ending
 
+StudyIdentity = tuple[object, int]
+"""A study among those of this process: its storage, or that one's URL, and its id there.
+
+Its name is no identity: studies of several storages may have the same one.
+"""
+
 
 @dataclass(kw_only=True, eq=False)
 class OwnSession:
@@ -21,7 +27,7 @@ class OwnSession:
 
     Args:
         session: the session.
-        study: the name of the trial's study.
+        study: the identity of the trial's study.
         number: of the trial.
         lazy: the trial was only asked for: its session began with its first report, and may end
             before the trial does.
@@ -32,7 +38,7 @@ class OwnSession:
     """
 
     session: TrialSession
-    study: str
+    study: StudyIdentity
     number: int
     lazy: bool = False
     thread: threading.Thread = field(default_factory=threading.current_thread)
@@ -49,7 +55,7 @@ class OwnSession:
 
 
 class Sessions:
-    """The sessions of this process, by study name and trial number.
+    """The sessions of this process, by study and trial number.
 
     ``worker`` is the session of a process that serves one trial at a time for ``optimize``, and
     ``importing`` says that this process imports an objective for such processes.
@@ -58,21 +64,23 @@ class Sessions:
     def __init__(self) -> None:
         self.worker: TrialSession | None = None
         self.importing = False
-        self._held: dict[tuple[str, int], OwnSession] = {}
+        self._held: dict[tuple[StudyIdentity, int], OwnSession] = {}
         self._lock = threading.Lock()
 
-    def add(self, study: str, number: int, session: TrialSession, **known: Any) -> OwnSession:
+    def add(
+        self, study: StudyIdentity, number: int, session: TrialSession, **known: Any
+    ) -> OwnSession:
         """Add the session of a trial, with further ``known`` fields of ``OwnSession``."""
         held = OwnSession(session=session, study=study, number=number, **known)
         with self._lock:
             self._held[study, number] = held
         return held
 
-    def get(self, study: str, number: int) -> TrialSession | None:
+    def get(self, study: StudyIdentity, number: int) -> TrialSession | None:
         held = self._held.get((study, number))
         return None if held is None else held.session
 
-    def pop(self, study: str, number: int) -> TrialSession | None:
+    def pop(self, study: StudyIdentity, number: int) -> TrialSession | None:
         with self._lock:
             held = self._held.pop((study, number), None)
         return None if held is None else held.session
@@ -87,7 +95,7 @@ class Sessions:
         return next((held for held in self.all() if held.thread is me), None)
 
     @contextmanager
-    def using(self, study: str, number: int) -> Iterator[OwnSession | None]:
+    def using(self, study: StudyIdentity, number: int) -> Iterator[OwnSession | None]:
         """Session of a trial, None if there is none; it is not taken away within the block."""
         with self._lock:
             held = self._held.get((study, number))

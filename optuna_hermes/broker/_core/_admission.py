@@ -27,6 +27,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Resume: ("worker", "plain"),
     wire.OpenStudy: ("driver",),
     wire.Describe: ("driver",),
+    wire.KeepWorkers: ("driver",),
     wire.Drain: ("driver",),
     wire.GiveUp: ("driver",),
     wire.WatchStudy: ("driver",),
@@ -41,7 +42,7 @@ def misplaced(client: Client, message: wire.FromClient) -> str | None:
         return None
     if client.role not in roles:
         return f"{name} is said by a {roles[0]}, not by a {client.role}: connect as one."
-    if isinstance(message, (wire.Drain, wire.GiveUp, wire.WatchStudy)):
+    if isinstance(message, (wire.KeepWorkers, wire.Drain, wire.GiveUp, wire.WatchStudy)):
         own = client.study == message.study
         return None if own else f"A driver says {name} of its own study only: open it first."
     again = isinstance(message, wire.OpenStudy) and client.study == message.study.key

@@ -297,6 +297,9 @@ class EventHandler:
 
             set_up.created(turn, connection, message)
             self._scheduler.schedule(turn)
+        elif isinstance(message, wire.KeepWorkers):
+            self.state.studies[message.study].max_alive = message.max_alive
+            self._scheduler.schedule(turn)
         elif isinstance(message, wire.Drain):
             self._drains.begin(turn, message.study)
         elif isinstance(message, wire.GiveUp):

@@ -119,10 +119,16 @@ class Sharing:
     ) -> set[str]:
         """Brokers of other hosts that live.
 
-        After an outage all of them look silent: no sign of death until the database has been
-        there for as long as a dead broker is silent.
+        After an outage, or when the database's clock was set, all of them look silent: no sign of
+        death until the database has been there since for as long as a dead broker is silent.
         """
-        if study.watched_since is None:
+        last, study.heartbeats = study.heartbeats, {}
+        for host in others:
+            study.heartbeats[host.instance] = turn.now - host.age_seconds
+        # Then the last one, or a later one, seems to be earlier by more than reads can be late.
+        least = {each: at - 2 * REFRESH_SECONDS for each, at in last.items()}
+        was_set = any(at < least.get(each, at) for each, at in study.heartbeats.items())
+        if study.watched_since is None or was_set:
             study.watched_since = turn.now
         sure = turn.now - study.watched_since >= DEAD_SECONDS
         dead = {host.instance for host in others if sure and host.age_seconds >= DEAD_SECONDS}

@@ -62,6 +62,7 @@ class Study:
         limit: how many trials there shall be, over all hosts; None for no bound.
         coming: leases of other hosts from which further trials will come.
         watched_since: since when the ledger has shown without an outage who lives, else None.
+        heartbeats: the last ones of other hosts, by this broker's clock.
         spare: devices of other hosts that have nothing to train of it.
         ends_at: when its driver has all trials suspended, None for no such time.
         device_seconds: ``spent_seconds`` from which on it does so, None for no bound.
@@ -120,6 +121,7 @@ class Study:
     limit: int | None = None
     coming: int = 0
     watched_since: float | None = None
+    heartbeats: dict[str, float] = field(default_factory=dict)
     spare: int = 0
     powered_down: frozenset[str] = frozenset()
     sets_up: bool = False

@@ -42,6 +42,7 @@ from optuna_hermes.broker._protocol._from_client import FromClient as FromClient
 from optuna_hermes.broker._protocol._from_client import GetStatus as GetStatus
 from optuna_hermes.broker._protocol._from_client import GiveUp as GiveUp
 from optuna_hermes.broker._protocol._from_client import Hello as Hello
+from optuna_hermes.broker._protocol._from_client import KeepWorkers as KeepWorkers
 from optuna_hermes.broker._protocol._from_client import OpenStudy as OpenStudy
 from optuna_hermes.broker._protocol._from_client import Parked as Parked
 from optuna_hermes.broker._protocol._from_client import Quit as Quit
@@ -73,4 +74,4 @@ from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 15
+VERSION = 16

@@ -244,6 +244,13 @@ class Released(Message, frozen=True, kw_only=True):
     away: bool = False
 
 
+class KeepWorkers(Message, frozen=True, kw_only=True):
+    """The driver keeps another number of worker processes alive from now on."""
+
+    study: Key
+    max_alive: Count
+
+
 class Drain(Message, frozen=True, kw_only=True):
     """Suspend every trial of this study to disk and start none."""
 
@@ -340,6 +347,7 @@ FromClient = (
     | Parked
     | Ended
     | Released
+    | KeepWorkers
     | Drain
     | GiveUp
     | SetOverrides

@@ -547,7 +547,11 @@ class Server:
             if not silent:
                 continue
             # On a thread: a host may have thousands of processes.
-            activities = await asyncio.to_thread(self._activities.look, silent)
+            try:
+                activities = await asyncio.to_thread(self._activities.look, silent)
+            except (OSError, RuntimeError) as error:  # no file, or no thread, is left for now
+                log.warning("silent workers cannot be observed: %s", error)
+                continue
             if activities:
                 self._apply(events.Observed(activities=activities))
 
@@ -562,7 +566,10 @@ class Server:
         while True:
             await asyncio.sleep(TRIM_SECONDS)
             give_back_free_pages()
-            self._measure_host_memory()
+            try:
+                self._measure_host_memory()
+            except OSError as error:  # no file is left for now
+                log.warning("the host's memory cannot be measured: %s", error)
 
     def _measure_host_memory(self) -> None:
         """Measure what trials may take of the host's memory: other programs come and go."""
