@@ -19,7 +19,7 @@ from optuna_hermes._lightning._namespace import (
     part,
 )
 from optuna_hermes.suspend._code import classes_of
-from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
 from optuna_hermes.suspend._loader import data_of, is_stream
 from optuna_hermes.suspend._named_objects import (
     gradient,
@@ -155,7 +155,7 @@ def _data_generators(trainer: Trainer) -> list[Any]:
     return [found for each in loaders for found in holders_in(*data_of(each))]
 
 
-def code_of(trainer: Trainer) -> list[Holder]:
+def code_of(trainer: Trainer) -> list[GeneratorOwner]:
     """The generators that classes of the user's module, its parts, data and callbacks draw from."""
     data = getattr(trainer, "datamodule", None)
     every = (*trainer.lightning_module.modules(), data, *callbacks_of(trainer))

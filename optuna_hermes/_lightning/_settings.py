@@ -29,7 +29,7 @@ SETTINGS = (
 )
 
 
-class Settings:
+class TrainerSettings:
     """The settings of a trainer that have changed since its fit began.
 
     All others are the script's: it may have a larger ``max_epochs`` when a trial comes back.

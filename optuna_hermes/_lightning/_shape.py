@@ -11,7 +11,7 @@ from optuna_hermes._lightning._pruning import without_masks
 from optuna_hermes.suspend._named_objects import Parts, parts_of
 
 
-class Shape:
+class FitParts:
     """The parts of a module and of its optimizers, where their states are loaded.
 
     In a fit that begins without a checkpoint this is where they would be.

@@ -41,8 +41,8 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes._lightning._optimizers import optimizers_of
 from optuna_hermes._lightning._pruning import prune, without_masks
-from optuna_hermes._lightning._settings import Settings
-from optuna_hermes._lightning._shape import Shape
+from optuna_hermes._lightning._settings import TrainerSettings
+from optuna_hermes._lightning._shape import FitParts
 from optuna_hermes._lightning._unsaved import loader_sources
 from optuna_hermes.suspend._loader import (
     OwnStates,
@@ -74,8 +74,8 @@ class TrainerHooks:
 
     def __init__(self, trainer: Trainer, trial: str, replay: Callable[..., Replay] | None) -> None:
         self.trainer = trainer
-        self.shape = Shape(trainer)
-        self.settings = Settings(trainer)
+        self.shape = FitParts(trainer)
+        self.settings = TrainerSettings(trainer)
         self._name = trial
         self._replay = replay or replay_of
         self._replays: list[tuple[Any, Replay | Stream]] = []

@@ -47,7 +47,7 @@ def patiently(
         try:
             return call(*args, **named)
         except Exception as error:
-            if not ledger.mends(error):
+            if not ledger.is_transient(error):
                 raise
             now = time.monotonic()
             if end is None:

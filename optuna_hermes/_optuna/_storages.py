@@ -75,7 +75,7 @@ def racing(call: Callable[..., T], *args: object, **named: object) -> T:
         try:
             return call(*args, **named)
         except Exception as error:
-            full = ledger.mends(error) and ledger.is_full(line(error))
+            full = ledger.is_transient(error) and ledger.is_full(line(error))
             longest = FULL_SECONDS if full else RACE_SECONDS
             if not (full or ledger.lost_race(error)) or time.monotonic() > begin + longest:
                 raise

@@ -246,7 +246,7 @@ class Note:
         try:
             set_attributes(self._study, self._trial_id, attributes)
         except Exception as error:
-            if not ledger.mends(error):
+            if not ledger.is_transient(error):
                 raise
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holder:
+class ServedProcess:
     """A process that serves a trial.
 
     Args:
@@ -39,7 +39,7 @@ class Holder:
 
 
 @dataclass(kw_only=True)
-class Awaited:
+class RecoveringProcess:
     """A process that an earlier broker served, and that has not come back yet.
 
     Args:
@@ -50,7 +50,7 @@ class Awaited:
         ended: it ended after its hello: its last messages may still be unread.
     """
 
-    holder: Holder
+    holder: ServedProcess
     until: float
     late: bool = False
     met: bool = False

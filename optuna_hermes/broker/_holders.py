@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._privacy import write_private
 
 HOLDERS = "holders.json"
@@ -18,7 +18,7 @@ _STATE, _STARTED = 0, 19
 
 
 # The boot of the host in which the process ids of the holders are valid, and the holders.
-_Content = tuple[str, tuple[Holder, ...]]
+_Content = tuple[str, tuple[ServedProcess, ...]]
 
 
 def started(pid: int) -> int:
@@ -32,7 +32,7 @@ def started(pid: int) -> int:
     return 0 if fields[_STATE] in "ZX" else int(fields[_STARTED])
 
 
-def save(directory: Path, holders: Sequence[Holder]) -> None:
+def save(directory: Path, holders: Sequence[ServedProcess]) -> None:
     """Replace the file; without holders there is none.
 
     Raises:
@@ -45,7 +45,7 @@ def save(directory: Path, holders: Sequence[Holder]) -> None:
         path.unlink(missing_ok=True)
 
 
-def living(directory: Path) -> tuple[Holder, ...]:
+def living(directory: Path) -> tuple[ServedProcess, ...]:
     """Holders of the last broker that have not ended; none if that cannot be known."""
     of_boot: str | None = None
     with contextlib.suppress(OSError, msgspec.MsgspecError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from optuna_hermes.cli._checks import Check
 
-Look = Callable[[], "Iterable[Check]"]
+RunCheck = Callable[[], "Iterable[Check]"]
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
@@ -31,7 +31,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(
     storage: Annotated[
         str | None,
-        optional_storage("Look at this storage of Optuna too; nothing is written into it."),
+        optional_storage("RunCheck at this storage of Optuna too; nothing is written into it."),
     ] = None,
     study_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="And at this study, and its checkpoints.")
@@ -61,7 +61,7 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, Look]]:
+def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, RunCheck]]:
     """The checks by name; those of a storage and a study only where these are given."""
     from optuna_hermes.cli._checks import _host, _software, _storage
 
@@ -85,7 +85,7 @@ def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, L
     yield "room", _host.room
 
 
-def _guarded(name: str, look: Look) -> list[Check]:
+def _guarded(name: str, look: RunCheck) -> list[Check]:
     # One broken check must not hide the others: it has failed.
     from optuna_hermes.cli._checks import Check
 

@@ -258,10 +258,12 @@ def _check(given: dict[str, Any], elsewhere: bool) -> None:
     """
     from optuna_hermes.broker._devices._source import check_devices
     from optuna_hermes.policies import ENERGY, make_policy
-    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._settings import OptimizeSettings
 
-    settings = {each.name: given[each.name] for each in fields(Settings) if each.name in given}
-    Settings(**settings)
+    settings = {
+        each.name: given[each.name] for each in fields(OptimizeSettings) if each.name in given
+    }
+    OptimizeSettings(**settings)
     policy = given["policy"]
     if not elsewhere or ":" not in policy.removeprefix(ENERGY):
         make_policy(policy)

@@ -41,7 +41,7 @@ from optuna_hermes.view.tables import summary_view
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes.workers._optimize import OptimizeResult
-    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._settings import OptimizeSettings
     from optuna_hermes.workers._worker_pool import WorkerPool
 
 Devices = Annotated[
@@ -156,7 +156,7 @@ def optimize(
     """
     from optuna_hermes.broker._devices._source import parse_devices
     from optuna_hermes.broker._power_commands import commands_for
-    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._settings import OptimizeSettings
     from optuna_hermes.workers._worker_pool import start
 
     parse_devices(devices)
@@ -165,7 +165,7 @@ def optimize(
         raise InvalidInputError(
             "--requeue must be given in a job of SLURM but $SLURM_JOB_ID is not set: leave it out."
         )
-    settings = Settings(
+    settings = OptimizeSettings(
         n_trials=n_trials,
         timeout=timeout,
         device_seconds=device_seconds,
@@ -198,7 +198,7 @@ def _requeue(job: str) -> None:
         note(f"`scontrol requeue {job}` has failed ({reason}): submit the job again yourself.")
 
 
-def run_shown(study: Study, pool: WorkerPool, settings: Settings) -> OptimizeResult:
+def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> OptimizeResult:
     """Run a study with progress on standard error."""
     from optuna_hermes.workers._optimize import run_study
 

@@ -55,13 +55,15 @@ def quickstart(
       optuna-hermes quickstart --devices cpu:2
     """
     from optuna_hermes.broker._devices._source import parse_devices
-    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._settings import OptimizeSettings
     from optuna_hermes.workers._worker_pool import start
 
     _require_packages()
     slots = [slot.id for slot in parse_devices(devices)]
     url = storage or f"sqlite:///{tempfile.mkdtemp(prefix='optuna-hermes-')}/study.db"
-    settings = Settings(n_trials=n_trials, devices=devices, slice_seconds=SLICE_SECONDS, seed=seed)
+    settings = OptimizeSettings(
+        n_trials=n_trials, devices=devices, slice_seconds=SLICE_SECONDS, seed=seed
+    )
     with (
         start(OBJECTIVE, settings) as pool,
         study_to_optimize(url, STUDY_NAME, make=True) as study,

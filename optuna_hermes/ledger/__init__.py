@@ -16,8 +16,8 @@ from optuna_hermes.ledger._records import TrialRecord as TrialRecord
 if TYPE_CHECKING:
     from optuna_hermes.ledger._away import FULL as FULL
     from optuna_hermes.ledger._away import is_full as is_full
+    from optuna_hermes.ledger._away import is_transient as is_transient
     from optuna_hermes.ledger._away import lost_race as lost_race
-    from optuna_hermes.ledger._away import mends as mends
     from optuna_hermes.ledger._engine import check_shared_url as check_shared_url
     from optuna_hermes.ledger._engine import few_connections as few_connections
     from optuna_hermes.ledger._engine import is_database as is_database
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._schema import schema_version as schema_version
 
 _HOMES = {
-    **dict.fromkeys(("FULL", "is_full", "lost_race", "mends"), "_away"),
+    **dict.fromkeys(("FULL", "is_full", "lost_race", "is_transient"), "_away"),
     **dict.fromkeys(
         (
             *("check_shared_url", "few_connections", "is_database", "rest_when_idle"),

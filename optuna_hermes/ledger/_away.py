@@ -44,7 +44,7 @@ def is_full(reason: str) -> bool:
     return any(each in reason.lower() for each in _FULL)
 
 
-def mends(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """True if the error, or one it wraps, is a transient database failure."""
     for found in _of_database(error):
         return is_away(found)

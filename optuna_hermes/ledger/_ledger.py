@@ -44,11 +44,11 @@ from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import StudyLocks
 from optuna_hermes.ledger._records import (
     DEAD_SECONDS,
+    ChangeMark,
     CheckpointRecord,
     EventRecord,
     HostRecord,
     LeaseRecord,
-    Look,
     ReportRecord,
     TrialRecord,
 )
@@ -383,7 +383,7 @@ class Ledger:
         with self._database.at_once() as connection:
             sharing.beat(connection, host)
 
-    def look(self, beat: HostRecord | None = None) -> Look:
+    def look(self, beat: HostRecord | None = None) -> ChangeMark:
         """The newest change number, and all brokers: one statement, beside a heartbeat's.
 
         Args:

@@ -124,7 +124,7 @@ class HostRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
+class ChangeMark:
     """The answer to a look at a ledger, by which a broker knows if there is more to read.
 
     Args:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from optuna_hermes.errors import NotOwnerError
 from optuna_hermes.ledger import _statements as sql
-from optuna_hermes.ledger._records import HostRecord, Look, TrialRecord
+from optuna_hermes.ledger._records import ChangeMark, HostRecord, TrialRecord
 from optuna_hermes.ledger._rows import row, with_lists
 from optuna_hermes.model import LIVE_STATES, TrialStatus
 
@@ -129,12 +129,12 @@ def _hosts(rows: Iterable[dict[str, Any]]) -> list[HostRecord]:
     return sorted(hosts, key=lambda host: (host.name, host.instance))
 
 
-def look(connection: Connection) -> Look:
+def look(connection: Connection) -> ChangeMark:
     """The change numbers and all brokers, in one statement."""
     rows = [dict(each) for each in connection.execute(sql.LOOK).mappings()]
     numbers = [(each.pop("last_change"), each.pop("forgotten_change")) for each in rows]
     hosts = _hosts(each for each in rows if each["instance"] is not None)
-    return Look(change=numbers[0][0], forgotten=numbers[0][1], hosts=tuple(hosts))
+    return ChangeMark(change=numbers[0][0], forgotten=numbers[0][1], hosts=tuple(hosts))
 
 
 def beat(connection: Connection, host: HostRecord) -> None:

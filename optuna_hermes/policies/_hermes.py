@@ -114,7 +114,7 @@ class Hermes(Policy):
 
         ranking = _Ranking(self._measured, snapshot, reported, self.alpha)
         n_begun = ranking.n_begun
-        foreseen = _listed.foreseen(snapshot.memory, listed, ranking, n_begun)
+        foreseen = _listed.predicted_ranks(snapshot.memory, listed, ranking, n_begun)
         by_rank = _listed.openings(listed, foreseen, n_begun, self.alpha)
         set_up = {trial.number for trial in snapshot.trials if trial.state == "pending"}
         by_rank = _listed.at_most(snapshot.unstarted.count, by_rank, set_up)
@@ -232,7 +232,7 @@ class _Ranking:
         self._last = self._values[rows, self._units - 1]
         had = self._units[: len(waiting)]
         over = np.where(lengths > 0, had / np.maximum(lengths, 1), 0.0)
-        greed, rest = _greed(self.predictivity)
+        greed, rest = _exponents(self.predictivity)
         self._power = greed * alpha / 2 * (1 + over)
         self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** rest
 
@@ -301,7 +301,7 @@ def _newest(trials: Sequence[TrialView]) -> Places:
     return np.asarray(newest[np.argsort(numbers[newest])])
 
 
-def _greed(predictivity: float) -> tuple[float, float]:
+def _exponents(predictivity: float) -> tuple[float, float]:
     """Factor of the power of ranks, and power of the share of life that is left.
 
     Where early ranks say less than usual, what was begun is rather brought to its end.

@@ -36,7 +36,7 @@ _GOLDEN = 0.6180339887498949
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class PredictedRanks:
     """Ranks that listed trials may have among those that have reported.
 
     Args:
@@ -57,11 +57,11 @@ class Foreseen:
         return {"units": self.units, "ranks": [[n, rank] for n, rank in self.ranks.items()]}
 
     @staticmethod
-    def from_memory(memory: Any) -> Foreseen | None:
+    def from_memory(memory: Any) -> PredictedRanks | None:
         """Read what ``to_memory`` has given; None for anything else."""
         try:
             ranks = {int(number): float(rank) for number, rank in memory["ranks"]}
-            return Foreseen(units=int(memory["units"]), ranks=ranks)
+            return PredictedRanks(units=int(memory["units"]), ranks=ranks)
         except (TypeError, KeyError, ValueError, OverflowError):
             return None
 
@@ -78,21 +78,21 @@ class Ranks(Protocol):
     def scores(self, choose: Callable[[Places], Places]) -> tuple[list[TrialView], Floats]: ...
 
 
-def foreseen(
+def predicted_ranks(
     memory: Any, listed: Sequence[TrialView], ranks: Ranks, n_begun: int
-) -> Foreseen | None:
+) -> PredictedRanks | None:
     """The ranks foreseen of listed trials, remembered or anew; None if too little is known."""
     if n_begun < IN_ORDER or ranks.n_reported < LEAST_REPORTED:
         return None
-    known, units = Foreseen.from_memory(memory), ranks.n_units
+    known, units = PredictedRanks.from_memory(memory), ranks.n_units
     if known is not None and known.holds(units, listed):
         return known
-    return foresee(*ranks.scores(modelled), units, listed)
+    return predict_ranks(*ranks.scores(modelled), units, listed)
 
 
-def foresee(
+def predict_ranks(
     reported: Sequence[TrialView], scores: Floats, units: int, listed: Sequence[TrialView]
-) -> Foreseen:
+) -> PredictedRanks:
     """Foresee the ranks of listed trials, at their best.
 
     Args:
@@ -109,11 +109,11 @@ def foresee(
     observed = Observations(trials=np.arange(n), ages=np.zeros(n), values=scores, end=0.0)
     ranks = np.exp(Process(points[:n], observed).lower_bound(points[n:], observed.end))
     best = np.argsort(ranks, kind="stable")[:MOST_KEPT].tolist()
-    return Foreseen(units=units, ranks={some[at].number: float(ranks[at]) for at in best})
+    return PredictedRanks(units=units, ranks={some[at].number: float(ranks[at]) for at in best})
 
 
 def openings(
-    listed: Sequence[TrialView], foreseen: Foreseen | None, n_begun: int, alpha: float
+    listed: Sequence[TrialView], foreseen: PredictedRanks | None, n_begun: int, alpha: float
 ) -> Iterator[tuple[float, TrialView]]:
     """The listed trials from the best one down, with the index that those that wait must reach.
 

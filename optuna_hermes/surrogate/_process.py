@@ -32,7 +32,7 @@ _BOUNDS = tuple(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class KernelSettings:
     """Logarithms of what the kernel is made of.
 
     Args:
@@ -46,9 +46,9 @@ class Settings:
     others: Floats
 
     @staticmethod
-    def prior(n_dimensions: int) -> Settings:
+    def prior(n_dimensions: int) -> KernelSettings:
         """The settings without any observation."""
-        return Settings(scales=np.full(n_dimensions, _SCALE), others=np.array(_OTHERS))
+        return KernelSettings(scales=np.full(n_dimensions, _SCALE), others=np.array(_OTHERS))
 
 
 class Process:
@@ -80,7 +80,7 @@ class Process:
     """
 
     def __init__(
-        self, points: Floats, observed: Observations, settings: Settings | None = None
+        self, points: Floats, observed: Observations, settings: KernelSettings | None = None
     ) -> None:
         self._ages = observed.ages
         # Where the walk begins. A line through means of all ages would follow the survivors, which
@@ -96,7 +96,7 @@ class Process:
                 settings = _fit(points[some], observed.ages[some], observed.trials[some],
                                 values[some])  # fmt: skip
             else:  # equal values tell nothing
-                settings = Settings.prior(points.shape[1])
+                settings = KernelSettings.prior(points.shape[1])
         self.settings = settings
         self._scaled = points * np.exp(settings.scales)
         own, noise = np.exp(settings.others[[2, 4]])
@@ -155,9 +155,9 @@ def _spread_out(numbers: Places) -> Places:
     return np.asarray(numbers[np.argsort(fractions, kind="stable")])
 
 
-def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> Settings:
+def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> KernelSettings:
     n_dimensions = points.shape[1]
-    start = Settings.prior(n_dimensions)
+    start = KernelSettings.prior(n_dimensions)
     found = minimize(
         _loss, np.concatenate([start.scales, start.others]), jac=True, method="L-BFGS-B",
         args=(
@@ -169,7 +169,7 @@ def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> Settin
         ),
         options={"maxiter": _STEPS}, bounds=[_SCALE_BOUNDS] * n_dimensions + list(_BOUNDS),
     )  # fmt: skip
-    return Settings(scales=found.x[:n_dimensions], others=found.x[n_dimensions:])
+    return KernelSettings(scales=found.x[:n_dimensions], others=found.x[n_dimensions:])
 
 
 def _loss(
@@ -219,7 +219,7 @@ def _loss(
         noise * np.trace(outer),
         walk * (outer * lesser).sum(),
     ])  # fmt: skip
-    prior = Settings.prior(n_dimensions)
+    prior = KernelSettings.prior(n_dimensions)
     deviations = np.append(np.ones(n_dimensions), _DEVIATIONS)
     away = (settings - np.append(prior.scales, prior.others)) / deviations
     loss = 0.5 * float(values @ dual) + float(np.log(np.diag(lower)).sum())

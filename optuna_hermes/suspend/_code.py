@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from optuna_hermes.suspend._generators import Holder, Watched, holders_in, set_states
+from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
 from optuna_hermes.suspend._locals import frames_of_user, variables
 
 
@@ -47,23 +47,23 @@ class Code:
         """Restore what ``states`` has returned for a frame of the same function."""
         set_states(self._holders(list(frames_of_user(frame))), states)
 
-    def _holders(self, frames: list[FrameType]) -> list[Holder]:
+    def _holders(self, frames: list[FrameType]) -> list[GeneratorOwner]:
         # First what all processes find by the same names: the globals that the functions use.
-        roots = [Holder(f"loop {n}", _function(each)) for n, each in enumerate(frames)]
+        roots = [GeneratorOwner(f"loop {n}", _function(each)) for n, each in enumerate(frames)]
         for number, each in enumerate(frames):
             bound = self._bound.get(each.f_code, ())
             for name, value in variables(each).items():
                 if isinstance(value, nn.Module):
                     roots += classes_of(value.modules())
                 elif name in bound:
-                    roots.append(Holder(f"loop {number}.{name}", value))
+                    roots.append(GeneratorOwner(f"loop {number}.{name}", value))
         return [each for each in holders_in(*roots) if each.in_code]
 
 
-def classes_of(values: Iterable[object]) -> list[Holder]:
+def classes_of(values: Iterable[object]) -> list[GeneratorOwner]:
     """The classes of some objects: searching the many parts of modules would take long."""
     kinds = dict.fromkeys(map(type, values))
-    return [Holder(f"{each.__module__}.{each.__qualname__}", each) for each in kinds]
+    return [GeneratorOwner(f"{each.__module__}.{each.__qualname__}", each) for each in kinds]
 
 
 def _function(frame: FrameType) -> FunctionType:

@@ -58,7 +58,7 @@ _MOST_VALUES = 10_000
 _MOST_WATCHED = 16
 
 
-class Holder(NamedTuple):
+class GeneratorOwner(NamedTuple):
     """An object, container, function or class that may hold generators, and where it was found."""
 
     place: str
@@ -67,9 +67,9 @@ class Holder(NamedTuple):
     """True for a function or class, and for what only these lead to."""
 
 
-def holders_in(*roots: Holder) -> list[Holder]:
+def holders_in(*roots: GeneratorOwner) -> list[GeneratorOwner]:
     """The holders of generators in objects and functions and all their parts, nearest first."""
-    found: list[Holder] = []
+    found: list[GeneratorOwner] = []
     values, places, kinds = 0, Counter[str](), _Kinds()
     waiting = deque((0, root) for root in roots if not kinds.is_leaf(root.owner))
     seen: set[int] = set()
@@ -93,10 +93,10 @@ class Watched:
     """The generators of some data, which are read more often than they are searched for."""
 
     def __init__(self) -> None:
-        self._found: list[Holder] = []
+        self._found: list[GeneratorOwner] = []
         self._times = 0
 
-    def states(self, search: Callable[[], list[Holder]]) -> list[Any]:
+    def states(self, search: Callable[[], list[GeneratorOwner]]) -> list[Any]:
         """See ``states_of``; ``search`` returns the holders, which may take milliseconds."""
         self._times += 1
         # At powers of two only: what is made in training is mostly made with its first samples.
@@ -105,7 +105,7 @@ class Watched:
         return states_of(self._found)
 
 
-def _watched(holders: Iterable[Holder]) -> list[Holder]:
+def _watched(holders: Iterable[GeneratorOwner]) -> list[GeneratorOwner]:
     """The holders that have generators, and the nearest objects, which may make one yet."""
     found, left = [], _MOST_WATCHED
     for each in holders:
@@ -116,7 +116,7 @@ def _watched(holders: Iterable[Holder]) -> list[Holder]:
     return found
 
 
-def states_of(holders: Iterable[Holder]) -> list[Any]:
+def states_of(holders: Iterable[GeneratorOwner]) -> list[Any]:
     """Place, name, kind and state of each generator."""
     states: list[Any] = []
     seen: set[int] = set()
@@ -128,7 +128,7 @@ def states_of(holders: Iterable[Holder]) -> list[Any]:
     return states
 
 
-def set_states(holders: Iterable[Holder], states: Iterable[Any]) -> None:
+def set_states(holders: Iterable[GeneratorOwner], states: Iterable[Any]) -> None:
     """Restore what ``states_of`` returned, and make generators that are not yet made here."""
     owners = _by_place(holders)
     for place, name, kind, state in states:
@@ -174,13 +174,15 @@ class _Kinds:
         self._leaves: dict[type, bool] = {}
         self._plain: dict[type, bool] = {}
 
-    def classes(self, value: Any) -> list[Holder]:
+    def classes(self, value: Any) -> list[GeneratorOwner]:
         """The classes of the user that a value is, or is an instance of; each once."""
         kinds = (type(value), value) if issubclass(type(value), type) else (type(value),)
         new = [each for each in kinds if each not in self._opened]
         self._opened.update(new)
         lineage = (each for kind in new for each in kind.__mro__)
-        return [Holder(each.__qualname__, each, True) for each in lineage if is_users_type(each)]
+        return [
+            GeneratorOwner(each.__qualname__, each, True) for each in lineage if is_users_type(each)
+        ]
 
     def is_leaf(self, value: Any) -> bool:
         """True for a value that leads to no generator."""
@@ -206,11 +208,11 @@ class _Kinds:
         return True
 
 
-def _parts(holder: Holder) -> list[Holder]:
+def _parts(holder: GeneratorOwner) -> list[GeneratorOwner]:
     """The attributes or items of a holder."""
     place, owner, in_code = holder
     items = _items(owner).items()
-    return [Holder(f"{place}.{name}", value, in_code) for name, value in items]
+    return [GeneratorOwner(f"{place}.{name}", value, in_code) for name, value in items]
 
 
 def _items(owner: Any) -> dict[Any, Any]:
@@ -327,7 +329,7 @@ def _module(kind: type) -> str:
     return module if isinstance(module, str) else "builtins"
 
 
-def _by_place(holders: Iterable[Holder]) -> dict[str, Any]:
+def _by_place(holders: Iterable[GeneratorOwner]) -> dict[str, Any]:
     """The owners by their places, which are numbered where several loaders have the same."""
     owners: dict[str, Any] = {}
     counts: dict[str, int] = {}

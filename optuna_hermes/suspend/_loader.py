@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._generators import (
-    Holder,
+    GeneratorOwner,
     holders_in,
     is_users_type,
     set_states,
@@ -68,7 +68,7 @@ def keeps_iterator(loader: object) -> bool:
     return any(isinstance(each, _BaseDataLoaderIter) for each in own.values())
 
 
-def data_of(loader: Any) -> list[Holder]:
+def data_of(loader: Any) -> list[GeneratorOwner]:
     """A loader's data set and its user's collate function, in which generators may be."""
     collate: Any = getattr(loader, "collate_fn", None)
     if has_workers(loader):
@@ -76,7 +76,10 @@ def data_of(loader: Any) -> list[Holder]:
 
         # While a loader's workers start it has ours, which holds the user's.
         collate = collate.inner if issubclass(type(collate), Collate) else collate
-    return [Holder("dataset", getattr(loader, "dataset", None)), Holder("collate_fn", collate)]
+    return [
+        GeneratorOwner("dataset", getattr(loader, "dataset", None)),
+        GeneratorOwner("collate_fn", collate),
+    ]
 
 
 class Replay:
@@ -359,10 +362,10 @@ class OwnStates:
         for attributes, changed, filled in parts:
             attributes.load_state(changed, filled)
 
-    def _holders(self) -> list[Holder]:
+    def _holders(self) -> list[GeneratorOwner]:
         loader = self._loader()
-        samplers = [Holder(f"sampler {n}", each) for n, each in enumerate(self._samplers)]
-        return [Holder("loader", loader), *holders_in(*samplers, *data_of(loader))]
+        samplers = [GeneratorOwner(f"sampler {n}", each) for n, each in enumerate(self._samplers)]
+        return [GeneratorOwner("loader", loader), *holders_in(*samplers, *data_of(loader))]
 
 
 class _PlainAttributes:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
 from optuna_hermes.suspend._loader import (
     Replay,
     data_of,
@@ -144,7 +144,7 @@ class LoaderPosition:
         self._watches.clear()
         self._source = None
 
-    def _own_data(self) -> list[Holder]:
+    def _own_data(self) -> list[GeneratorOwner]:
         """The holders of generators in the data of a loader that keeps its position itself."""
         source = self._source
         if source is None or isinstance(source, Replay | Wrapped | Stream) or has_workers(source):

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from optuna_hermes import _heap
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
-from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
 from optuna_hermes.suspend._loader import data_of
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
@@ -220,12 +220,12 @@ class Stream:
         own = {**self.own_state(), "attributes": [], "in_place": []}
         return {"own": own, "seed": None, "workers": None}
 
-    def _holders(self) -> list[Holder]:
+    def _holders(self) -> list[GeneratorOwner]:
         loader = self._loader()
         data, collate = data_of(loader)
         # The others of the data set are among its attributes.
         in_code = (each for each in holders_in(data) if each.in_code)
-        return [Holder("loader", loader), *holders_in(collate), *in_code]
+        return [GeneratorOwner("loader", loader), *holders_in(collate), *in_code]
 
     def ends_here(self) -> bool:
         """True after the epoch's last batch: the next one is fetched to know, and given later."""

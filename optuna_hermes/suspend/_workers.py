@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from optuna_hermes.suspend._generators import Holder, Watched, holders_in, set_states
+from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
 
 _SLOT_BYTES = 1 << 16
 """Room for the states of the generators of torch, NumPy and Python, and of five of a data set."""
@@ -145,10 +145,10 @@ class Collate:
         self._note()
         return batch
 
-    def _own(self) -> list[Holder]:
+    def _own(self) -> list[GeneratorOwner]:
         worker: Any = get_worker_info()
-        data = [] if worker is None else [Holder("dataset", worker.dataset)]
-        return holders_in(*data, Holder("collate_fn", self.inner))
+        data = [] if worker is None else [GeneratorOwner("dataset", worker.dataset)]
+        return holders_in(*data, GeneratorOwner("collate_fn", self.inner))
 
     def _text(self) -> str:
         """In a worker, the states of all its generators, as JSON."""
@@ -195,7 +195,7 @@ class _RecordingCollate(Collate):
         batches[slot] = self._fetched
 
 
-def _restore(numbers: dict[str, Any], own: list[Holder]) -> None:
+def _restore(numbers: dict[str, Any], own: list[GeneratorOwner]) -> None:
     torch.set_rng_state(numbers["torch"])
     np.random.set_state(tuple(numbers["numpy"]))
     version, words, gauss = numbers["python"]

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from optuna_hermes.suspend._generators import Holder, Watched, holders_in, set_states
+from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
 from optuna_hermes.suspend._loader import Replay, data_of, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
@@ -129,5 +129,5 @@ class _LazyReplay(Replay):
         set_rng_state(states["rng"])
         set_states(self._of_data(), states["data"])
 
-    def _of_data(self) -> list[Holder]:
+    def _of_data(self) -> list[GeneratorOwner]:
         return holders_in(*data_of(self._loader()))

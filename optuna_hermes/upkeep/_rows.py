@@ -9,7 +9,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.ledger import EventRecord, Ledger
 
 # Silence after which a broker's row is removed; its trials could be claimed long before.
-DEAD_SECONDS = 3600.0
+FORGET_HOST_SECONDS = 3600.0
 
 # Age up to which events are kept; those since the first of an unfinished trial always are.
 EVENT_LOG_SECONDS = 30 * 86400.0
@@ -50,7 +50,7 @@ def find_rows(
         now: seconds since 1970.
     """
     key = _optuna.study_key(study)
-    dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > DEAD_SECONDS]
+    dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > FORGET_HOST_SECONDS]
     events = ledger.load_events(key)
     begins = _events_before(study, events, now)
     # A broker of another runtime directory may serve it.
@@ -70,7 +70,7 @@ def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) ->
         ledger.end_lease(epoch, now)
     for instance in rows.hosts:
         # It is asked again there: a broker that was only slow may have come back.
-        ledger.forget_host(instance, dead_after_seconds=DEAD_SECONDS)
+        ledger.forget_host(instance, dead_after_seconds=FORGET_HOST_SECONDS)
     for key in rows.studies:
         ledger.forget_study(key)
     if rows.events:

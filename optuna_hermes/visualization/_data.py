@@ -22,7 +22,7 @@ COLOURS = (
 BEST_COLOUR = "#111111"
 
 
-class Look(NamedTuple):
+class CurveStyle(NamedTuple):
     """The style of curves of trials in some states."""
 
     label: str
@@ -31,10 +31,10 @@ class Look(NamedTuple):
 
 
 LOOKS = {
-    "done": Look("done", "#4C78A8", 0.75),
-    "running": Look("running", "#2CA02C", 1.0),
-    "suspended": Look("suspended", "#7F7F7F", 0.4),
-    "failed": Look("failed", "#E45756", 0.6),
+    "done": CurveStyle("done", "#4C78A8", 0.75),
+    "running": CurveStyle("running", "#2CA02C", 1.0),
+    "suspended": CurveStyle("suspended", "#7F7F7F", 0.4),
+    "failed": CurveStyle("failed", "#E45756", 0.6),
 }
 
 _GROUPS = {"parked": "suspended", "stored": "suspended", "pending": "suspended"}
@@ -66,7 +66,7 @@ class CurvesInfo:
     ``counts`` is true if x has whole numbers.
     """
 
-    groups: tuple[tuple[Look, tuple[InfoLine, ...]], ...]
+    groups: tuple[tuple[CurveStyle, tuple[InfoLine, ...]], ...]
     best: InfoLine | None
     x_label: str
     counts: bool

@@ -53,7 +53,7 @@ from optuna_hermes.workers._result import (
     one_line,
     trial_results,
 )
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._stops import LEAVE_SECONDS, Stops, suspending_seconds
 from optuna_hermes.workers._taken import TAKEN, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
@@ -110,7 +110,7 @@ class Driver:
         self,
         study: optuna.Study,
         pool: WorkerPool,
-        settings: Settings,
+        settings: OptimizeSettings,
         progress: ProgressDisplay,
         callbacks: Sequence[Callback] = (),
     ) -> None:

@@ -23,7 +23,7 @@ from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay, make_progress
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._result import OptimizeResult, TrialResult
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._worker_pool import WorkerPool, start
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def optimize(
         SystemExit: with status 75, once every live trial is suspended after another signal or
             before the end of a job of SLURM: make the same call again. Or that of a callback.
     """
-    settings = Settings(
+    settings = OptimizeSettings(
         n_trials=n_trials,
         timeout=timeout,
         device_seconds=device_seconds,
@@ -142,7 +142,7 @@ def optimize(
 def run_study(
     study: optuna.Study,
     pool: WorkerPool,
-    settings: Settings,
+    settings: OptimizeSettings,
     progress: ProgressDisplay,
     callbacks: Sequence[Callback] = (),
 ) -> OptimizeResult:

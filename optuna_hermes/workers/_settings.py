@@ -18,7 +18,7 @@ MOST_HANG_SECONDS = 1e7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class OptimizeSettings:
     """Arguments of one call of ``optimize``, checked.
 
     Args:

@@ -123,14 +123,14 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
         # Before the objective is called: CUDA reads it once, when it is initialised. A trial is
         # set up without a device only where there are no GPUs.
         os.environ.update(environment(grant.shown if isinstance(grant, Grant) else ()))
-        engagement = _Engagement(job, study, session, say)
-        engagement.serve(grant, objective)
-        end = engagement.end
+        execution = _TrialExecution(job, study, session, say)
+        execution.serve(grant, objective)
+        end = execution.end
     session.close()
     say(end, "")
 
 
-class _Engagement:
+class _TrialExecution:
     """The execution of a trial in this process, from its grant to its end or its suspension."""
 
     def __init__(

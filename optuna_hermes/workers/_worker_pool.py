@@ -37,7 +37,7 @@ from optuna_hermes.workers._words import NOTE, Starts, described
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
     from optuna_hermes.broker import Connection, WatchedStudy
-    from optuna_hermes.workers._settings import Settings
+    from optuna_hermes.workers._settings import OptimizeSettings
     from optuna_hermes.workers._worker import WorkerInput
 
 END_SECONDS = 10.0
@@ -45,7 +45,7 @@ END_SECONDS = 10.0
 
 @contextlib.contextmanager
 def start(
-    objective: Objective | str, settings: Settings, study: Study | None = None
+    objective: Objective | str, settings: OptimizeSettings, study: Study | None = None
 ) -> Iterator[WorkerPool]:
     """Start the fork server, and beside it the broker, while the caller opens its database.
 

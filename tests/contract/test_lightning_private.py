@@ -55,7 +55,7 @@ from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
 from optuna_hermes._lightning._module_hooks import SAVE, savers, without_hook
-from optuna_hermes._lightning._settings import SETTINGS, Settings
+from optuna_hermes._lightning._settings import SETTINGS, TrainerSettings
 from optuna_hermes._lightning._trainer_hooks import clean, validated_names
 from optuna_hermes.suspend._named_objects import metric_state, parts_of, restore_metric
 from optuna_hermes.suspend._state import plain
@@ -224,7 +224,7 @@ def test_settings_of_a_trainer() -> None:
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, max_epochs=1)
     own = {name for name in SETTINGS if "." not in name}
     assert own <= set(vars(trainer))
-    settings = Settings(trainer)
+    settings = TrainerSettings(trainer)
     settings.begin()
     assert settings.changed() == {}
     settings.restored = dict.fromkeys(SETTINGS, 7)

@@ -20,9 +20,9 @@ from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import MOST_SECONDS
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._opening import opening
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
-from optuna_hermes.workers._worker import WorkerInput, _Engagement
+from optuna_hermes.workers._worker import WorkerInput, _TrialExecution
 from support.memory_ledger import MemoryLedger
 from support.statuses import study_status
 
@@ -240,7 +240,7 @@ def test_a_callback_is_given_a_copy_of_its_trial_alone(monkeypatch: pytest.Monke
 
     screen: Any = SimpleNamespace(note=print)
     pool: Any = SimpleNamespace(began=0.0)
-    driver = Driver(study, pool, Settings(), screen, [leaves])
+    driver = Driver(study, pool, OptimizeSettings(), screen, [leaves])
     driver._call_back(study_status(counts={"done": 1}))
     assert given == [kept]
     assert given[0] is not kept
@@ -308,7 +308,7 @@ def test_a_worker_says_who_has_called_stop() -> None:
     session: Any = SimpleNamespace(left=False)
     found = []
     for calls in (False, True):
-        worker = _Engagement(job, study, session, lambda word, reason: None)
+        worker = _TrialExecution(job, study, session, lambda word, reason: None)
         with _optuna.optimize_loop(study):
             worker._run(study.ask(), lambda trial: trial.study.stop() if calls else 0.0)  # noqa: B023
             found.append(worker.end)

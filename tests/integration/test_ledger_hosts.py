@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from optuna_hermes.broker._server._peer_sync import Seen, news_of
+from optuna_hermes.broker._server._peer_sync import Seen, read_changes
 from optuna_hermes.errors import LedgerError, StaleEpochError
 from optuna_hermes.ledger import (
     HostRecord,
@@ -266,18 +266,18 @@ def test_a_look_at_a_ledger_without_changes_is_one_statement(url: str) -> None:
                     TrialRecord(study="study", number=number, trial_id=number, state="stored")
                 )
         ledger.beat(presence)
-        first, seen = news_of("study", presence, {}, Seen(), True, ledger)
+        first, seen = read_changes("study", presence, {}, Seen(), True, ledger)
         known = {row.number: row for row in first.trials}
         assert len(known) == 100
         with statements() as executed:
-            news, seen = news_of("study", presence, known, seen, False, ledger)
+            news, seen = read_changes("study", presence, known, seen, False, ledger)
             assert (news.trials, news.hosts[0].instance) == ((), "a1")
             assert [each for each in executed if each != "BEGIN"] == ["SELECT"]
         with statements() as executed:
-            news, seen = news_of("study", presence, known, seen, True, ledger)
+            news, seen = read_changes("study", presence, known, seen, True, ledger)
             assert sorted(each for each in executed if each[:5] != "BEGIN") == ["SELECT", "UPDATE"]
         ledger.save_trial(replace(known[7], units=1))
-        news, seen = news_of("study", presence, known, seen, False, ledger)
+        news, seen = read_changes("study", presence, known, seen, False, ledger)
         assert [row.number for row in news.trials] == [7]
 
 

@@ -9,15 +9,15 @@ from typing import Any
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
+    ClaimConflict,
     Command,
     Connected,
-    Deed,
     DevicesPolled,
     Disconnected,
+    Effect,
     Event,
-    Expected,
     Kill,
-    Outrun,
+    ProcessExpected,
     Received,
     Send,
     StudyRead,
@@ -25,9 +25,9 @@ from optuna_hermes.broker._core._events import (
     Write,
 )
 from optuna_hermes.broker._core._sharing import watched
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._server._ledgers import all_of
-from optuna_hermes.broker._server._peer_sync import Seen, news_of, outrun
+from optuna_hermes.broker._server._peer_sync import Seen, read_changes, split_conflict
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger._records import LeaseRecord
@@ -92,9 +92,9 @@ class FakeBroker:
     def apply(self, event: Event) -> list[Command]:
         """Feed one event and keep the commands."""
         commands = self.handler.handle(event, self.now)
-        races: list[Outrun] = []
+        races: list[ClaimConflict] = []
         if self.writes:
-            self._write([c for c in commands if not isinstance(c, Deed)], races)
+            self._write([c for c in commands if not isinstance(c, Effect)], races)
         never = {epoch for race in races for epoch in race.epochs}
         self.log += (command for command in commands if not _is_grant(command, never))
         self.races += len(races)
@@ -102,7 +102,7 @@ class FakeBroker:
             self.apply(race)
         return commands
 
-    def _write(self, records: Sequence[Write], races: list[Outrun]) -> None:
+    def _write(self, records: Sequence[Write], races: list[ClaimConflict]) -> None:
         """Write records as the writer does: together, or the rest after a claim conflict."""
         try:
             with self.ledger.batch():
@@ -111,7 +111,7 @@ class FakeBroker:
         except Exception as error:
             if not is_race(self.ledger, error):
                 raise
-            race, rest = outrun(records[0].study, records, error, self.ledger.last_epoch())
+            race, rest = split_conflict(records[0].study, records, error, self.ledger.last_epoch())
             races.append(race)
             self._write(rest, races)
 
@@ -121,7 +121,7 @@ class FakeBroker:
             if study.broker is not None:
                 seen = self._seen.get(key, Seen())
                 ask = (key, self.handler.presence(self.now), watched(study), seen, True)
-                news, self._seen[key] = news_of(*ask, self.ledger)
+                news, self._seen[key] = read_changes(*ask, self.ledger)
                 self.apply(news)
 
     def advance(self, seconds: float) -> None:
@@ -206,7 +206,7 @@ class FakeBroker:
         )
         return self.apply(event)
 
-    def successor(self, *, known: Sequence[Holder] | None = None) -> FakeBroker:
+    def successor(self, *, known: Sequence[ServedProcess] | None = None) -> FakeBroker:
         """The next broker after this one is killed.
 
         Args:
@@ -216,7 +216,7 @@ class FakeBroker:
         after = FakeBroker(devices=devices, ledger=self.ledger, host=self.handler.state.host)
         after._connections = 100 + self._connections  # its clients are new connections
         for number, holder in enumerate(holders(self.handler.state) if known is None else known):
-            after.apply(Expected(connection=-1 - number, holder=holder))
+            after.apply(ProcessExpected(connection=-1 - number, holder=holder))
         return after
 
     def end_of(self, pid: int) -> None:

@@ -219,7 +219,7 @@ class Behaviour:
             message = process.unread.pop(0)
             if isinstance(message, wire.Yield):
                 process.asked = message.tier
-            elif isinstance(message, wire.Kept):
+            elif isinstance(message, wire.CheckpointAck):
                 assert process.trial is not None
                 process.trial.keep(message.path)
                 process.saved = [each for each in process.saved if each.path != message.path]
@@ -282,7 +282,7 @@ class Behaviour:
             self._say(wire.FirstBatch(epoch=process.epoch, stores=self._stores))
             sizes = process.sizes()
             if sizes is not None:
-                self._say(wire.Stretches(epoch=process.epoch, sizes=sizes))
+                self._say(wire.SizesReport(epoch=process.epoch, sizes=sizes))
 
     def _open(self, grant: wire.Grant) -> None:
         """Find the trial of a grant, and go back to its newest checkpoint."""

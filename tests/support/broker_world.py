@@ -16,14 +16,14 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
     Command,
     Connected,
-    Deed,
     DevicesPolled,
     Disconnected,
+    Effect,
     Event,
-    Expected,
     Kill,
     LedgerAway,
     LedgerBack,
+    ProcessExpected,
     Received,
     Send,
     StudyRead,
@@ -219,7 +219,7 @@ class World:
             if its:
                 self._last_connection += 1
                 self.lost[-self._last_connection] = its[0]
-                self.feed(Expected(connection=-self._last_connection, holder=holder))
+                self.feed(ProcessExpected(connection=-self._last_connection, holder=holder))
         self.away_ones = alive
         for process in alive:
             process.unread.clear()
@@ -266,7 +266,7 @@ class World:
 
     def _carry_out(self, commands: list[Command]) -> None:
         self.answer = commands
-        writes = [c for c in commands if not isinstance(c, Deed)]
+        writes = [c for c in commands if not isinstance(c, Effect)]
         asked = {
             DatabaseProof(e): key for e, key in away.to_answer(self.handler.state, commands).items()
         }
@@ -327,7 +327,7 @@ class World:
     def _send(self, connection: int, message: wire.FromBroker) -> None:
         if isinstance(message, wire.Grant):
             assert self.committed(message.epoch), "a grant before its lease"
-        if isinstance(message, wire.Kept):
+        if isinstance(message, wire.CheckpointAck):
             assert message.path in self._written, "an acknowledgement before its checkpoint"
         process = self.processes.get(connection)
         if process is not None:
@@ -474,7 +474,7 @@ class World:
         for _ in range(times):
             self.say(viewer, wire.Finish(study=key, numbers=(number,)))
             answer = viewer.unread[-1]
-            if isinstance(answer, wire.Agreed) and not answer.waits:
+            if isinstance(answer, wire.Accepted) and not answer.waits:
                 trial = self.studies[key].trials[number]
                 trial.end = trial.end or "done"  # its process may have ended it in Optuna, and died
                 self.say(viewer, wire.Finished(study=key, numbers=(number,)))

@@ -419,7 +419,7 @@ def any_epoch_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _is_noted(command: Command) -> bool:
-    return isinstance(command, Send) and isinstance(command.message, wire.Noted)
+    return isinstance(command, Send) and isinstance(command.message, wire.LeaseEndAck)
 
 
 def leases_outlive_their_holders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,7 +456,7 @@ def epochs_begin_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_is_asked_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Overrides, "heed", lambda *_: None)
+    monkeypatch.setattr(Overrides, "enforce", lambda *_: None)
 
 
 @pytest.mark.parametrize(

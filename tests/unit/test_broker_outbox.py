@@ -33,7 +33,7 @@ def grant(epoch: int) -> wire.Grant:
     return wire.Grant(epoch=epoch, devices=("cpu:0",))
 
 
-KEPT = wire.Kept(path="/c")
+KEPT = wire.CheckpointAck(path="/c")
 
 
 def test_a_grant_waits_for_its_lease_and_others_do_not(sent: Sent) -> None:
@@ -65,7 +65,7 @@ def test_who_waits_to_hear_that_a_checkpoint_is_safe_can_be_told_to_leave(sent: 
     """While a database is away nothing is safe, and everything shall go to disk in the end."""
     leave, evict = wire.Yield(epoch=5, tier="disk"), wire.Evict(epoch=5, tier="disk")
     sent.put(1, KEPT, {"/c"})
-    sent.put(1, wire.Noted(epoch=4), {"end of 4"})
+    sent.put(1, wire.LeaseEndAck(epoch=4), {"end of 4"})
     sent.put(1, leave, ())
     sent.put(1, evict, ())
     assert sent == [(1, leave), (1, evict)]
@@ -74,7 +74,7 @@ def test_who_waits_to_hear_that_a_checkpoint_is_safe_can_be_told_to_leave(sent: 
     assert sent[2:] == [(1, leave)]
     sent.outbox.release({"end of 4"})
     sent.outbox.release({"/c"})
-    assert sent[3:] == [(1, wire.Noted(epoch=4)), (1, KEPT)]
+    assert sent[3:] == [(1, wire.LeaseEndAck(epoch=4)), (1, KEPT)]
 
 
 def test_a_grant_that_is_dropped_takes_along_what_was_said_of_it(sent: Sent) -> None:
@@ -97,7 +97,7 @@ def test_what_is_written_already_waits_for_nothing(sent: Sent) -> None:
 
 def test_a_second_acknowledgement_waits_as_the_first_does(sent: Sent) -> None:
     """A client that says it again hears of its checkpoint, and its end, once they are written."""
-    noted = wire.Noted(epoch=4)
+    noted = wire.LeaseEndAck(epoch=4)
     sent.put(1, KEPT, {"/c"})
     sent.put(1, KEPT)
     sent.put(2, noted, {"end of 4"})

@@ -77,14 +77,14 @@ def test_who_is_held_leaves_at_once_and_gets_no_device() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, slice_seconds=100.0)
     first, epoch = training(broker, 0)
-    assert override(broker, 0, "held") == wire.Agreed()
+    assert override(broker, 0, "held") == wire.Accepted()
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
     park(broker, first, epoch)
     second, epoch = training(broker, 1)
     broker.say(second, wire.Ended(epoch=epoch, state="done"))
     broker.advance(500.0)
     assert state_of(broker, 0) == "parked"
-    assert override(broker, 0, None) == wire.Agreed()
+    assert override(broker, 0, None) == wire.Accepted()
     assert broker.last(first, "Grant").number == 0
     assert {"held", "no longer held"} <= set(kinds(broker, 0))
 
@@ -162,7 +162,7 @@ def test_an_override_reaches_the_broker_of_another_host() -> None:
     worker, _ = training(here, 0)
     there = FakeBroker(devices=1, ledger=ledger, host="b")
     there.driver(unstarted=0)
-    assert override(there, 0, "held") == wire.Agreed()
+    assert override(there, 0, "held") == wire.Accepted()
     here.refresh()
     assert here.last(worker, "Yield") is not None
 
@@ -249,16 +249,16 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     broker.driver(unstarted=1, slice_seconds=100.0)
     worker, epoch = training(broker, 0)
     ask = asking(broker)
-    assert ask(FINISH) == wire.Agreed(waits=True)
+    assert ask(FINISH) == wire.Accepted(waits=True)
     assert broker.last(worker, "Yield").tier == "disk"
     assert "has not stopped yet" in refused(ask(FINISHED))
     saved = Checkpoint(path="/c/0", units=1, size_bytes=1, sha256="0")
     park(broker, worker, epoch, tier="disk", checkpoint=saved)
     spare = broker.worker()
     assert broker.last(spare, "Grant") is None
-    assert ask(FINISH) == wire.Agreed()
+    assert ask(FINISH) == wire.Accepted()
     assert "about to be finished" in refused(override(broker, 0, "held"))
-    assert ask(FINISHED) == wire.Agreed()
+    assert ask(FINISHED) == wire.Accepted()
     assert [record.state for record in broker.ledger.load_trials("s")] == ["done"]
     assert kinds(broker, 0)[-3:] == ["finishing", "suspended", "finished"]
     assert broker.handler.status(broker.now).studies[0].finished
@@ -271,7 +271,7 @@ def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
     worker, epoch = training(broker, 0)
     broker.advance(1.5)
     park(broker, worker, epoch)
-    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert want(broker, FINISH) == wire.Accepted(waits=True)
     assert broker.last(worker, "Evict") == wire.Evict(epoch=epoch, tier="disk")
 
 
@@ -283,10 +283,10 @@ def test_a_worker_whose_trial_cannot_be_stored_is_ended() -> None:
     ask = asking(broker)
     ask(FINISH)
     park(broker, worker, epoch, stores=False)
-    assert ask(FINISH) == wire.Agreed(waits=True)
+    assert ask(FINISH) == wire.Accepted(waits=True)
     assert broker.killed() == [worker]
     broker.hang_up(worker)
-    assert ask(FINISH) == wire.Agreed()
+    assert ask(FINISH) == wire.Accepted()
     plain = FakeBroker(devices=1)
     process = plain.plain(0)
     assert f"trained by process {process}" in refused(want(plain, FINISH))
@@ -298,7 +298,7 @@ def test_who_leaves_before_it_is_finished_leaves_it_held() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     training(broker, 0)
-    assert want(broker, FINISH) == wire.Agreed(waits=True)
+    assert want(broker, FINISH) == wire.Accepted(waits=True)
     assert broker.ledger.load_overrides("s") == {0: "held"}
     assert "was not ordered to finish" in refused(want(broker, FINISHED))
     broker.ledger.save_override("s", 0, "finishing")
@@ -320,7 +320,7 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
     broker.advance(5.0)
     assert broker.last(worker, "Yield") is None
     answer = want(broker, wire.ChangePolicy(study="s", policy="round-robin"))
-    assert answer == wire.Agreed()
+    assert answer == wire.Accepted()
     assert broker.handler.status(broker.now).studies[0].policy == "round-robin"
     assert broker.handler.state.studies["s"].memory is None
     broker.advance(1.5)

@@ -14,7 +14,7 @@ from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._holders import HOLDERS
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._succession import Succession, instance_in
@@ -244,7 +244,10 @@ def test_a_checkpoint_that_was_not_written_is_kept_now() -> None:
     after = broker.successor()
     worker = after.resume(pid, resume(epoch, checkpoints=(checkpoint(1), checkpoint(2))))
     assert [each.checkpoint.path for each in after.ledger.load_checkpoints("s")] == ["/c/1", "/c/2"]
-    assert [m.path for m in after.sent(worker) if isinstance(m, wire.Kept)] == ["/c/1", "/c/2"]
+    assert [m.path for m in after.sent(worker) if isinstance(m, wire.CheckpointAck)] == [
+        "/c/1",
+        "/c/2",
+    ]
 
 
 def test_a_trial_that_has_parked_meanwhile_resumes_as_parked() -> None:
@@ -270,7 +273,7 @@ def test_a_trial_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) ->
     after = broker.successor()
     after.driver(policy="round-robin")
     worker = after.resume(pid, resume(epoch, checkpoints=(checkpoint(3),), parked=stored))
-    assert after.last(worker, "Kept").path == "/c/3"
+    assert after.last(worker, "CheckpointAck").path == "/c/3"
     assert shown(after).state == "stored"
     assert [each.checkpoint.path for each in after.ledger.load_checkpoints("s")] == ["/c/3"]
     assert after.last(worker, "Refused") is None
@@ -346,7 +349,7 @@ def test_a_trial_that_has_stopped_needs_no_device_to_come_back() -> None:
     after.driver(policy="round-robin", unstarted=0)
     lease = broker.leases()[-1]
     study = after.handler.state.studies["s"]
-    study.orphans[epoch] = replace(lease, epoch=epoch, number=0)
+    study.unclaimed_leases[epoch] = replace(lease, epoch=epoch, number=0)
     after.resume(second, resume(held, 1))
     waiting = after.resume(first, resume(epoch, parked=parked(epoch)))
     assert after.last(waiting, "Refused") is None
@@ -653,7 +656,7 @@ def test_a_process_whose_trial_is_over_is_answered_once_its_last_units_are_writt
     after.say(worker, wire.Ended(epoch=epoch, state="done"))
     assert after.last(worker, "Refused") is None
     assert after.killed() == []
-    assert after.last(worker, "Noted").epoch == epoch
+    assert after.last(worker, "LeaseEndAck").epoch == epoch
     assert after.ledger.load_curves("s")[0].units == 1
     # The answer waits for the end of the lease, and that is written with the units.
     kinds = [type(command) for command in after.log]
@@ -696,7 +699,9 @@ def remembered(directory: Path) -> list[tuple[int, int]]:
 
 def test_a_process_that_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
     """One of another container has the process id 0, and no start time."""
-    unseen = Holder(pid=0, started=0, role="worker", study="s", number=0, epoch=1, device="cpu:0")
+    unseen = ServedProcess(
+        pid=0, started=0, role="worker", study="s", number=0, epoch=1, device="cpu:0"
+    )
     pid = os.getpid()
     seen = replace(unseen, pid=pid, started=_holders.started(pid), epoch=2)
     _holders.save(tmp_path, [unseen, seen])

@@ -178,7 +178,7 @@ def test_a_trial_that_ends_in_its_set_up_is_over(granted: bool) -> None:
         freed(broker, workers[0], epoch)
     assert (broker.last(setter, "Grant") is not None) == granted
     broker.say(setter, wire.Ended(epoch=0, state="failed", error="broken"))
-    assert broker.last(setter, "Noted") is not None
+    assert broker.last(setter, "LeaseEndAck") is not None
     study = broker.handler.state.studies["s"]
     assert (study.trials[1].state, study.trials[1].connection) == ("failed", None)
     assert study.failures.first == 1

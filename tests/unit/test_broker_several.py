@@ -72,7 +72,7 @@ class Host:
         broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
         broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
         sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
-        broker.say(worker, wire.Stretches(epoch=epoch, sizes=sizes))
+        broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
         return epoch
 
     def leave(self, tier: str = "disk") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Outrun
+from optuna_hermes.broker._core._events import ClaimConflict, LedgerAway, LedgerBack
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger import DEAD_SECONDS, TrialRecord
@@ -477,7 +477,7 @@ def test_a_row_that_was_not_taken_in_is_read_again() -> None:
     hosts.a.worker()
     hosts.b.refresh()  # the change is read before the race is lost
     study = hosts.b.handler.state.studies["s"]
-    hosts.b.apply(Outrun(study="s", epochs=(), numbers=(0,), last_epoch=2))
+    hosts.b.apply(ClaimConflict(study="s", epochs=(), numbers=(0,), last_epoch=2))
     assert study.trials[0].owner == "another broker"
     hosts.b.refresh()
     assert study.trials[0].owner == "a"

@@ -202,7 +202,7 @@ def test_a_checkpoint_is_acknowledged_once_it_is_in_the_ledger() -> None:
     assert [type(command).__name__ for command in commands] == [
         *("CheckpointRecord", "TrialRecord", "Send"),
     ]
-    assert broker.last(worker, "Kept").path == checkpoint().path
+    assert broker.last(worker, "CheckpointAck").path == checkpoint().path
 
 
 def test_a_checkpoint_counts_that_was_safe_only_after_its_trial_was_parked() -> None:
@@ -216,7 +216,7 @@ def test_a_checkpoint_counts_that_was_safe_only_after_its_trial_was_parked() -> 
     broker.advance(1.5)
     park(broker, first, epoch)
     broker.say(first, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
-    assert broker.last(first, "Kept").path == checkpoint().path
+    assert broker.last(first, "CheckpointAck").path == checkpoint().path
     assert any(isinstance(c, CheckpointRecord) and c.number == 0 for c in broker.log)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker._core._events import EndLease, Outrun, SaveMemory
+from optuna_hermes.broker._core._events import ClaimConflict, EndLease, SaveMemory
 from optuna_hermes.broker._server._writer import (
     RecordsRefused,
     Unreachable,
@@ -199,7 +199,7 @@ def test_a_stale_lease_is_to_be_granted_again(bench: Bench) -> None:
     bench.hear(Written)
     bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
     bench.writer.write("s", [lease(6)])
-    assert bench.hear(Outrun) == Outrun(study="s", epochs=(5,), last_epoch=5)
+    assert bench.hear(ClaimConflict) == ClaimConflict(study="s", epochs=(5,), last_epoch=5)
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [5, 6]

@@ -30,7 +30,7 @@ from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import _optimize, _worker_pool
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 
 STORED = TrialResult(
     number=0,
@@ -92,7 +92,7 @@ def runs_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def install(**result: Any) -> list[Any]:
         called: list[Any] = []
 
-        def stand_in(study: Any, pool: Any, settings: Settings, progress: Any) -> Any:
+        def stand_in(study: Any, pool: Any, settings: OptimizeSettings, progress: Any) -> Any:
             called.append(settings)
             if "raises" in result:
                 raise result["raises"]
@@ -354,7 +354,7 @@ def test_optimize_hands_on_what_it_was_told(runs_with: Callable[..., list[Any]])
         *("--n-trials", "7", "--timeout", "60", "--device-seconds", "30", "--devices", "cpu:3"),
         *("--policy", "fifo", "--slice-seconds", "0.25", "--seed", "5", "--checkpoint-dir", "c"),
     )
-    assert settings == Settings(
+    assert settings == OptimizeSettings(
         n_trials=7,
         timeout=60.0,
         device_seconds=30.0,
@@ -540,7 +540,9 @@ def test_progress_that_nobody_reads_does_not_change_the_status(
     optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     runs_with()
 
-    def run_study(study: Any, pool: Any, settings: Settings, progress: Any) -> OptimizeResult:
+    def run_study(
+        study: Any, pool: Any, settings: OptimizeSettings, progress: Any
+    ) -> OptimizeResult:
         progress.note("1 of 8 done")
         return OptimizeResult(**RESULT)
 

@@ -30,7 +30,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import _generators
-from optuna_hermes.suspend._generators import Holder, holders_in, set_states, states_of
+from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
 from optuna_hermes.suspend._workers import Workers
 from optuna_hermes.testing import FakeSession
 
@@ -99,8 +99,8 @@ def check(objective: Objective, folder: Path, *stops: int) -> None:
     assert seen(objective, folder / "stopped", stops) == uninterrupted
 
 
-def own_generators(data: object) -> list[Holder]:
-    return holders_in(Holder("dataset", data))
+def own_generators(data: object) -> list[GeneratorOwner]:
+    return holders_in(GeneratorOwner("dataset", data))
 
 
 def numbers() -> Any:

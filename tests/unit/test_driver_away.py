@@ -11,7 +11,7 @@ import pytest
 from optuna_hermes.errors import DatabaseAwayError
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._notices import NOTED_SECONDS
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 from support.memory_ledger import MemoryLedger
 from support.statuses import study_status
 
@@ -32,7 +32,7 @@ def notes() -> Notes:
 def driver(notes: Notes) -> Driver:
     screen: Any = notes
     pool: Any = SimpleNamespace(began=0.0)
-    return Driver(optuna.create_study(), pool, Settings(), screen)
+    return Driver(optuna.create_study(), pool, OptimizeSettings(), screen)
 
 
 def test_it_is_said_once_and_taken_back_once(driver: Driver, notes: Notes) -> None:

@@ -17,7 +17,13 @@ from hypothesis import strategies as st
 
 from optuna_hermes.model import Budget, Curve, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Hermes, _listed
-from optuna_hermes.policies._listed import GROWTH, IN_ORDER, MOST_FORESEEN, MOST_KEPT, Foreseen
+from optuna_hermes.policies._listed import (
+    GROWTH,
+    IN_ORDER,
+    MOST_FORESEEN,
+    MOST_KEPT,
+    PredictedRanks,
+)
 from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
 from optuna_hermes.surrogate import _points, points_of
 
@@ -219,12 +225,12 @@ def test_what_is_foreseen_holds_until_there_is_a_fifth_more(
     """In between a decision costs no fit; then, or when none of it is left, it is made anew."""
     fits: list[int] = []
 
-    def foresee(*args: Any) -> Foreseen:
+    def predict_ranks(*args: Any) -> PredictedRanks:
         fits.append(args[2])
         return own(*args)
 
-    own = _listed.foresee
-    monkeypatch.setattr(_listed, "foresee", foresee)
+    own = _listed.predict_ranks
+    monkeypatch.setattr(_listed, "predict_ranks", predict_ranks)
     trials, memory = list(on_a_line(20, units=1)), None
     rest = listed(*({"x": 0.9} for _ in range(4)))
     for _ in range(20):
@@ -251,8 +257,8 @@ json_values = st.recursive(
 @given(json_values)
 def test_memory_of_another_kind_is_ignored(memory: Any) -> None:
     """That of an earlier version, of another policy, or mended by hand."""
-    found = Foreseen.from_memory(memory)
-    assert found is None or Foreseen.from_memory(found.to_memory()) == found
+    found = PredictedRanks.from_memory(memory)
+    assert found is None or PredictedRanks.from_memory(found.to_memory()) == found
 
 
 @settings(max_examples=25, deadline=None)

@@ -190,7 +190,7 @@ class Player:
         for command in self.broker.log[self.delivered :]:
             if not isinstance(command, Send) or command.connection not in self.workers:
                 continue
-            if not isinstance(command.message, wire.Decided):  # an empty inbox says the same
+            if not isinstance(command.message, wire.ReportAck):  # an empty inbox says the same
                 self.workers[command.connection].inbox.append(command.message)
         self.delivered = len(self.broker.log)
 

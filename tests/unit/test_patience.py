@@ -19,7 +19,7 @@ from optuna_hermes._optuna import _patience, _reports, _storages
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.errors import DatabaseAwayError, LedgerAwayError, StorageError
-from optuna_hermes.ledger import mends
+from optuna_hermes.ledger import is_transient
 
 DEADLINE = 20.0
 
@@ -36,7 +36,7 @@ def test_a_transaction_whose_connection_was_lost_before_is_waited_for() -> None:
     for code, mended in (("8s2b", True), ("7s2a", False)):
         error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
         error.__cause__ = sqlalchemy.exc.PendingRollbackError("Rollback first.", code=code)
-        assert mends(error) is mended
+        assert is_transient(error) is mended
 
 
 def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
@@ -46,7 +46,7 @@ def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
         sqlstate = "25006"
 
     for cause, mended in ((ReadOnlyError("UPDATE"), True), (Exception("corrupt"), False)):
-        assert mends(sqlalchemy.exc.InternalError("UPDATE", {}, cause)) is mended
+        assert is_transient(sqlalchemy.exc.InternalError("UPDATE", {}, cause)) is mended
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
 )
 def test_a_server_that_refuses_this_client_is_not_waited_for(refusal: str) -> None:
     """A password or a certificate that is missing does not come by waiting."""
-    assert not mends(sqlalchemy.exc.OperationalError("", {}, OSError(refusal)))
+    assert not is_transient(sqlalchemy.exc.OperationalError("", {}, OSError(refusal)))
 
 
 def test_a_server_without_room_is_waited_for_at_the_start(

@@ -90,7 +90,7 @@ from_client = st.one_of(
     st.builds(wire.FirstBatch, epoch=numbers, stores=st.booleans(), params=params),
     reports,
     st.builds(wire.Beat, epoch=numbers, memory_bytes=st.none() | numbers),
-    st.builds(wire.Stretches, epoch=numbers, sizes=sizes),
+    st.builds(wire.SizesReport, epoch=numbers, sizes=sizes),
     parkings,
     st.builds(
         wire.Resume,
@@ -227,8 +227,8 @@ def test_unknown_types_are_refused() -> None:
         {"type": "Ready", "study": "k" * 256},
         {"type": "Saved", "epoch": 1, "checkpoint": {**CHECKPOINT, "path": "/" * 4097}},
         {"type": "Saved", "epoch": 1, "checkpoint": {**CHECKPOINT, "size_bytes": 2**54}},
-        {"type": "Stretches", "epoch": 1, "sizes": {**SIZES, "now": 0}},
-        {"type": "Stretches", "epoch": 1, "sizes": {**SIZES, "seconds": MANY}},
+        {"type": "SizesReport", "epoch": 1, "sizes": {**SIZES, "now": 0}},
+        {"type": "SizesReport", "epoch": 1, "sizes": {**SIZES, "seconds": MANY}},
     ],
     ids=[
         *("no time", "less than nothing", "unit 0", "beyond a database", "not an end", "long"),

@@ -29,7 +29,7 @@ from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._driver import Driver
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 from support.tier_contract import Training
 
 NAME = "trial 7"
@@ -286,7 +286,7 @@ def test_copies_are_elsewhere_where_the_usual_place_cannot_be_written(
     url = f"file://{tmp_path}/bucket"
     unused: Any = SimpleNamespace(began=0.0, note=None, shared=False)
     study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db")
-    driver = Driver(study, unused, Settings(checkpoint_dir=url), unused)
+    driver = Driver(study, unused, OptimizeSettings(checkpoint_dir=url), unused)
     root, place, problem = driver._checkpoint_place(unused)
     assert problem is None
     assert root.parent == tmp_path / f"optuna-hermes-copies-{os.getuid()}"

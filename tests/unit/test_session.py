@@ -363,7 +363,7 @@ def test_what_the_ledger_has_is_not_said_again(
     training(brokers, session)
     session.report(unit=1, step=1, value=0.5)
     session.saved(stored(1))
-    brokers.last.say(wire.Kept(path="/c/1"))
+    brokers.last.say(wire.CheckpointAck(path="/c/1"))
     wait_for(lambda: session.checkpoints)
     brokers.last.say(grant(8, 3))
     session.wait_for_grant()
@@ -400,13 +400,13 @@ def test_a_report_is_decided_about_while_its_trial_does_other_things(
     waiter.start()
     waiter.join(0.05)
     assert waiter.is_alive()
-    brokers.last.say(wire.Decided(epoch=7))
+    brokers.last.say(wire.ReportAck(epoch=7))
     waiter.join(10.0)
     assert not waiter.is_alive()
     session.wait_for_decision()
     session.report(unit=2, step=2, value=0.5, units_left=1)
     brokers.last.say(wire.Yield(epoch=7, tier="resident"))
-    brokers.last.say(wire.Decided(epoch=7))
+    brokers.last.say(wire.ReportAck(epoch=7))
     session.wait_for_decision()
     assert session.must_yield
     session.report(unit=3, step=3, value=0.5, units_left=0)
@@ -426,7 +426,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     assert session.batch_size == 16
     seconds = {size: 0.1 for size in range(1, 100)}
     session.stretches(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
-    (told,) = brokers.last.of(wire.Stretches)
+    (told,) = brokers.last.of(wire.SizesReport)
     assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
     assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
     first = brokers.last
@@ -554,7 +554,7 @@ def test_a_process_leaves_when_the_end_of_its_trial_is_known(
     after = lose(brokers, wait_for)
     wait_for(lambda: after.of(wire.Ended))
     assert thread.is_alive()
-    after.say(wire.Noted(epoch=7))
+    after.say(wire.LeaseEndAck(epoch=7))
     thread.join(10)
     assert not thread.is_alive()
 
@@ -587,7 +587,7 @@ def test_an_ending_is_told_to_the_first_broker_that_can_be_started(brokers: Brok
     dies, hears, last = Wire(), Wire(), Wire()
     dies.close()
     for broker in (hears, last):
-        broker.say(wire.Noted(epoch=7))
+        broker.say(wire.LeaseEndAck(epoch=7))
     endings.tell(lambda: dies)  # type: ignore[arg-type,return-value]
     assert dies.sent == []
     endings.tell(lambda: hears)  # type: ignore[arg-type,return-value]
@@ -639,7 +639,7 @@ def test_a_trial_goes_on_from_what_its_process_could_tell_nobody(
     (saved,) = brokers.last.of(wire.Saved)
     assert (saved.epoch, saved.checkpoint.path) == (9, "/c/3")
     assert list(tmp_path.iterdir()) != []
-    brokers.last.say(wire.Kept(path="/c/3"))
+    brokers.last.say(wire.CheckpointAck(path="/c/3"))
     wait_for(lambda: not list(tmp_path.iterdir()))
     assert session.checkpoints == (stored(3), stored(2), stored(1))
 
@@ -654,8 +654,8 @@ def test_what_is_stored_is_left_behind_until_the_ledger_has_it(
         session.saved(stored(units))
     left = _journal.find(tmp_path)
     assert [each.path for each in left.newest_first] == ["/c/3", "/c/2"]
-    brokers.last.say(wire.Kept(path="/c/2"))
-    brokers.last.say(wire.Kept(path="/c/3"))
+    brokers.last.say(wire.CheckpointAck(path="/c/2"))
+    brokers.last.say(wire.CheckpointAck(path="/c/3"))
     wait_for(lambda: not list(tmp_path.iterdir()))
 
 
@@ -724,7 +724,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     assert session.devices == ("cpu:0", "cpu:2")
     session.started(stores=True)
     session.stretches(BatchSizes(now=8, least=8, most=8, most_devices=4))
-    assert brokers.last.of(wire.Stretches)[-1].sizes.most_devices == 4
+    assert brokers.last.of(wire.SizesReport)[-1].sizes.most_devices == 4
     at = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: at)
     before = session.device_seconds

@@ -8,19 +8,21 @@ import numpy as np
 import pytest
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.5, "1"])
 def test_seeds_that_are_none(seed: Any) -> None:
     """A seed is kept with the study: a bad one would fail all its trials, now and later."""
     with pytest.raises(InvalidInputError, match="seed must be a whole number from 0"):
-        Settings(seed=seed)
+        OptimizeSettings(seed=seed)
 
 
 def test_numbers_of_numpy_are_plain_ones() -> None:
     """They are sent to the broker."""
-    given = Settings(n_trials=np.int64(3), timeout=np.float32(2.0), hang_seconds=np.int32(60))
+    given = OptimizeSettings(
+        n_trials=np.int64(3), timeout=np.float32(2.0), hang_seconds=np.int32(60)
+    )
     assert (given.n_trials, given.timeout, given.hang_seconds) == (3, 2.0, 60.0)
     assert {type(given.n_trials), type(given.timeout), type(given.hang_seconds)} == {int, float}
 
@@ -28,7 +30,7 @@ def test_numbers_of_numpy_are_plain_ones() -> None:
 @pytest.mark.parametrize("seed", [None, 0, 2**63 - 1, np.int64(3)])
 def test_seeds(seed: Any) -> None:
     """Whole numbers of any kind."""
-    assert Settings(seed=seed).seed == seed
+    assert OptimizeSettings(seed=seed).seed == seed
 
 
 @pytest.mark.parametrize(
@@ -43,4 +45,4 @@ def test_seeds(seed: Any) -> None:
 def test_values_of_another_kind_are_named(name: str, value: Any) -> None:
     """As a script passes them that reads them from its command line or a file."""
     with pytest.raises(InvalidInputError, match=f"^{name} must be .* but got {value!r}"):
-        Settings(**{name: value})
+        OptimizeSettings(**{name: value})

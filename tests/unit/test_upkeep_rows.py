@@ -21,7 +21,7 @@ from optuna_hermes.ledger import (
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _remote
-from optuna_hermes.upkeep._rows import DEAD_SECONDS, EVENT_LOG_SECONDS
+from optuna_hermes.upkeep._rows import EVENT_LOG_SECONDS, FORGET_HOST_SECONDS
 from support.records import locked
 
 NOTHING = upkeep.Litter(files={}, rows=())
@@ -137,7 +137,7 @@ def test_brokers_that_are_silent_for_long_are_forgotten(
     """One that beats stays; one that has not for too long is forgotten, and its leases end."""
     house.ledger.beat(HostRecord(name="far", instance="i"))
     assert house.rows().hosts == ()
-    monkeypatch.setattr("optuna_hermes.upkeep._rows.DEAD_SECONDS", -1.0)
+    monkeypatch.setattr("optuna_hermes.upkeep._rows.FORGET_HOST_SECONDS", -1.0)
     rows = house.rows()
     assert rows.hosts == ("i",)
     house.clear(rows)
@@ -150,7 +150,7 @@ def test_a_broker_that_has_just_come_back_stays(house: House) -> None:
     rows = upkeep.Rows(leases=(), hosts=("i",), studies=(), events=0, events_before=0.0)
     house.clear(rows)
     assert [host.instance for host in house.ledger.load_hosts()] == ["i"]
-    assert DEAD_SECONDS > 600
+    assert FORGET_HOST_SECONDS > 600
 
 
 def test_a_study_that_optuna_has_no_more_is_forgotten(house: House) -> None:

@@ -16,11 +16,11 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._client._connection import connect
 from optuna_hermes.broker._client._starting import connect_or_start
-from optuna_hermes.broker._core._events import Expected, Kill, StudyRead
+from optuna_hermes.broker._core._events import Kill, ProcessExpected, StudyRead
 from optuna_hermes.broker._core._memory_manager import size
 from optuna_hermes.broker._core._policy_runner import _check
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
@@ -143,7 +143,7 @@ def test_what_another_process_has() -> None:
         ledger.commit_lease(record)
         trial = TrialRecord(study="s", number=number, trial_id=number, state="running")
         ledger.save_trial(trial)
-        holder = Holder(
+        holder = ServedProcess(
             pid=70 + number,
             started=1,
             role="worker",
@@ -152,7 +152,7 @@ def test_what_another_process_has() -> None:
             epoch=epoch,
             device=None if number else "cpu:0",
         )
-        broker.apply(Expected(connection=-1 - number, holder=holder))
+        broker.apply(ProcessExpected(connection=-1 - number, holder=holder))
 
     def resume(pid: int, number: int, epoch: int) -> int:
         said = wire.Resume(

@@ -36,7 +36,7 @@ from optuna_hermes.suspend import read, write
 from optuna_hermes.workers import _driver, _fork_server, _once, _optimize, _worker
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
-from optuna_hermes.workers._settings import Settings
+from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._worker_pool import WorkerPool
 from support.disk_tier import Disk
 from support.statuses import study_status
@@ -61,7 +61,7 @@ def notes() -> Notes:
 def driver(notes: Notes) -> Driver:
     screen: Any = notes
     pool: Any = types.SimpleNamespace(began=0.0)
-    return Driver(optuna.create_study(), pool, Settings(), screen)
+    return Driver(optuna.create_study(), pool, OptimizeSettings(), screen)
 
 
 # -- optimize ----------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_ctrl_c_while_the_objective_is_imported(notes: Notes) -> None:
 
     pool: Any = types.SimpleNamespace(began=0.0, wait_until_ready=wait)
     screen: Any = notes
-    running = Driver(optuna.create_study(), pool, Settings(), screen)
+    running = Driver(optuna.create_study(), pool, OptimizeSettings(), screen)
     with pytest.raises(KeyboardInterrupt):
         running._is_imported()
     assert notes == ["Interrupted during the import of the objective: nothing was changed."]
@@ -227,7 +227,7 @@ def test_a_managers_signal_while_the_objective_is_imported(notes: Notes) -> None
 
     pool: Any = types.SimpleNamespace(began=0.0, wait_until_ready=wait)
     screen: Any = notes
-    running = Driver(optuna.create_study(), pool, Settings(), screen)
+    running = Driver(optuna.create_study(), pool, OptimizeSettings(), screen)
     with running._stops.heeds_signals():
         assert not running._is_imported()
     assert running._stops.from_outside
@@ -304,14 +304,14 @@ def test_errors_that_are_the_device_s(
     monkeypatch.setattr(_worker, "is_of_device", lambda error, devices: of_device)
     monkeypatch.setattr("os._exit", leave)
     study = optuna.create_study()
-    engagement = _worker._Engagement(None, study, session, None)  # type: ignore[arg-type]
+    execution = _worker._TrialExecution(None, study, session, None)  # type: ignore[arg-type]
     if of_device:
         with pytest.raises(SystemExit):
-            engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
+            execution._train(study.ask(), objective, None)  # type: ignore[arg-type]
         out = capsys.readouterr().out
         assert out == "Trial 0 goes on elsewhere: its device has failed.\n"
     else:
-        engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
+        execution._train(study.ask(), objective, None)  # type: ignore[arg-type]
         reason = "Trial 0 has outgrown its share of the device: 17 GiB"
         assert released == [(reason, True)]
     assert study.trials[0].state.name == "RUNNING"
@@ -338,10 +338,10 @@ def test_an_objective_that_catches_a_suspension(
 
     job: Any = types.SimpleNamespace(checkpoint_root=tmp_path)
     study = optuna.create_study()
-    engagement = _worker._Engagement(job, study, session, None)  # type: ignore[arg-type]
+    execution = _worker._TrialExecution(job, study, session, None)  # type: ignore[arg-type]
     for _ in range(2):
         with pytest.raises(Suspended):
-            engagement._train(study.ask(), objective, None)  # type: ignore[arg-type]
+            execution._train(study.ask(), objective, None)  # type: ignore[arg-type]
     assert [trial.state.name for trial in study.trials] == ["RUNNING"] * 2
     said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert said == [

@@ -16,7 +16,7 @@ from optuna_hermes.broker._core._events import Kill, LedgerAway, LedgerBack, Wri
 from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices import _source as _devices
 from optuna_hermes.broker._devices._xid import Xid
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._server import _ledgers, _server, _succession
 from optuna_hermes.broker._server import _readings as readings
 from optuna_hermes.broker._server._ledgers import Ledgers
@@ -109,7 +109,7 @@ class Loop:
         source = FakeDevices([Device(id="cpu:0", free=True)])
         self.server = Server(directory, devices="any", source=source, host="h", idle_seconds=None)
         self.server._ledgers = Ledgers(lambda news: None, lambda call: None)
-        self.server._wind_up = lambda now: None  # type: ignore[method-assign]
+        self.server._set_timer = lambda now: None  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -151,7 +151,9 @@ def test_a_runtime_directory_that_is_full(
 ) -> None:
     """That the next broker will not know the holders is said, and where room is needed."""
     (runtime_dir / "holders.json.partial").mkdir()
-    holder = Holder(pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0")
+    holder = ServedProcess(
+        pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0"
+    )
     monkeypatch.setattr(_succession, "holders", lambda state: (holder,))
     _succession.Succession(runtime_dir, BrokerState(host="here"), lambda event: None).remember()
     (message,) = caplog.messages

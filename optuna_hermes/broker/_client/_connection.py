@@ -126,7 +126,7 @@ class Connection:
         answer = self.receive()
         if isinstance(answer, wire.Refused):
             raise InvalidInputError(answer.reason)
-        if not isinstance(answer, wire.Agreed):
+        if not isinstance(answer, wire.Accepted):
             raise ProtocolError(f"An override was told but {answer!r} came: {_END_IT}.")
         return answer.waits
 

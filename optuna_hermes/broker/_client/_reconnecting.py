@@ -182,7 +182,7 @@ def _acknowledged(connection: Connection, messages: Iterable[wire.FromClient]) -
     with contextlib.suppress(BrokerError):
         for message in messages:
             connection.send(message)
-        while not isinstance(connection.receive(), wire.Noted | wire.Refused):
+        while not isinstance(connection.receive(), wire.LeaseEndAck | wire.Refused):
             pass
         return True
     return False

@@ -254,7 +254,7 @@ class TrialSession:
         told = replace(sizes, seconds=dict([*sizes.seconds.items()][-MOST_SIZES:]))
         with self._connection.lock:
             self._lease.change(sizes=told)
-            self._connection.send(wire.Stretches(epoch=self._lease.epoch, sizes=told))
+            self._connection.send(wire.SizesReport(epoch=self._lease.epoch, sizes=told))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
@@ -540,11 +540,11 @@ class TrialSession:
                 # A size for an earlier lease is too late: the grant has said which one holds.
                 if message.epoch == self._lease.epoch:
                     self.batch_size = message.batch_size
-            elif isinstance(message, wire.Noted):
+            elif isinstance(message, wire.LeaseEndAck):
                 self._noted_end = True
-            elif isinstance(message, wire.Decided):
+            elif isinstance(message, wire.ReportAck):
                 self._decided.set()
-            elif isinstance(message, wire.Kept):
+            elif isinstance(message, wire.CheckpointAck):
                 self._kept(message)
             elif isinstance(message, wire.Refused) and self._lease.epoch:
                 self._let_go(message.reason)
@@ -573,7 +573,7 @@ class TrialSession:
         if grant.batch_size is not None:
             self.batch_size = grant.batch_size
 
-    def _kept(self, message: wire.Kept) -> None:
+    def _kept(self, message: wire.CheckpointAck) -> None:
         saved = self._lease.checkpoints.pop(message.path, None)
         if saved is None:
             return

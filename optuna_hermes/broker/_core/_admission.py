@@ -93,14 +93,14 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
     turn.state.epoch = max(turn.state.epoch, event.last_epoch)
     spec = event.message.study
     study = turn.state.studies.get(spec.key)
-    if study is None or not study.attended:
+    if study is None or not study.has_processes:
         study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
         study.broker = turn.state.instance if event.shared else None
         _take_overrides(turn, study, event)
         turn.state.studies[spec.key] = study
         for trial in known_trials(turn.state, event, turn.now):
             study.trials[trial.number] = trial
-        _take_orphans(turn, study, event)
+        _keep_unclaimed_leases(turn, study, event)
         _settle_owners(turn, study, event)
     return study
 
@@ -136,7 +136,7 @@ def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) 
     return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
 
-def _take_orphans(turn: Turn, study: Study, event: StudyRead) -> None:
+def _keep_unclaimed_leases(turn: Turn, study: Study, event: StudyRead) -> None:
     """Keep the leases of this host whose processes may come back, and end the others."""
     holders = [each.holder for each in turn.state.awaited.values()]
     awaited = {holder.epoch for holder in holders}
@@ -149,7 +149,7 @@ def _take_orphans(turn: Turn, study: Study, event: StudyRead) -> None:
             else lease.owner == turn.state.instance
         )
         if ours and lease.epoch in awaited:
-            study.orphans[lease.epoch] = lease
+            study.unclaimed_leases[lease.epoch] = lease
         elif ours:
             turn.end_lease(lease)
     for holder in holders:

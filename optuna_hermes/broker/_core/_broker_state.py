@@ -12,7 +12,7 @@ from typing import Literal
 
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._holder import Awaited
+from optuna_hermes.broker._holder import RecoveringProcess
 from optuna_hermes.broker._protocol import Params, StudyChanged
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Device, TierName, TrialView
@@ -205,7 +205,7 @@ class BrokerState:
     slots: dict[str, Slot] = field(default_factory=dict)
     studies: dict[str, Study] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
-    awaited: dict[int, Awaited] = field(default_factory=dict)
+    awaited: dict[int, RecoveringProcess] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
     openings: int = 0
 
@@ -220,7 +220,7 @@ class BrokerState:
         return any(not each.late for each in self.awaited.values())
 
     @property
-    def asleep(self) -> bool:
+    def has_unpowered(self) -> bool:
         """True if any device is powered down, or on its way there or back."""
         return any(slot.power != "on" for slot in self.slots.values())
 

@@ -14,7 +14,7 @@ SLOPE_UNITS = 8
 """Most units over which a slope is measured."""
 
 
-class Shape(NamedTuple):
+class CurveShape(NamedTuple):
     """Shape of a curve.
 
     Args:
@@ -27,15 +27,15 @@ class Shape(NamedTuple):
     slope: float | None
 
 
-def shape_of(curve: Curve) -> Shape:
+def shape_of(curve: Curve) -> CurveShape:
     """Return the shape of a curve, in few values.
 
     Example:
         >>> shape_of(Curve(steps=(1, 2), values=(3.0, 1.0), device_seconds=(1.0, 2.0)))
-        Shape(values=(3.0, 1.0), slope=-2.0)
+        CurveShape(values=(3.0, 1.0), slope=-2.0)
     """
     values = tuple(v if math.isfinite(v) else None for v in _thinned(curve.values))
-    return Shape(values, slope_of(curve.values))
+    return CurveShape(values, slope_of(curve.values))
 
 
 def slope_of(values: tuple[float, ...]) -> float | None:

@@ -49,16 +49,16 @@ from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._core._curve_shape import Shape
+    from optuna_hermes.broker._core._curve_shape import CurveShape
     from optuna_hermes.broker._core._overrides import Overrides
     from optuna_hermes.broker._core._power import Power
     from optuna_hermes.broker._core._recovery import Recovery
     from optuna_hermes.broker._core._sharing import Sharing
     from optuna_hermes.curves import CurveCache
 
-_OfTraining = wire.Beat | wire.Report | wire.Stretches | wire.FirstBatch | wire.Begin
+_OfTraining = wire.Beat | wire.Report | wire.SizesReport | wire.FirstBatch | wire.Begin
 """Messages of a trial that trains: most messages by far."""
-_CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.Stretches)
+_CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.SizesReport)
 """Messages after which nothing is due earlier, unless a report leads to a decision."""
 
 STALL_SECONDS = 1.0
@@ -137,7 +137,7 @@ class EventHandler:
             self._study_read(turn, event)
         elif isinstance(event, events.Connected):
             self._connected(event)
-        elif isinstance(event, events.Expected):
+        elif isinstance(event, events.ProcessExpected):
             self._recovery.expect(event, now)
         elif isinstance(event, events.Disconnected):
             self._disconnected(turn, event)
@@ -154,8 +154,8 @@ class EventHandler:
             self._sharing.refreshed(turn, event)
             self._overrides.refreshed(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, events.Outrun):
-            self._sharing.outrun(turn, event)
+        elif isinstance(event, events.ClaimConflict):
+            self._sharing.claim_conflict(turn, event)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.LedgerAway):
             outage.begin(turn, event)
@@ -167,7 +167,7 @@ class EventHandler:
         elif isinstance(event, events.Observed):
             self._watchdog.observed(event, now)
         elif isinstance(event, events.Tick):
-            self._forgive(now)
+            self._restart_timeouts(now)
             outage.give_up(turn)
             checkpoints_away.end_waits(turn)
             self._watchdog.end(turn)
@@ -182,7 +182,7 @@ class EventHandler:
             if study.draining:
                 self._drains.go_on(turn, study)
         if any(study.overrides for study in self.state.studies.values()):
-            self._overrides.heed(turn)
+            self._overrides.enforce(turn)
         if self._power is not None:
             self._power.switch(turn)
         return turn.commands
@@ -207,12 +207,12 @@ class EventHandler:
                 times.append(lease.deadline if due is None else due)
         return min(times, default=None)
 
-    def _forgive(self, now: float) -> None:
+    def _restart_timeouts(self, now: float) -> None:
         """Begin silences anew after the broker was stopped: its clients were not silent."""
         if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
-            self._watchdog.begin_anew(now)
+            self._watchdog.restart_timeouts(now)
             if self.state.awaited:
-                self._recovery.begin_anew(now)
+                self._recovery.restart_timeouts(now)
 
     def silent(self, now: float) -> dict[int, int]:
         """Processes of workers that are silent, by their connections."""
@@ -263,7 +263,7 @@ class EventHandler:
         return Overrides(self.state, self._memory, self._scheduler)
 
     @cached_property
-    def _shapes(self) -> CurveCache[Shape]:
+    def _shapes(self) -> CurveCache[CurveShape]:
         # Few clients ask for shapes, and the cache imports NumPy.
         from optuna_hermes.broker._core._curve_shape import shape_of
         from optuna_hermes.curves import CurveCache
@@ -321,7 +321,7 @@ class EventHandler:
             self._saved(turn, connection, message)
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
             # Answered also if the lease is over: its process waits for this before it leaves.
-            turn.send(connection, wire.Noted(epoch=message.epoch))
+            turn.send(connection, wire.LeaseEndAck(epoch=message.epoch))
             if isinstance(message, wire.Ended) and message.epoch == 0:
                 self._ended_in_set_up(turn, connection, message)
             else:
@@ -346,10 +346,10 @@ class EventHandler:
             progress.report(turn, lease, trial, message)
             if self._scheduler.reported(turn, lease):
                 self._wakeup_known = False
-            turn.send(connection, wire.Decided(epoch=lease.epoch))
+            turn.send(connection, wire.ReportAck(epoch=lease.epoch))
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
-        elif isinstance(message, wire.Stretches):
+        elif isinstance(message, wire.SizesReport):
             progress.stretches(turn, trial, message)
         elif isinstance(message, wire.Ended):
             self._ended(turn, lease, trial, message)
@@ -358,7 +358,7 @@ class EventHandler:
 
     def _ready(self, turn: Turn, connection: int, message: wire.Ready) -> None:
         if self.state.awaited:
-            self._recovery.empty_handed(turn, self.state.clients[connection].pid)
+            self._recovery.release_ungranted(turn, self.state.clients[connection].pid)
         study = self.state.studies.get(message.study)
         self.state.clients[connection].study = message.study
         if study is None:  # its driver comes back too, perhaps later than its workers
@@ -438,13 +438,13 @@ class EventHandler:
         if reason is not None:
             pid = other_driver(self.state, study, event)
             turn.send(connection, wire.Refused(reason=reason, driver_pid=pid))
-            self._forget_unattended(study)
+            self._forget_unused(study)
             return
         if isinstance(message, wire.Register):
             is_new = message.number not in study.trials
             pid, key = self.state.clients[connection].pid, study.spec.key
             if self.state.awaited:
-                self._recovery.empty_handed(turn, pid, study=key, number=message.number)
+                self._recovery.release_ungranted(turn, pid, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, turn.now)
             trial.register(connection, turn.now)
             if self.state.clients[connection].role == "worker":
@@ -491,11 +491,11 @@ class EventHandler:
             reason = f"{problem} Ask for another lease, or end."
             turn.send(connection, wire.Refused(reason=reason))
             turn.kill_worker(connection, problem)
-            self._forget_unattended(study)
+            self._forget_unused(study)
         self._scheduler.schedule(turn)
 
-    def _forget_unattended(self, study: Study) -> None:
-        if not study.attended:
+    def _forget_unused(self, study: Study) -> None:
+        if not study.has_processes:
             del self.state.studies[study.spec.key]
 
     # -- ends ----------------------------------------------------------------------------------
@@ -549,7 +549,7 @@ class EventHandler:
         if study.is_plain and not was_plain:
             study.cancel_drain()
         self.state.cancel_reservations(study, only_impossible=True)
-        self._forget_unattended(study)
+        self._forget_unused(study)
         return True
 
     def _lose_trials(self, turn: Turn, connection: int) -> None:

@@ -1,8 +1,9 @@
 """Events that come to the broker, and the commands with which the broker answers. Pure.
 
 Commands that concern the ledger are its own records: a ``LeaseRecord`` means "commit this lease".
-The server has all records of an answer written, in order. It holds back each ``Grant``, ``Kept``
-and ``Noted`` until its record is in the ledger, and each ``Yield`` until the database answers.
+The server has all records of an answer written, in order. It holds back each ``Grant``,
+``CheckpointAck`` and ``LeaseEndAck`` until its record is in the ledger, and each ``Yield`` until
+the database answers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
 from optuna_hermes.ledger._records import (
     CheckpointRecord,
@@ -41,14 +42,14 @@ class Connected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Expected:
+class ProcessExpected:
     """A living process that was served by the broker before this one.
 
     Its end is a ``Disconnected``, as if it had this ``connection``; it may come back by another.
     """
 
     connection: int
-    holder: Holder
+    holder: ServedProcess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +123,7 @@ class Refreshed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outrun:
+class ClaimConflict:
     """Claim conflict: another broker was faster. Nothing is wrong, but these were not written.
 
     Args:
@@ -223,13 +224,13 @@ class Tick:
 
 Event = (
     Connected
-    | Expected
+    | ProcessExpected
     | Disconnected
     | Received
     | StudyRead
     | Refreshed
     | DevicesPolled
-    | Outrun
+    | ClaimConflict
     | WritesFailed
     | LedgerAway
     | LedgerBack
@@ -346,6 +347,6 @@ Write = (
     | SaveMemory
     | SaveOverride
 )
-Deed = Send | Kill | Withdraw | SwitchPower
+Effect = Send | Kill | Withdraw | SwitchPower
 """Commands that are carried out, and not written."""
-Command = Write | Deed
+Command = Write | Effect

@@ -69,7 +69,7 @@ class LeaseEnds:
                 self.out_of_memory(turn, slots, trial, "could not come back to")
         turn.save(trial)
         if message.checkpoint is not None:
-            turn.send(connection, wire.Kept(path=message.checkpoint.path))
+            turn.send(connection, wire.CheckpointAck(path=message.checkpoint.path))
 
     def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
         spent = message.suspend_seconds * len(lease.devices)

@@ -1,7 +1,7 @@
 """Overrides of single trials, and changes of a study's policy. Pure.
 
 An override is only noted when it arrives. However a trial on hold has come to a device, or is about
-to, it is asked to leave it at the end of every event: see ``heed``.
+to, it is asked to leave it at the end of every event: see ``enforce``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Overrides:
         """Carry out a request, or refuse it with the reason."""
         study = self._state.studies.get(message.study)
         reason = _NOT_SERVED if study is None else self._refusal(study, message)
-        answer: wire.FromBroker = wire.Agreed()
+        answer: wire.FromBroker = wire.Accepted()
         if reason is not None or study is None:
             answer = wire.Refused(reason=reason or _NOT_SERVED)
         elif isinstance(message, wire.ChangePolicy):
@@ -44,12 +44,12 @@ class Overrides:
             waits = isinstance(message, wire.Finish) and any(
                 _waits(study, trial) for trial in trials
             )
-            answer = wire.Agreed(waits=waits)
-        self.heed(turn)
+            answer = wire.Accepted(waits=waits)
+        self.enforce(turn)
         self._scheduler.schedule(turn)
         turn.send(connection, answer)
 
-    def heed(self, turn: Turn) -> None:
+    def enforce(self, turn: Turn) -> None:
         """Cancel reservations and revoke leases of trials on hold."""
         for reservation in self._state.reservations():
             if self._is_held(reservation.study, reservation.number):
@@ -72,7 +72,7 @@ class Overrides:
         for trial in study.trials.values():
             if study.override_of(trial) == "finishing":
                 self._stop(turn, study, trial)
-        self.heed(turn)
+        self.enforce(turn)
 
     def gone(self, turn: Turn, client: Client) -> None:
         """Hold trials that a client was finishing when it left: Optuna does not know of it."""

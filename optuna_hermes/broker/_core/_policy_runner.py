@@ -97,7 +97,7 @@ class PolicyRunner:
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
         }
         wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
-        held = self._held(study, up, now)
+        held = self._leased_seconds(study, up, now)
         processes = self._processes(study)
         # All of them for a device that is free: there are processes for more than one at a time.
         unstarted = _at_most(study.may_open, processes if study.has_time_to_open(now, up) else 0)
@@ -163,7 +163,9 @@ class PolicyRunner:
                 taken += study.need_of(trial) or 0
         return self._state.host_budget_bytes - taken
 
-    def _held(self, study: Study, up: Container[int | None], now: float) -> dict[int, float]:
+    def _leased_seconds(
+        self, study: Study, up: Container[int | None], now: float
+    ) -> dict[int, float]:
         """Device time of the leases that are out, up to the last decision about each."""
         held: dict[int, float] = {}
         for lease in self._state.leases_of(study):

@@ -138,7 +138,7 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     )
 
 
-def stretches(turn: Turn, trial: LiveTrial, message: wire.Stretches) -> None:
+def stretches(turn: Turn, trial: LiveTrial, message: wire.SizesReport) -> None:
     """Take the sizes of a trial's batches, with an event if the current one has changed."""
     sizes = message.sizes
     if not sizes.valid:
@@ -152,7 +152,7 @@ def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) ->
     """Add a checkpoint; it is acknowledged once the ledger has it."""
     keep(turn, trial, message.checkpoint)
     turn.save(trial)
-    kept = wire.Kept(path=message.checkpoint.path)
+    kept = wire.CheckpointAck(path=message.checkpoint.path)
     turn.send(connection, kept)
 
 

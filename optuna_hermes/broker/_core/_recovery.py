@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._events import Expected
+from optuna_hermes.broker._core._events import ProcessExpected
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._holder import Awaited
+from optuna_hermes.broker._holder import RecoveringProcess
 
 RECOVERY_SECONDS = 10.0
 """Time without any grant while a process has not come back yet."""
@@ -19,10 +19,12 @@ class Recovery:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
 
-    def expect(self, event: Expected, now: float) -> None:
+    def expect(self, event: ProcessExpected, now: float) -> None:
         """Await a process that lives and may have a device, or a trial in its memory."""
         holder = event.holder
-        self._state.awaited[event.connection] = Awaited(holder=holder, until=now + RECOVERY_SECONDS)
+        self._state.awaited[event.connection] = RecoveringProcess(
+            holder=holder, until=now + RECOVERY_SECONDS
+        )
         # Another study's ledger may know of earlier epochs only.
         self._state.epoch = max(self._state.epoch, holder.epoch)
         for id_ in holder.devices:
@@ -33,7 +35,7 @@ class Recovery:
         """Times at which a process has been awaited for long enough."""
         return (each.until for each in self._state.awaited.values() if not each.late)
 
-    def begin_anew(self, now: float) -> None:
+    def restart_timeouts(self, now: float) -> None:
         """Begin the waiting times anew: the broker was stopped, and messages are unread."""
         for each in self._state.awaited.values():
             each.until = now + RECOVERY_SECONDS
@@ -76,7 +78,7 @@ class Recovery:
         elif each is not None:
             self._let_go(turn, connection, each)
 
-    def empty_handed(self, turn: Turn, pid: int, *, study: str = "", number: int = -1) -> None:
+    def release_ungranted(self, turn: Turn, pid: int, *, study: str = "", number: int = -1) -> None:
         """Release what a process had that waits for a lease: its grant never reached it.
 
         Args:
@@ -91,24 +93,24 @@ class Recovery:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def of(self, pid: int) -> dict[int, Awaited]:
+    def of(self, pid: int) -> dict[int, RecoveringProcess]:
         """Entries of a process that is awaited, by connections."""
         awaited = self._state.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 
-    def _kill(self, turn: Turn, connection: int, each: Awaited) -> None:
+    def _kill(self, turn: Turn, connection: int, each: RecoveringProcess) -> None:
         if each.holder.role == "worker" and not each.met:
             reason = "it did not come back to the new broker"
             turn.kill(connection, each.holder.pid, reason)
 
-    def _let_go(self, turn: Turn, connection: int, each: Awaited) -> None:
+    def _let_go(self, turn: Turn, connection: int, each: RecoveringProcess) -> None:
         self.settle(turn, connection, each)
         study = self._state.studies.get(each.holder.study)
         trial = study.trials.get(each.holder.number or 0) if study else None
         if trial is not None and each.holder.number is not None:
             turn.give_back(trial)
 
-    def settle(self, turn: Turn, connection: int, each: Awaited) -> None:
+    def settle(self, turn: Turn, connection: int, each: RecoveringProcess) -> None:
         """End the wait for a process that is gone, or has reported: an orphaned lease is over."""
         del self._state.awaited[connection]
         holder = each.holder
@@ -118,7 +120,7 @@ class Recovery:
         study = self._state.studies.get(holder.study)
         if study is None:
             return
-        lease = study.orphans.pop(holder.epoch, None)
+        lease = study.unclaimed_leases.pop(holder.epoch, None)
         if lease is not None:
             turn.end_lease(lease)
         trial = None if holder.number is None else study.trials.get(holder.number)

@@ -9,7 +9,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._protocol import Begin, Resume
 from optuna_hermes.ledger._records import LeaseRecord
 
@@ -22,7 +22,7 @@ def resume(
     Returns:
         The reason if it may not, None if it goes on; the caller handles its ``parked``.
     """
-    state, lease = turn.state, study.orphans.pop(message.epoch, None)
+    state, lease = turn.state, study.unclaimed_leases.pop(message.epoch, None)
     pid = state.clients[connection].pid
     known, counted = False, None
     for awaited, each in recovery.of(pid).items():
@@ -60,7 +60,7 @@ def resume(
         trial = study.trials[message.number]
         trial.units_left, trial.params = message.units_left, message.params or trial.params
         # The last leases that ended may not have reached the ledger.
-        had = message.device_seconds - (0.0 if lease is None else _held(message))
+        had = message.device_seconds - (0.0 if lease is None else _leased_seconds(message))
         trial.device_seconds = max(trial.device_seconds, had)
         trial.needs(message.need_bytes)
         if message.sizes and message.sizes.valid:
@@ -115,7 +115,7 @@ def _is_taken(state: BrokerState, slot: Slot) -> bool:
         return False
     holder = state.awaited[slot.awaited].holder
     study = state.studies.get(holder.study)
-    return study is None or holder.epoch in study.orphans
+    return study is None or holder.epoch in study.unclaimed_leases
 
 
 def _adopt(
@@ -164,13 +164,13 @@ def _hear(turn: Turn, trial: LiveTrial, message: Resume) -> None:
     """Take in the last reports and checkpoints of a process, as far as they are new."""
     for report in message.reports:
         if not progress.has_reported(trial, report):
-            held = max(0.0, _held(message) - report.age_seconds * len(message.devices))
+            held = max(0.0, _leased_seconds(message) - report.age_seconds * len(message.devices))
             progress.add_report(turn, trial, held, report)
     for checkpoint in message.checkpoints:
         progress.keep(turn, trial, checkpoint)
 
 
-def _is_about(message: Resume, holder: Holder) -> bool:
+def _is_about(message: Resume, holder: ServedProcess) -> bool:
     """True if a process reports on the lease or trial for which it is awaited.
 
     The epoch is an older one if its last grant never reached it.
@@ -179,7 +179,7 @@ def _is_about(message: Resume, holder: Holder) -> bool:
     return holder.epoch == message.epoch or (same and message.number is not None)
 
 
-def _held(message: Resume) -> float:
+def _leased_seconds(message: Resume) -> float:
     return message.held_seconds * len(message.devices)
 
 
@@ -191,4 +191,4 @@ def _is_on_disk(trial: LiveTrial, message: Resume) -> bool:
 
 def _acknowledge(turn: Turn, connection: int, message: Resume) -> None:
     for checkpoint in message.checkpoints:
-        turn.send(connection, wire.Kept(path=checkpoint.path))
+        turn.send(connection, wire.CheckpointAck(path=checkpoint.path))

@@ -70,9 +70,11 @@ class Scheduler:
                 ]
                 if shared:
                     share = max(1, len(self._state.slots) // len(studies))
-                    quota = max(0, share - self._held(study, turn.now))
-                    open_ = _whole(sorted(open_, key=lambda slot: _rank(slot, study))[:quota])
-                if open_ or (self._state.asleep and not shared):
+                    quota = max(0, share - self._n_devices(study, turn.now))
+                    open_ = _without_partial_leases(
+                        sorted(open_, key=lambda slot: _slot_order(slot, study))[:quota]
+                    )
+                if open_ or (self._state.has_unpowered and not shared):
                     self._decide(turn, study, open_)
         self._reserve_for_keepers()
         self.fill(turn)
@@ -82,7 +84,7 @@ class Scheduler:
                 from optuna_hermes.broker._core._set_up import set_up_next  # on CPU slots only
 
                 # One that is set up is as good as a process in reserve, which is then made anew.
-                spare = self._coming(study) - self._needed(study)
+                spare = self._available_processes(study) - self._needed(study)
                 set_up_next(turn, study, self._policy_runner, spare)
 
     def reported(self, turn: Turn, lease: Lease) -> bool:
@@ -163,14 +165,14 @@ class Scheduler:
 
     def _turn_order(self, study: Study, now: float) -> tuple[int, float]:
         """Sort key of studies: the fewest devices first, then the least device time."""
-        return self._held(study, now), self._had(study, now)
+        return self._n_devices(study, now), self._had(study, now)
 
     def _had(self, study: Study, now: float) -> float:
         """Device time that counts when studies take turns."""
         held = (lease.device_seconds(now) for lease in self._state.leases_of(study))
         return study.turn_seconds + sum(held)
 
-    def _held(self, study: Study, now: float) -> int:
+    def _n_devices(self, study: Study, now: float) -> int:
         """Number of a study's devices that are not up for decision, and are not another's next."""
         held = (
             slot.reservation or slot.lease
@@ -313,7 +315,10 @@ class Scheduler:
         trial = self._state.trial_of(reservation)
         if trial is not None and trial.connection is not None and not (trial.stores or trial.asked):
             return True
-        if self._coming(study) > 0 or _worker_for(self._state, study, trial) is not None:
+        if (
+            self._available_processes(study) > 0
+            or _worker_for(self._state, study, trial) is not None
+        ):
             return False
         return not any(
             trial.stores and trial.connection is not None for trial in study.trials.values()
@@ -333,7 +338,7 @@ class Scheduler:
         if trial.stores:
             self._memory.evict(turn, trial, "disk")
 
-    def _coming(self, study: Study) -> int:
+    def _available_processes(self, study: Study) -> int:
         """Number of processes that will wait for a trial without an eviction for that."""
         leaving = sum(1 for trial in study.trials.values() if trial.asked == "disk")
         leaving += sum(1 for each in study.workers if self._state.clients[each].leaving)
@@ -349,7 +354,7 @@ class Scheduler:
         needed = self._needed(study)
         if study.may_open.any or any(trial.state == "stored" for trial in study.trials.values()):
             needed += len(self._state.slots)  # one in reserve for each device
-        missing = needed - self._coming(study)
+        missing = needed - self._available_processes(study)
         if missing <= 0:
             return
         wanted = {reservation.number for reservation in reserved}
@@ -498,7 +503,7 @@ def _keeps(study: Study, lease: Lease, assignment: Assignment) -> bool:
     return same and set(lease.devices) == set(assignment.devices)
 
 
-def _whole(slots: Sequence[Slot]) -> list[Slot]:
+def _without_partial_leases(slots: Sequence[Slot]) -> list[Slot]:
     """Slots without those of leases that have further devices elsewhere."""
     found = Counter(slot.lease.epoch for slot in slots if slot.lease)
     return [s for s in slots if s.lease is None or found[s.lease.epoch] == len(s.lease.devices)]
@@ -534,7 +539,7 @@ def _grant_message(
     )
 
 
-def _rank(slot: Slot, study: Study) -> tuple[int, int, str]:
+def _slot_order(slot: Slot, study: Study) -> tuple[int, int, str]:
     """Sort key: the study's own devices first, then empty ones, then those of others."""
     if slot.lease is None:
         return (1, len(slot.device.id), slot.device.id)

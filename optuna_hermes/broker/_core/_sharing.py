@@ -11,7 +11,7 @@ from collections.abc import Collection
 from optuna_hermes.broker._core._admission import coming, known_trials
 from optuna_hermes.broker._core._borrowing import give_away, promised, soon, told, wanted_elsewhere
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._events import ForgetBroker, Outrun, Refreshed
+from optuna_hermes.broker._core._events import ClaimConflict, ForgetBroker, Refreshed
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
@@ -186,7 +186,7 @@ class Sharing:
 
     # -- races ---------------------------------------------------------------------------------
 
-    def outrun(self, turn: Turn, event: Outrun) -> None:
+    def claim_conflict(self, turn: Turn, event: ClaimConflict) -> None:
         """Undo what a claim conflict has voided; it is decided anew."""
         self._state.epoch = max(self._state.epoch, event.last_epoch)
         for lease in self._state.leases():

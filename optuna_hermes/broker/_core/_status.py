@@ -25,7 +25,7 @@ from optuna_hermes.broker._protocol import (
 from optuna_hermes.model import OverheadKind, Override
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._core._curve_shape import Shape
+    from optuna_hermes.broker._core._curve_shape import CurveShape
     from optuna_hermes.broker._core._memory_manager import MemoryManager
     from optuna_hermes.curves import CurveCache
 
@@ -41,7 +41,7 @@ def broker_status(
     *,
     memory: MemoryManager,
     trials: bool,
-    shapes: CurveCache[Shape] | None = None,
+    shapes: CurveCache[CurveShape] | None = None,
 ) -> BrokerStatus:
     """Return the devices with their holders, and the studies with their trials.
 
@@ -263,7 +263,7 @@ def _shown(value: float, study: Study) -> float | None:
     return -value if study.spec.maximize else value
 
 
-def _row(trial: LiveTrial, study: Study, shape: Shape | None) -> TrialRow:
+def _row(trial: LiveTrial, study: Study, shape: CurveShape | None) -> TrialRow:
     values = () if shape is None else shape.values
     slope = None if shape is None else shape.slope
     return TrialRow(

@@ -53,7 +53,8 @@ class Study:
     Its ledger's database is away since ``away_since``, for ``away_reason``.
 
     Args:
-        orphans: leases of earlier brokers, by epoch, whose processes have not come back yet.
+        unclaimed_leases: leases of earlier brokers, by epoch, whose processes have not come back
+            yet.
         n_existing: how many trials there were when the driver counted those that are left, None if
             it has not said so.
         waiting: the numbers of those among them that had not begun.
@@ -113,7 +114,7 @@ class Study:
     switches: int = 0
     overhead_seconds: dict[OverheadKind, float] = field(default_factory=dict)
     spent_seconds: float = 0.0
-    orphans: dict[int, LeaseRecord] = field(default_factory=dict)
+    unclaimed_leases: dict[int, LeaseRecord] = field(default_factory=dict)
     n_existing: int | None = None
     waiting: frozenset[int] = frozenset()
     lost: list[tuple[str, ...]] = field(default_factory=list)
@@ -240,7 +241,7 @@ class Study:
         return waits and served and here and not (trial.stranded or trial.awaited or barred)
 
     @property
-    def attended(self) -> bool:
+    def has_processes(self) -> bool:
         """True if a living process holds anything of it."""
         held = any(trial.connection is not None for trial in self.trials.values())
         return self.driver is not None or bool(self.workers) or held

@@ -85,7 +85,7 @@ class Watchdog:
             since = self._idle_from(connection, client.left_at)
             yield since + self._hang_seconds(client.study)
 
-    def begin_anew(self, now: float) -> None:
+    def restart_timeouts(self, now: float) -> None:
         """Begin silences anew: the broker was stopped, and has messages to read."""
         for lease in self._state.leases():
             lease.last_progress = now

@@ -107,25 +107,25 @@ class Prepare(Message, frozen=True, kw_only=True):
     checkpoints: tuple[Checkpoint, ...]
 
 
-class Kept(Message, frozen=True, kw_only=True):
+class CheckpointAck(Message, frozen=True, kw_only=True):
     """A checkpoint is in the ledger: the ones before it are not needed any more."""
 
     path: str
 
 
-class Noted(Message, frozen=True, kw_only=True):
+class LeaseEndAck(Message, frozen=True, kw_only=True):
     """The ledger has the end of a lease, and all reports under it: its process may go."""
 
     epoch: int
 
 
-class Decided(Message, frozen=True, kw_only=True):
+class ReportAck(Message, frozen=True, kw_only=True):
     """A report is taken in: its trial goes on, unless a ``Yield`` came before this."""
 
     epoch: int
 
 
-class Agreed(Message, frozen=True, kw_only=True):
+class Accepted(Message, frozen=True, kw_only=True):
     """An override or a policy holds from now on; ``waits`` says that a trial has still to stop."""
 
     waits: bool = False
@@ -167,10 +167,10 @@ FromBroker = (
     | Evict
     | Recall
     | Prepare
-    | Kept
-    | Noted
-    | Decided
-    | Agreed
+    | CheckpointAck
+    | LeaseEndAck
+    | ReportAck
+    | Accepted
     | Dismiss
     | Status
     | StudyChanged

@@ -135,7 +135,7 @@ class Beat(Message, frozen=True, kw_only=True):
     memory_bytes: Count | None = None
 
 
-class Stretches(Message, frozen=True, kw_only=True):
+class SizesReport(Message, frozen=True, kw_only=True):
     """The trial's batches, or its devices, may change: at first, after a change, with each beat."""
 
     epoch: Count
@@ -269,7 +269,7 @@ class GiveUp(Message, frozen=True, kw_only=True):
 class SetOverrides(Message, frozen=True, kw_only=True):
     """Override of some live trials from now on; None lets the policy decide again.
 
-    The answer is ``Agreed``, or ``Refused``.
+    The answer is ``Accepted``, or ``Refused``.
     """
 
     study: Key
@@ -280,7 +280,7 @@ class SetOverrides(Message, frozen=True, kw_only=True):
 class Finish(Message, frozen=True, kw_only=True):
     """Trials are to be closed at their last values: each leaves its device and its process."""
 
-    # Sent again until ``Agreed`` says that nothing is waited for; only then the client tells
+    # Sent again until ``Accepted`` says that nothing is waited for; only then the client tells
     # Optuna, and sends ``Finished``.
     study: Key
     numbers: Numbers
@@ -296,7 +296,7 @@ class Finished(Message, frozen=True, kw_only=True):
 class ChangePolicy(Message, frozen=True, kw_only=True):
     """Another policy decides from now on; ``policy`` and ``folders`` are those of a ``StudySpec``.
 
-    The answer is ``Agreed``, or ``Refused``.
+    The answer is ``Accepted``, or ``Refused``.
     """
 
     study: Key
@@ -342,7 +342,7 @@ FromClient = (
     | FirstBatch
     | Report
     | Beat
-    | Stretches
+    | SizesReport
     | Saved
     | Parked
     | Ended

@@ -20,7 +20,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Look:
+class _CpuReading:
     """CPU seconds of a process and all its descendants, at a time."""
 
     at: float
@@ -31,7 +31,7 @@ class Activities:
     """Observer of processes, which compares each look with the one before."""
 
     def __init__(self) -> None:
-        self._looks: dict[int, _Look] = {}
+        self._looks: dict[int, _CpuReading] = {}
 
     def look(self, pids: Mapping[int, int]) -> dict[int, Activity]:
         """Return the activity of each process and its descendants since the last look.
@@ -47,13 +47,15 @@ class Activities:
         found: dict[int, Activity] = {}
         for key, pid in pids.items():
             tree = list(_tree(pid, children))
-            now = self._looks[pid] = _Look(at=time.monotonic(), cpu_seconds=_cpu_seconds(tree))
+            now = self._looks[pid] = _CpuReading(
+                at=time.monotonic(), cpu_seconds=_cpu_seconds(tree)
+            )
             if tree and pid in before:
                 found[key] = _activity(tree, before[pid], now)
         return found
 
 
-def _activity(tree: list[psutil.Process], before: _Look, now: _Look) -> Activity:
+def _activity(tree: list[psutil.Process], before: _CpuReading, now: _CpuReading) -> Activity:
     states = [_state(process) for process in tree]
     used = now.cpu_seconds - before.cpu_seconds
     # Less than before: a child has ended whose time its parent did not collect.

@@ -62,7 +62,7 @@ class Committed:
 
 
 LedgerOutcome = (
-    Committed | events.WritesFailed | events.LedgerAway | events.LedgerBack | events.Outrun
+    Committed | events.WritesFailed | events.LedgerAway | events.LedgerBack | events.ClaimConflict
 )
 
 
@@ -246,7 +246,7 @@ class Ledgers:
                 self._away.add(url)
                 self._hear(events.LedgerAway(studies=self._studies(url), reason=news.reason))
             return
-        if isinstance(news, events.Outrun):
+        if isinstance(news, events.ClaimConflict):
             self._hear(news)
             self._is_back(url)
             return

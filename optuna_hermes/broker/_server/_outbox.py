@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from optuna_hermes.broker._protocol import FromBroker, Grant, Kept, Noted, Yield
+from optuna_hermes.broker._protocol import CheckpointAck, FromBroker, Grant, LeaseEndAck, Yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ def _proof(message: FromBroker) -> Proof | None:
         return message.epoch
     if isinstance(message, Yield):
         return DatabaseProof(message.epoch)
-    if isinstance(message, Noted):
+    if isinstance(message, LeaseEndAck):
         return proof_of_end(message.epoch)
-    return message.path if isinstance(message, Kept) else None
+    return message.path if isinstance(message, CheckpointAck) else None
 
 
 def _epoch(waiting: _Waiting) -> int | None:

@@ -13,10 +13,10 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import (
     Claim,
+    ClaimConflict,
     DropCheckpoint,
     Event,
     NameLease,
-    Outrun,
     Refreshed,
     Write,
 )
@@ -75,7 +75,9 @@ class PeerSync:
     def _ask(self, key: str, study: Study) -> None:
         seen, url = self._seen.get(key, Seen()), study.spec.ledger_url
         presence = self._handler.presence(time.monotonic())
-        ask = partial(news_of, key, presence, watched(study), seen, self._is_due(url, presence))
+        ask = partial(
+            read_changes, key, presence, watched(study), seen, self._is_due(url, presence)
+        )
         answer = asyncio.wrap_future(self._ledgers.look(key, url, ask))
         overrides = dict(study.overrides)
 
@@ -117,7 +119,7 @@ class Seen:
     leases: tuple[LeaseRecord, ...] = ()
 
 
-def news_of(
+def read_changes(
     study: str,
     presence: HostRecord,
     known: Mapping[int, TrialRecord | None],
@@ -173,9 +175,9 @@ def news_of(
     return news, seen
 
 
-def outrun(
+def split_conflict(
     study: str, items: Sequence[Write], error: Exception, last_epoch: int
-) -> tuple[Outrun, tuple[Write, ...]]:
+) -> tuple[ClaimConflict, tuple[Write, ...]]:
     """Split records after a claim conflict: the event for what never was, and the rest to write.
 
     Args:
@@ -199,7 +201,7 @@ def outrun(
         and not (isinstance(item, NameLease) and item.number == lost)
         and not (isinstance(item, EventRecord) and is_of_grant(item) and item.number in undone)
     )
-    event = Outrun(
+    event = ClaimConflict(
         study=study,
         epochs=tuple(lease.epoch for lease in leases),
         numbers=() if lost is None else (lost,),

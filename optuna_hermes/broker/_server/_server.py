@@ -338,7 +338,7 @@ class Server:
 
     def _is_served(self, key: str) -> bool:
         study = self._handler.state.studies.get(key)
-        return study is not None and study.attended
+        return study is not None and study.has_processes
 
     async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
         """Read what the ledger knows of a study; again if it was written to meanwhile."""
@@ -367,7 +367,7 @@ class Server:
             self._carry_out(commands)
         if not self._handler.idle:
             self._last_busy = now
-        self._wind_up(now)
+        self._set_timer(now)
         if self._telling is None and self._handler.watched:
             due = max(now, self._tell_due)
             self._telling = asyncio.get_running_loop().call_at(due, self._tell)
@@ -391,7 +391,7 @@ class Server:
         # Before a grant is sent: the next broker must know of its holder.
         if any(isinstance(c, events.Send) and isinstance(c.message, wire.Grant) for c in commands):
             self._succession.remember()
-        writes = [c for c in commands if not isinstance(c, events.Deed)]
+        writes = [c for c in commands if not isinstance(c, events.Effect)]
         self._ledgers.write(writes)
         self._outbox.expect({proof for each in writes if (proof := _proof(each)) is not None})
         self._outbox.expect(self._questions(commands))
@@ -421,7 +421,7 @@ class Server:
             self._log_events(news.granted)
             self._succession.written(news.paths)
             self._outbox.release({*news.epochs, *news.paths})
-        elif isinstance(news, events.Outrun):
+        elif isinstance(news, events.ClaimConflict):
             self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
         elif isinstance(news, events.WritesFailed):
@@ -447,7 +447,7 @@ class Server:
         """Leases of these studies whose yields are not sent yet."""
         return away.unasked(self._handler.state, self._outbox.unasked, studies, draining=draining)
 
-    def _wind_up(self, now: float) -> None:
+    def _set_timer(self, now: float) -> None:
         due = self._handler.next_wakeup(now)
         if self._timer is not None:
             if self._timer.when() == due:
@@ -455,9 +455,9 @@ class Server:
             self._timer.cancel()
             self._timer = None
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+            self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
 
-    def _ring(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         # With GPUs their memory is read first, on a thread; one tick is under way at a time.
         if self._readings is None:

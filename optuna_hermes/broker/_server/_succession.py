@@ -10,8 +10,8 @@ from pathlib import Path
 
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._events import Disconnected, Event, Expected
-from optuna_hermes.broker._holder import Holder
+from optuna_hermes.broker._core._events import Disconnected, Event, ProcessExpected
+from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._privacy import write_private
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._processes import watch
@@ -32,8 +32,8 @@ class Succession:
         self._directory = directory
         self._state = state
         self._apply = apply
-        self._remembered: tuple[Holder, ...] = ()
-        self._leaving: dict[str, Holder] = {}
+        self._remembered: tuple[ServedProcess, ...] = ()
+        self._leaving: dict[str, ServedProcess] = {}
         self._left: frozenset[str] = frozenset()
 
     def expect(self) -> None:
@@ -41,12 +41,12 @@ class Succession:
         self._remembered = _holders.living(self._directory)
         for number, holder in enumerate(self._remembered):
             connection = -1 - number  # of no socket, but it ends as the others do
-            self._apply(Expected(connection=connection, holder=holder))
+            self._apply(ProcessExpected(connection=connection, holder=holder))
             self._watch(connection, holder)
         if self._remembered:
             log.info("waiting for %d trials of the broker before", len(self._remembered))
 
-    def _watch(self, connection: int, holder: Holder) -> None:
+    def _watch(self, connection: int, holder: ServedProcess) -> None:
         def gone() -> None:
             self._apply(Disconnected(connection=connection))
 
@@ -95,8 +95,8 @@ class Succession:
 
 
 def _unserved(
-    leaving: dict[str, Holder], served: Collection[Holder]
-) -> Iterator[tuple[str, Holder]]:
+    leaving: dict[str, ServedProcess], served: Collection[ServedProcess]
+) -> Iterator[tuple[str, ServedProcess]]:
     """Those that leave and are not served any more, under the same lease or with the same trial."""
     epochs = {each.epoch for each in served}
     trials = {(each.pid, each.study, each.number) for each in served}
@@ -105,7 +105,7 @@ def _unserved(
             yield proof, each
 
 
-def holders(state: BrokerState) -> tuple[Holder, ...]:
+def holders(state: BrokerState) -> tuple[ServedProcess, ...]:
     """Processes that the next broker has to wait for, if this one dies now."""
     leases = {lease.epoch: lease for lease in state.leases()}
     held: list[tuple[int, int | None, str, int | None]] = [
@@ -119,7 +119,7 @@ def holders(state: BrokerState) -> tuple[Holder, ...]:
         client = state.clients.get(connection or 0)
         if client is not None and epoch:
             found.append(
-                Holder(
+                ServedProcess(
                     pid=client.pid,
                     started=client.started,
                     role=client.role,

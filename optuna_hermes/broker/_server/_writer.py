@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._event_log import is_of_grant
-from optuna_hermes.broker._core._events import Outrun, SaveMemory, Write
+from optuna_hermes.broker._core._events import ClaimConflict, SaveMemory, Write
 from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
 from optuna_hermes.ledger import open_ledger
@@ -75,7 +75,7 @@ class Unreachable:
     reason: str
 
 
-WriteOutcome = Written | RecordsRefused | Unreachable | Outrun
+WriteOutcome = Written | RecordsRefused | Unreachable | ClaimConflict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -312,7 +312,7 @@ class Writer:
         """Drop leases that are refused, and write each of the other records by itself."""
         ledger = self._opened()
         if is_race(ledger, error):
-            self._outrun(batches, error, ledger.last_epoch())
+            self._drop_conflicting(batches, error, ledger.last_epoch())
             return
         batch = batches.pop(0)
         refused = batch.items
@@ -331,13 +331,13 @@ class Writer:
         if refused and not batch.again:
             self._tell(RecordsRefused(study=batch.study, items=refused, reason=_reason(error)))
 
-    def _outrun(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
+    def _drop_conflicting(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
         """Drop what a claim conflict has voided; try the rest again."""
         # Few brokers share a ledger with others.
-        from optuna_hermes.broker._server._peer_sync import outrun
+        from optuna_hermes.broker._server._peer_sync import split_conflict
 
         batch = batches.pop(0)
-        event, rest = outrun(batch.study, batch.items, error, last_epoch)
+        event, rest = split_conflict(batch.study, batch.items, error, last_epoch)
         parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
         batches[:0] = parts
         self._replace_first(1, parts)
