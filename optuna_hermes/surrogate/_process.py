@@ -21,14 +21,16 @@ _STEPS = 20
 # Amplitudes are variances of observations whose variance is 1. A dimension matters little until
 # the observations say otherwise, and so does what a trial has of its own.
 _SCALE = math.log(1.2)
-_OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02, 0.3)))
-_DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5, 1.0)
+_OTHERS = tuple(map(math.log, (0.5, 0.5, 0.1, 3.0, 0.02, 0.3, 0.2)))
+_DEVIATIONS = (1.0, 1.0, 1.0, 1.0, 1.5, 1.0, 0.7)
 _SCALE_BOUNDS = math.log(0.05), math.log(20.0)
 _AMPLITUDE = 1e-3, 10.0
 _BOUNDS = tuple(
     (math.log(low), math.log(high))
-    for low, high in (_AMPLITUDE, _AMPLITUDE, _AMPLITUDE, (0.3, 60.0), (1e-4, 1.0), _AMPLITUDE)
-)
+    for low, high in (
+        _AMPLITUDE, _AMPLITUDE, _AMPLITUDE, (0.3, 60.0), (1e-4, 1.0), _AMPLITUDE, (0.02, 1.5),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,8 @@ class KernelSettings:
         scales: inverse length scales of the parameters [d].
         others: variances of what stays the same at all ages, of what changes with age, and of what
             a trial has of its own; doublings of age in which the latter two change; variance of
-            the noise; and the variance by which the mean of all trials changes in a doubling [6].
+            the noise; the variance by which the mean of all trials changes in a doubling; and the
+            rate at which all but that mean shrinks with a doubling [7].
     """
 
     scales: Floats
@@ -57,7 +60,9 @@ class Process:
     The covariance of two observations is ``(a + b * c) * m``, where ``m`` is the Matern 5/2 kernel
     of the parameters with a length scale for each and ``c`` falls exponentially with the distance
     of the logarithms of their ages; two of one trial have ``e * c`` more. So what parameters do
-    may change with age, and how is learned from all trials, those that are young among them. The
+    may change with age, and how is learned from all trials, those that are young among them. All
+    this, and the noise, is less by ``exp(-r)`` for each doubling of age: losses come nearer to
+    each other while they fall, and differences of old trials count for what they are there. The
     mean of all trials walks at random from one age to the next: two observations have ``g`` times
     the lesser of their logarithmic ages more. It is found together with the rest, since trials
     that grow old were better than others while they were young. The idea is that of Swersky, Snoek
@@ -102,8 +107,12 @@ class Process:
         own, noise = np.exp(settings.others[[2, 4]])
         close = self._closeness(self._ages)
         covariance = self._shared(self._scaled, self._ages, close)
-        covariance += own * (observed.trials[:, None] == observed.trials) * close
-        covariance[np.diag_indices(len(values))] += noise + _JITTER
+        spread_then = self._spread(self._ages)
+        covariance += (
+            own * (observed.trials[:, None] == observed.trials) * close
+            * np.outer(spread_then, spread_then)
+        )  # fmt: skip
+        covariance[np.diag_indices(len(values))] += noise * spread_then**2 + _JITTER
         self._factor = np.linalg.cholesky(covariance)
         self._weights = cho_solve((self._factor, True), values)
 
@@ -112,8 +121,8 @@ class Process:
         ages, scaled = np.full(len(points), age), points * np.exp(self.settings.scales)
         between = self._shared(scaled, ages, self._closeness(ages))
         known = solve_triangular(self._factor, between.T, lower=True)
-        same, changing, *_, walk = np.exp(self.settings.others)
-        prior = same + changing + walk * age
+        same, changing, *_, walk, rate = np.exp(self.settings.others)
+        prior = (same + changing) * np.exp(-2 * rate * age) + walk * age
         variance = np.maximum(prior - (known**2).sum(axis=0), 1e-9)
         mean = self._mean + self._unit * (between @ self._weights)
         return mean, self._unit * np.sqrt(variance)
@@ -128,9 +137,14 @@ class Process:
 
     def _shared(self, scaled: Floats, ages: Floats, close: Floats) -> Floats:
         """Covariance of points [m, d] of some ages [m] with what was observed, of other trials."""
-        same, changing, *_, walk = np.exp(self.settings.others)
+        same, changing, *_, walk, _ = np.exp(self.settings.others)
         kernel = (same + changing * close) * _matern(_distances(scaled, self._scaled))
+        kernel *= np.outer(self._spread(ages), self._spread(self._ages))
         return np.asarray(kernel + walk * np.minimum(ages[:, None], self._ages))
+
+    def _spread(self, ages: Floats) -> Floats:
+        """Share of the differences between trials after one unit that is left at some ages."""
+        return np.asarray(np.exp(-math.exp(self.settings.others[6]) * ages))
 
     def _closeness(self, ages: Floats) -> Floats:
         return _decay(ages[:, None] - self._ages, math.exp(self.settings.others[3]))
@@ -164,6 +178,7 @@ def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> Kernel
             (points[:, None, :] - points) ** 2,
             np.abs(ages[:, None] - ages),
             np.minimum(ages[:, None], ages),
+            ages[:, None] + ages,
             (trials[:, None] == trials).astype(np.float64),
             values,
         ),
@@ -177,6 +192,7 @@ def _loss(
     squares: Floats,
     apart: Floats,
     lesser: Floats,
+    sums: Floats,
     together: Floats,
     values: Floats,
 ) -> tuple[float, Floats]:
@@ -185,27 +201,33 @@ def _loss(
     See Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 5.
 
     Args:
-        settings: scales and others in one array [d + 6].
+        settings: scales and others in one array [d + 7].
         squares: squared differences of the observations' coordinates [n, n, d].
         apart: differences of their ages [n, n].
         lesser: the lesser of their ages [n, n].
+        sums: of their ages [n, n].
         together: 1 where both are of one trial, else 0 [n, n].
         values: of the observations [n].
     """
     n, n_dimensions = len(values), squares.shape[2]
     weights = 5.0 * np.exp(2 * settings[:n_dimensions])
-    same, changing, own, doublings, noise, walk = np.exp(settings[n_dimensions:])
+    same, changing, own, doublings, noise, walk, rate = np.exp(settings[n_dimensions:])
     distances = np.sqrt(squares @ weights)
     decay = np.exp(-distances)
     kernel = (1 + distances + distances**2 / 3) * decay
     close = _decay(apart, doublings)
     amplitude = same + changing * close
-    covariance = amplitude * kernel + own * together * close + walk * lesser
-    covariance[np.diag_indices(n)] += noise + _JITTER
+    left = np.exp(-rate * sums)
+    shrinking = (amplitude * kernel + own * together * close) * left
+    shrinking[np.diag_indices(n)] += noise * np.diag(left)
+    covariance = shrinking + walk * lesser
+    covariance[np.diag_indices(n)] += _JITTER
     lower = np.linalg.cholesky(covariance)
     inverse = cho_solve((lower, True), np.eye(n))
     dual = inverse @ values
     outer = inverse - np.outer(dual, dual)
+    of_walk, of_rate = (outer * lesser).sum(), (outer * shrinking * sums).sum()
+    outer *= left
     gradient = np.empty_like(settings)
     # Of the kernel by the logarithm of each inverse length scale.
     slope = -(1 + distances) * decay / 3
@@ -217,7 +239,8 @@ def _loss(
         own * (alone * close).sum(),
         ((changing * shared + own * alone) * close * apart).sum() / doublings,
         noise * np.trace(outer),
-        walk * (outer * lesser).sum(),
+        walk * of_walk,
+        -rate * of_rate,
     ])  # fmt: skip
     prior = KernelSettings.prior(n_dimensions)
     deviations = np.append(np.ones(n_dimensions), _DEVIATIONS)

@@ -103,10 +103,11 @@ def test_the_gradient_is_that_of_the_loss() -> None:
         (points[:, None, :] - points) ** 2,
         np.abs(ages[:, None] - ages),
         np.minimum(ages[:, None], ages),
+        ages[:, None] + ages,
         (np.arange(12)[:, None] // 3 == np.arange(12) // 3).astype(float),
         values,
     )
-    at = np.array([0.3, -0.5, 0.9, -0.5, -1.0, -2.0, 1.2, -3.0, -1.5])
+    at = np.array([0.3, -0.5, 0.9, -0.5, -1.0, -2.0, 1.2, -3.0, -1.5, -1.2])
     expected = approx_fprime(at, lambda x: _loss(x, *known)[0], 1e-6)
     assert _loss(at, *known)[1] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
@@ -127,27 +128,35 @@ def test_what_parameters_do_may_change_with_age() -> None:
     assert old[0] > old[1]
 
 
-def test_where_no_trial_has_grown_old_is_not_taken_for_bad() -> None:
+@pytest.mark.parametrize(
+    ("rate", "off"),
+    [
+        pytest.param(0.0, 0.07, id="as far apart"),
+        pytest.param(0.3, 0.02, id="nearer to each other"),
+    ],
+)
+def test_where_no_trial_has_grown_old_is_not_taken_for_bad(rate: float, off: float) -> None:
     """All values fall with age; that only the best trials grow old says nothing of the others."""
 
-    def first(x: Floats) -> Floats:
-        return np.asarray(1 + 0.1 * np.sin(9 * x[:, 0]) + 0.1 * np.cos(7 * x[:, 1] * x[:, 2]))
+    def apart(x: Floats) -> Floats:
+        return np.asarray(0.1 * np.sin(9 * x[:, 0]) + 0.1 * np.cos(7 * x[:, 1] * x[:, 2]))
 
-    fall = 0.2 * np.log2(np.arange(1, 17))
+    doublings = np.log2(np.arange(1, 17))
+    mean, left = 1 - 0.2 * doublings, np.exp(-rate * doublings)
     for seed in range(3):
         rng = np.random.default_rng(seed)
         x = rng.random((60, 5))
-        young = first(x) + 0.03 * rng.normal(size=60)
-        best = np.argsort(young)[:8]
+        first = apart(x) + 0.03 * rng.normal(size=60)
+        best = np.argsort(first)[:8]
         curves = [
-            (value - fall[: 16 if number in best else 1]).tolist()
-            for number, value in enumerate(young)
+            (mean + value * left)[: 16 if number in best else 1].tolist()
+            for number, value in enumerate(first)
         ]
         seen = observe(curves, [None] * len(curves))
         process = Process(x[seen.trials], seen)
         others = rng.random((200, 5))
         foreseen = process.predict(others, seen.end)[0] * max(map(max, curves))
-        assert abs(np.mean(foreseen - (first(others) - fall[-1]))) < 0.02
+        assert abs(np.mean(foreseen - (mean[-1] + apart(others) * left[-1]))) < off
 
 
 def test_equal_values_are_no_problem() -> None:
