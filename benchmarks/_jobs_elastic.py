@@ -5,10 +5,10 @@ on 16 hosts of 4 devices, decided about every 60 seconds; other devices cost a j
 the simulator published with it (`-1s`: one second, as where jobs are rescaled in place). `fifo`
 and `las` give every job the devices and the batch size that it was submitted with, `ones` and `smd`
 choose both. Jobs say how many epochs are left, `-blind` ones do not. `fifo` lets a job wait in
-front that does not fit, `fifo-backfill` does not. `las` has the thresholds of this project, which
-are made for trials, `las-nsdi` those of Tiresias, and `las-16h` the one of Pollux' simulator, which
-was chosen for these workloads. The utility of a completion time is that of `smd`: a half at three
-times what the job takes alone as it was submitted.
+front that does not fit, `fifo-backfill` does not. `las` has the thresholds of Tiresias, as with
+`simulate --jobs`, `las-trials` those that are made for trials, and `las-16h` the one of Pollux'
+simulator, which was chosen for these workloads. The utility of a completion time is that of `smd`:
+a half at three times what the job takes alone as it was submitted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from _elastic_files import read_application, read_elastic_jobs
 
 from optuna_hermes.cluster.job_estimates import alone_seconds
 from optuna_hermes.cluster.job_metrics import measure_jobs
+from optuna_hermes.cluster.job_replay import JOB_POLICIES
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import JobTrace
 from optuna_hermes.cluster.smd import PATIENCE, utility
@@ -53,8 +54,8 @@ class Rival(NamedTuple):
 RIVALS = {
     "fifo": Rival(lambda: Fifo(backfill=False), slices=False),
     "fifo-backfill": Rival(Fifo, slices=False),
-    "las": Rival(LeastAttainedService),
-    "las-nsdi": Rival(lambda: LeastAttainedService(thresholds=(3250, 7200, 18000))),
+    "las-trials": Rival(LeastAttainedService),
+    "las": Rival(lambda: JOB_POLICIES["las"](0)[0]),
     "las-16h": Rival(lambda: LeastAttainedService(thresholds=(57600,))),
     "ones": Rival(Ones, most=64),
     "ones-blind": Rival(Ones, most=64, shows_epochs_left=False),
@@ -135,7 +136,7 @@ def mean_utility(trace: JobTrace) -> float:
 
 
 def text(found: Sequence[dict[str, Any]]) -> str:
-    """Means over the workloads, ratios to ``las`` and ``las-16h`` among them, then each of them."""
+    """Means over the workloads, with ratios to two of ``RIVALS``, then each of them."""
     policies = list(dict.fromkeys(each["policy"] for each in found))
     mean = {
         policy: {
@@ -146,8 +147,8 @@ def text(found: Sequence[dict[str, Any]]) -> str:
         for policy in policies
     }
     lines = [
-        "| policy | mean completion | of `las` | of `las-16h` | mean queueing | p99 | utility "
-        "| device hours | restarts | seconds a decision |",
+        "| policy | mean completion | of `las-trials` | of `las-16h` | mean queueing | p99 "
+        "| utility | device hours | restarts | seconds a decision |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for policy, each in mean.items():
@@ -155,7 +156,7 @@ def text(found: Sequence[dict[str, Any]]) -> str:
             f"{mean[rival]['mean_completion_seconds'] / each['mean_completion_seconds']:.2f}x"
             if rival in mean
             else ""
-            for rival in ("las", "las-16h")
+            for rival in ("las-trials", "las-16h")
         ]
         cells = [
             f"`{policy}`",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -223,16 +224,21 @@ def _job(
         InvalidInputError: `optimize` would refuse them.
     """
     from optuna_hermes.launch import Job
-    from optuna_hermes.ledger import is_database, with_password
+    from optuna_hermes.ledger import is_database
 
     given = _given(arguments)
     _check(given, elsewhere)
     storage = given["storage"]
+    if (elsewhere or hosts > 1) and not given["ledger"] and not is_database(storage):
+        raise InvalidInputError(
+            "Hosts share a study that is in no database, as in a journal or behind a gRPC proxy, "
+            "by a database for its ledger: add --ledger URL after the `--`."
+        )
     return Job(
         name=name or given["study_name"],
         arguments=tuple(_without(arguments, "--storage")),
-        # Hosts may not have this environment.
-        storage=with_password(storage) if is_database(storage) else storage,
+        storage=storage,
+        password=os.environ.get("PGPASSWORD", ""),  # hosts may not have this environment
         hosts=hosts,
         gpus=gpus,
         cpus=cpus,

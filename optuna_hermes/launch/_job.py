@@ -18,6 +18,7 @@ class Job:
         name: of the job, and of its parts in the engine.
         arguments: of ``optuna-hermes optimize``, without the storage.
         storage: of the study; it may hold a password, and so is in no script or manifest.
+        password: of the hosts' ``$PGPASSWORD``, which is in none either; empty for none.
         hosts: how many.
         gpus: of each host.
         cpus: of each host, 0 for the engine's default.
@@ -29,6 +30,7 @@ class Job:
     name: str
     arguments: tuple[str, ...]
     storage: str
+    password: str = ""
     hosts: int = 1
     gpus: int = 0
     cpus: int = 0
@@ -47,6 +49,12 @@ class Job:
                 f"{self.hosts} hosts cannot share a file of SQLite but got --storage "
                 f"{self.storage}: keep the study in PostgreSQL or MySQL, or start one host."
             )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of each host that no script or manifest may hold."""
+        password = {"PGPASSWORD": self.password} if self.password else {}
+        return {"OPTUNA_STORAGE": self.storage, **password}
 
     @property
     def devices(self) -> tuple[str, ...]:

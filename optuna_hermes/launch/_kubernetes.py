@@ -69,7 +69,7 @@ class Kubernetes(Launcher):
             "image": self._image,
             "command": ["optuna-hermes", "optimize", *job.arguments, *job.devices, *more],
             "env": [
-                _secret("OPTUNA_STORAGE", f"{job.name}-storage", "url"),
+                *(_secret(each, f"{job.name}-storage") for each in job.environment),
                 {"name": GRACE_VARIABLE, "value": str(job.grace_seconds)},
                 {"name": "OPTUNA_HERMES_METRICS", "value": f"0.0.0.0:{_METRICS_PORT}"},
             ],
@@ -130,7 +130,7 @@ class Kubernetes(Launcher):
             "apiVersion": "v1",
             "kind": "Secret",
             "metadata": {"name": f"{job.name}-storage"},
-            "stringData": {"url": job.storage},
+            "stringData": job.environment,
         }
         kubectl = _kubectl(self._namespace)
         self._delete_ended(job.name)
@@ -197,8 +197,8 @@ def _rules() -> list[dict[str, Any]]:
     ]
 
 
-def _secret(variable: str, name: str, key: str) -> dict[str, Any]:
-    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
+def _secret(variable: str, name: str) -> dict[str, Any]:
+    return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": variable}}}
 
 
 def _host(pod: dict[str, Any]) -> Host:

@@ -64,7 +64,7 @@ class Ray(Launcher):
 
     def start(self, job: Job) -> Launch:
         # In a process of its own, as a user would run it: what is shown is what is started.
-        ask([sys.executable, "-"], self.render(job), {"OPTUNA_STORAGE": job.storage})
+        ask([sys.executable, "-"], self.render(job), job.environment)
         return Launch(launcher=self.name, name=job.name, id=job.name, place=self._address)
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:

@@ -75,7 +75,7 @@ class Slurm(Launcher):
 
     def start(self, job: Job) -> Launch:
         self._refuse_second(job.name)
-        said = ask(["sbatch", "--parsable"], self.render(job), {"OPTUNA_STORAGE": job.storage})
+        said = ask(["sbatch", "--parsable"], self.render(job), job.environment)
         number = said.strip().partition(";")[0]  # a federation's cluster may follow
         return Launch(launcher=self.name, name=job.name, id=number, folder=str(Path.cwd()))
 

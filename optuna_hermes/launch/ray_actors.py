@@ -52,7 +52,7 @@ def start(
 ) -> str | None:
     """Start the hosts of a launch in a cluster of Ray, and return at once.
 
-    The storage is in the environment.
+    The storage, and ``$PGPASSWORD`` if there is one, are in the environment.
 
     Args:
         address: of the cluster, as ``ray.init`` takes it.
@@ -73,7 +73,11 @@ def start(
         .remote(
             name=name,
             arguments=arguments,
-            environment={"OPTUNA_STORAGE": os.environ["OPTUNA_STORAGE"]},
+            environment={
+                each: os.environ[each]
+                for each in ("OPTUNA_STORAGE", "PGPASSWORD")
+                if each in os.environ
+            },
             **others,
         )
     )

@@ -134,7 +134,11 @@ def with_password(url: str) -> str:
     told = parsed.password or not {"password", "service"}.isdisjoint(parsed.query)
     if told or not password or parsed.get_driver_name() not in _LIBPQ:
         return url
-    return parsed.set(password=password).render_as_string(hide_password=False)
+    if parsed.username is None:  # a password of no user would not be written
+        parsed = parsed.update_query_dict({"password": password})
+    else:
+        parsed = parsed.set(password=password)
+    return parsed.render_as_string(hide_password=False)
 
 
 def _with_file(url: URL) -> URL:

@@ -209,6 +209,43 @@ def test_a_file_that_is_no_whole_database_is_one_line(
     _refused(capsys, *words, "--storage", f"sqlite:///{path}")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*OPTIMIZE, "--n-trials", "1"),
+        ("status", "--study-name", "s"),
+        ("create-study", "--study-name", "t"),
+        ("studies",),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: _copy(_with_a_ledger, f"sqlite:///{path}"), "give sqlite:///study.db"),
+        (lambda path: path.write_text("postgresql://host/db"), "no journal"),
+        (lambda path: path.write_text("postgresql://host/db\n"), "no journal"),
+    ],
+    ids=["sqlite", "text", "line"],
+)
+def test_a_file_that_is_no_journal_is_left_alone(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    make: Made,
+    reason: str,
+    words: tuple[str, ...],
+) -> None:
+    """A path without `sqlite:///`, or of another file: one line, and nothing is written there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "objective.py").write_text("def objective(trial): return 0.0\n")
+    path = tmp_path / "study.db"
+    make(path)
+    before = path.read_bytes()
+    assert reason in _refused(capsys, *words, "--storage", path.name)
+    assert path.read_bytes() == before
+
+
 def test_an_empty_file_holds_no_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """To SQLite it is a database without tables."""
     path = tmp_path / "study.db"

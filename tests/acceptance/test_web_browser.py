@@ -353,6 +353,33 @@ def test_a_page_that_hears_nothing_says_so_and_asks_again(
         page.wait_for_selector("#live:not([data-is=lost])")
 
 
+SILENT_STREAM = """
+window.EventSource = class extends EventTarget {{
+  static OPEN = 1;
+  static CLOSED = 2;
+  readyState = {state};
+  close() {{ this.readyState = 2; }}
+}};
+"""
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "lost"), [(1, 300, False), (1, 700, True), (0, 60, True)]
+)
+def test_the_first_page_may_take_long(
+    state: int, seconds: int, lost: bool, chromium: Any, web: Callable[..., str], ended: str
+) -> None:
+    """Nothing is heard of an event before its last byte; a stream that is not open has none."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.add_init_script(SILENT_STREAM.format(state=state))
+    page.clock.install()
+    page.goto(web(ended))
+    page.clock.fast_forward(1000 * seconds)
+    assert (page.get_attribute("#live", "data-is") == "lost") is lost
+    context.close()
+
+
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args: object) -> None:
         pass

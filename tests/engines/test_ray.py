@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -44,7 +45,6 @@ def environment(training: Training) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("lost", [False, True], ids=["all-stay", "one-is-lost"])
 def brokers() -> list[psutil.Process]:
     """The brokers of hosts of a launch."""
     found = []
@@ -77,6 +77,20 @@ def test_a_progress_bar_is_read_and_the_hosts_broker_ends_with_it(
     assert not (runtime_dir / "broker.sock").exists()
 
 
+def test_hosts_get_the_password_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their nodes may not have it, and a ledger's URL may hold none."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    variables = {"OPTUNA_STORAGE": "grpc://host:13000", "PGPASSWORD": "sesame"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    ray = mock.MagicMock()
+    monkeypatch.setattr(ray_actors, "ray", ray)
+    monkeypatch.setattr(ray_actors, "_kill_ended", lambda name: True)
+    ray_actors.start(address="auto", namespace="n", name="s", arguments=())
+    made = ray.remote.return_value.options.return_value.remote.call_args
+    assert made.kwargs["environment"] == variables
+
+
 def test_an_error_of_a_hosts_own_is_the_end_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the supervisor would end with it: the others' nodes would stay reserved."""
     ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
@@ -94,6 +108,7 @@ def test_an_error_of_a_hosts_own_is_the_end_of_that_host(monkeypatch: pytest.Mon
     assert killed == [actor]
 
 
+@pytest.mark.parametrize("lost", [False, True], ids=["all-stay", "one-is-lost"])
 def test_every_node_trains_and_one_may_be_lost(
     lost: bool,
     ray_cluster: Any,

@@ -409,15 +409,46 @@ def test_hosts_get_the_password_of_this_environment(
     assert run([*launch, "--dry-run", "--", *words]) == 0
     assert run([*launch, "--", *words]) == 0
     assert "sesame" not in "".join(capsys.readouterr())
-    (secret,) = (line for line in noted.read_text().splitlines() if '"Secret"' in line)
-    assert "postgresql+psycopg://user:sesame@db/optuna" in secret
+    said = noted.read_text()
+    (secret,) = (line for line in said.splitlines() if '"Secret"' in line)
+    assert '"PGPASSWORD": "sesame"' in secret
+    assert said.count("sesame") == 1
+    assert "key: PGPASSWORD" in said
+    more = ["--ledger", "postgresql+psycopg://user@db/hermes"]
+    noted.unlink()
+    assert run([*launch, "--", *objective[:-1], "grpc://host:13000", *more]) == 0
+    assert '"PGPASSWORD": "sesame"' in noted.read_text()
+
+
+@pytest.mark.parametrize("storage", ["journal.log", "redis://host/0", "grpc://host:13000"])
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        ("slurm --hosts 2", "sbatch"),
+        ("kubernetes --image train:1 --claim c", "kubectl"),
+        ("ray --hosts 2", "python"),
+    ],
+)
+def test_hosts_share_a_ledger(
+    storage: str,
+    words: str,
+    program: str,
+    engine: Engine,
+    objective: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else it is a file of the first one, whose suspended trials are lost with its container."""
+    noted = engine(program)
+    assert run(["launch", *words.split(), "--", *objective[:-1], storage]) == 2
+    assert "--ledger URL" in capsys.readouterr().err
+    assert not noted.exists()
 
 
 @pytest.mark.parametrize("storage", ["journal.log", "redis://host/0", "grpc://host:13000"])
 def test_a_storage_that_is_no_database_is_handed_over_as_it_is(
     storage: str, engine: Engine, objective: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """$PGPASSWORD is not for it."""
+    """One host may keep its ledger in a file; no password is put into such a URL."""
     monkeypatch.setenv("PGPASSWORD", "sesame")
     submitted = engine("sbatch", "17\n")
     assert run(["launch", "slurm", "--", *objective[:-1], storage]) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from optuna_hermes.ledger import with_password
 from optuna_hermes.ledger._secrets import redacted, shown
 
 
@@ -26,6 +27,24 @@ from optuna_hermes.ledger._secrets import redacted, shown
 def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:
     """Before the host and among the options; all else stays."""
     assert shown(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql+psycopg://ann@host/s", "postgresql+psycopg://ann:p%40w@host/s"),
+        ("postgresql+psycopg://ann:own@host/s", "postgresql+psycopg://ann:own@host/s"),
+        ("postgresql+psycopg://host/s?user=a", "postgresql+psycopg://host/s?password=p%40w&user=a"),
+        ("postgresql+psycopg:///s", "postgresql+psycopg:///s?password=p%40w"),
+        ("sqlite:///s.db", "sqlite:///s.db"),
+    ],
+)
+def test_other_processes_get_the_password_of_this_one(
+    url: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the user is an option, or that of the system."""
+    monkeypatch.setenv("PGPASSWORD", "p@w")
+    assert with_password(url) == expected
 
 
 def test_no_spelling_of_a_password_is_left_in_a_text() -> None:

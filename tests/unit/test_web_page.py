@@ -229,6 +229,9 @@ def test_the_study_that_is_shown_stays_while_it_is_served(monkeypatch: pytest.Mo
 
     assert shown(a=1, b=2) == "b"
     assert shown(a=2, b=1) == "b"
+    reader.broker = None  # it waits for its disk
+    assert page.look()["study"]["name"] == "b"
+    assert shown(a=2, b=1) == "b"
     assert shown(a=2) == "a"
     assert shown(a=1, b=2) == "a"
 

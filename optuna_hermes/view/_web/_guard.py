@@ -142,7 +142,11 @@ def _check_origin(request: RequestParts) -> Refusal | None:
     # A proxy may send a Host of its own; no page can set the other header.
     is_same = request.headers.get("sec-fetch-site") == "same-origin"
     if not is_same and origin not in (None, f"http://{host}", f"https://{host}"):
-        return Refusal(status=403, reason="A page of another origin has asked: only this one may.")
+        return Refusal(
+            status=403,
+            reason="A page of another origin has asked: only this one may. Behind a proxy without "
+            "TLS, have it pass on the Host, with its port.",
+        )
     if request.path not in PUBLIC and COMMAND_HEADER not in request.headers:
         return Refusal(
             status=403, reason=f"A command needs the header {COMMAND_HEADER}: 1, so send it."

@@ -52,7 +52,7 @@ class PageReader:
                 except HermesError as error:
                     problem = str(error)
             # As long as it is served: which study has most running trials changes all the time.
-            if not any(each.name == self._shown for each in (broker.studies if broker else ())):
+            if broker and not any(each.name == self._shown for each in broker.studies):
                 self._shown = _busiest(broker)
             source = PageInput(
                 name=self._name or self._shown,
@@ -89,8 +89,7 @@ class PageReader:
         return self._broker
 
 
-def _busiest(broker: BrokerStatus | None) -> str | None:
+def _busiest(broker: BrokerStatus) -> str | None:
     """The name of the served study with the most running trials."""
-    studies = broker.studies if broker else ()
-    most = max(studies, key=lambda study: study.counts.running, default=None)
+    most = max(broker.studies, key=lambda study: study.counts.running, default=None)
     return None if most is None else most.name

@@ -3,6 +3,8 @@
 const RETRY_MS = 1500;
 // The server sends something every 15 s, and a tunnel that is dead closes no connection.
 const SILENT_MS = 40000;
+// The whole page is one event, which is heard once its last byte is there.
+const WHOLE_MS = 600000;
 const CHECK_MS = 5000;
 
 export class Store {
@@ -64,12 +66,16 @@ export function listen(store, { onChange, onLost }) {
   let source = null;
   let retry = null;
   let heardAt = 0;
+  let silentMs = SILENT_MS;
   const open = (stream = window.openStream()) => {
     clearTimeout(retry);
     source?.close();
     source = stream;
     heardAt = Date.now();
+    silentMs = WHOLE_MS;
     source.hearAll(({ type, data }) => {
+      // It may have to come whole once more, to a page that does not keep up.
+      if (type === "page") silentMs = Math.max(SILENT_MS, 2 * (Date.now() - heardAt));
       heardAt = Date.now();
       if (type === "beat") return;
       if (type === "page") store.whole(JSON.parse(data));
@@ -101,8 +107,9 @@ export function listen(store, { onChange, onLost }) {
     } else open();
   });
   setInterval(() => {
-    const isOpen = source && source.readyState !== EventSource.CLOSED;
-    if (isOpen && Date.now() - heardAt > SILENT_MS) lost();
+    const state = source?.readyState ?? EventSource.CLOSED;
+    const limit = state === EventSource.OPEN ? silentMs : SILENT_MS;
+    if (state !== EventSource.CLOSED && Date.now() - heardAt > limit) lost();
   }, CHECK_MS);
   if (!document.hidden) open(window.earlyStream);
   else window.earlyStream?.close();
