@@ -513,7 +513,7 @@ class _FitLoop(CooperativeLoop):
         if changed is not None:
             self.warn_of_shape(
                 changed,
-                "parameters, buffers or objects with a state than at the fit's beginning",
+                "parameters, buffers, layers or objects with a state than at the fit's beginning",
                 " An on_load_checkpoint of the module's own may make them again.",
             )
         return changed is not None

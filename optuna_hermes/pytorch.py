@@ -121,6 +121,7 @@ class Run(CooperativeLoop):
         self._n_epochs = len(numbers)
         if self._session is not None:
             super()._load_copy()
+            self._named.note_classes()
             self._other_loaders.begin()
         try:
             for place in range(self._epoch, len(numbers)):
@@ -357,7 +358,7 @@ class Run(CooperativeLoop):
                 self._position.streams.load_state_dict(tree["position"]["streams"])
             self._other_loaders.load_state(tree["other_loaders"])
             self._other_loaders.load_accelerator_steps(tree["steps"])
-            self._other_loaders.load_scaler_states(tree["scalers"])
+            self._other_loaders.load_scaler_states(tree.get("scalers", []))
 
     def leave(self) -> None:
         """See ``CooperativeLoop``; the loaders are released, too."""

@@ -110,6 +110,9 @@ class _Watched(xgboost.Booster):
         # Not by this class's ``eval_set``, which the training calls once at the end of each round.
         return str(xgboost.Booster.eval_set(self._as_told(), [(data, name)], iteration))
 
+    def num_boosted_rounds(self) -> int:
+        return int(super().num_boosted_rounds()) - untold.get(self, 0)
+
     def _as_told(self) -> xgboost.Booster:
         """This booster as it was after the round that is replayed; else itself."""
         rounds, left = watched.get(self), untold.get(self, 0)
@@ -119,7 +122,7 @@ class _Watched(xgboost.Booster):
         if kind != "gbtree":  # later rounds change the earlier ones
             rounds.warn_of_uncut(kind)
             return self
-        told = self[: xgboost.Booster.num_boosted_rounds(self) - left]
+        told = self[: self.num_boosted_rounds()]
         told.set_attr(**self.attributes())
         return told
 
@@ -135,7 +138,7 @@ def _of_told(name: str) -> Any:
 
 
 for _name in (
-    *("predict", "inplace_predict", "get_dump", "get_score", "num_boosted_rounds"),
+    *("predict", "inplace_predict", "get_dump", "get_score"),
     *("save_model", "save_raw", "__getstate__"),  # the last one is that of copies, too
 ):
     setattr(_Watched, _name, _of_told(_name))

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._tree import frozen, storable
 
 _PARTS = ("batch_sampler", "sampler", "dataset")
 
@@ -50,7 +50,10 @@ def _samplers(loaders: Any) -> dict[str, dict[str, Any]]:
         seen.add(id(each))
         if type(each).__module__.startswith("optuna_hermes."):  # of a loader that is hooked into
             own = {"sampler": getattr(each, "sampler", None)}
-        elif isinstance(each, Subset | ConcatDataset) or not isinstance(each, DataLoader | Dataset):
+        elif isinstance(each, Subset | ConcatDataset) or (
+            # Not of a data set without torch's class, which may hold all its samples.
+            place.endswith("sampler") and not isinstance(each, DataLoader | Dataset)
+        ):
             found[place] = own
         waiting += [(f"{place}.{name}", own.get(name)) for name in _PARTS]
         several = own.get("datasets")
@@ -63,8 +66,8 @@ def _stored(value: Any) -> Any:
     """A value of a sampler as it is stored, lists as arrays; None for what is not."""
     if type(value) is list and set(map(type, value)) in ({int}, {float}):
         value = np.asarray(value)  # of objects, if a number is too large
-    numbers = isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
-    return value if numbers or type(value) in (bool, int, float, torch.Tensor) else None
+    numbers = type(value) is np.ndarray and value.dtype.kind in "biuf"  # in memory, not in a file
+    return value if numbers or type(value) in (bool, int, float) or storable(value) else None
 
 
 def _same(present: Any, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from optuna_hermes._lightning._module import stateful
@@ -32,18 +33,19 @@ class FitParts:
         self._optimizers = [parts_of(each) for each in self._trainer.optimizers]
 
     def note_stateful(self) -> None:
-        """Note the module's objects with a state, after the hooks that each process calls."""
-        self._stateful = stateful(self._trainer.lightning_module)
+        """Note classes and objects with a state, after the hooks that each process calls."""
+        module = self._trainer.lightning_module
+        self.weights = replace(self.weights, kinds=parts_of(module).kinds)
+        self._stateful = stateful(module)
 
     def changed(self) -> str | None:
         """The name of what has other parts than the next process makes; None if nothing has."""
         trainer = self._trainer
         if loads(trainer.lightning_module):  # it may make these parts before weights are loaded
             return None
-        unpruned, _ = without_masks(
-            parts_of(trainer.lightning_module).sizes, self.weights.sizes.keys()
-        )
-        if not self.weights.fit(Parts(sizes=unpruned)):
+        present = parts_of(trainer.lightning_module)
+        unpruned, _ = without_masks(present.sizes, self.weights.sizes.keys())
+        if not self.weights.fit(replace(present, sizes=unpruned)):
             return "its module"
         for attribute, kinds in stateful(trainer.lightning_module).items():
             if kinds != self._stateful.get(attribute):

@@ -88,6 +88,7 @@ class TrainerHooks:
         self._users_path: Any = None
         self._made: dict[str, Any] = {}
         self._made_again: dict[str, Any] = {}
+        self._making = ""
         self._validates_later = False
         self._attributes: Unsaved | None = None
         self._overridden: list[tuple[object, str]] = []
@@ -326,8 +327,7 @@ class TrainerHooks:
         trainer = self.trainer
         fit_loop, val_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop.val_loop
         if fit_loop._combined_loader is None or fit_loop._should_reload_train_dl:
-            with self._as_when_first_made("training"):
-                set_up()
+            self._make("training", set_up)
         elif val_loop.restarting and fit_loop._combined_loader_states_to_load:
             # Loaders were set up before the checkpoint was loaded: to count batches, for example.
             fit_loop._load_combined_loader_states()
@@ -337,7 +337,10 @@ class TrainerHooks:
 
     def _ask_for_loaders(self, stage: str, ask: Callable[[], Any]) -> Any:
         """Have a hook make loaders, which have the order of their first making once more."""
-        loaders, made = ask(), self._made[stage]
+        loaders = ask()
+        if self._making != stage:  # a hook of the user asks, to count batches for example
+            return loaders
+        made = self._made[stage]
         if "order" in made:
             set_order(loaders, made["order"])
         else:
@@ -345,7 +348,7 @@ class TrainerHooks:
         return loaders
 
     def _begin_run(self, begin: Callable[[], None]) -> None:
-        """Call the hooks ``on_train_start``, and note what has a state by then."""
+        """Call the hooks ``on_train_start``, and note classes and what has a state by then."""
         begin()
         self.shape.note_stateful()
 
@@ -372,6 +375,14 @@ class TrainerHooks:
         reset()
         for _, replay in self._replays:
             replay.shift(_ready(progress) - before)
+
+    def _make(self, stage: str, set_up: Callable[[], None]) -> None:
+        before, self._making = self._making, stage
+        try:
+            with self._as_when_first_made(stage):
+                set_up()
+        finally:
+            self._making = before
 
     @contextlib.contextmanager
     def _as_when_first_made(self, stage: str) -> Iterator[None]:
@@ -435,8 +446,7 @@ class TrainerHooks:
             return
         val_loop = self.trainer.fit_loop.epoch_loop.val_loop
         if val_loop._combined_loader is None or val_loop._should_reload_val_dl:
-            with self._as_when_first_made("validation"):
-                set_up()
+            self._make("validation", set_up)
         combined = val_loop._combined_loader
         loaders = [] if combined is None else combined.flattened
         known = self._validated

@@ -114,7 +114,10 @@ class _Walk:
                 elif isinstance(value, CODE):
                     yield _of_code(value)
                     if isinstance(value, partial):
-                        waiting += [value.func, value.args, value.keywords]
+                        # What else it is given may change, and is restored, by itself.
+                        given = [value.func, *value.args, *value.keywords.values()]
+                        yield (*value.keywords, *map(type, given))
+                        waiting += [x for x in given if type(x) in _PLAIN or isinstance(x, CODE)]
                 elif not outside(value):
                     for inside in _inside(value):
                         yield len(inside)

@@ -7,7 +7,7 @@ import functools
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -76,6 +76,11 @@ class NamedObjects:
         return [
             name for name, each in self._owners.items() if not self._parts[name].fit(parts_of(each))
         ]
+
+    def note_classes(self) -> None:
+        """Note the present classes of layers; right before the loop, where all are converted."""
+        for name, each in self._owners.items():
+            self._parts[name] = replace(self._parts[name], kinds=parts_of(each).kinds)
 
     @property
     def lost(self) -> list[str]:
@@ -414,7 +419,7 @@ class Parts:
     unset: frozenset[str] = frozenset()
     """Names of such buffers that are None, and may be made in training."""
     kinds: dict[str, type] = field(default_factory=dict)
-    """Classes of a module and of its parts by place, or that of an optimizer; empty if unknown.
+    """Classes of a module and of its parts by place, or that of an optimizer.
 
     Without metrics, which trackers add in training.
     """
@@ -422,7 +427,8 @@ class Parts:
     def fit(self, others: Parts) -> bool:
         """True if an object with these parts can load a state of one with those others."""
         own, now = self.sizes, others.sizes
-        if self.kinds and others.kinds and self.kinds != others.kinds:
+        # Layers that are added without parameters are made on first use, by each process.
+        if not self.kinds.items() <= others.kinds.items():
             return False
         return own.keys() <= now.keys() <= own.keys() | self.unset and all(
             size is None or size == now[name] for name, size in own.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -80,6 +81,8 @@ class Attributes:
                 # What has not changed since the first batch the objective makes again.
                 if self._before.get(name) == fingerprint(value, self._known):
                     continue
+                if name not in self._before and self._makes_again(name, value):
+                    continue
                 self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
                 state[name] = self._written(name, value)
@@ -109,6 +112,19 @@ class Attributes:
                 self.lost.add(f"{self._name}.{name}")
             given |= {id(each): each for each in reader.arrays if not self._is_made(each)}
         self._given = given
+
+    def _makes_again(self, name: str, value: Any) -> bool:
+        """True for a new attribute that is a function as any process makes it.
+
+        These are cached ones, and methods that libraries put over themselves, as DDP's ``forward``.
+        """
+        if isinstance(getattr(type(self._owner), name, None), functools.cached_property):
+            return isinstance(value, CODE)
+        if not isinstance(value, types.MethodType):
+            return False
+        owner = value.__self__
+        is_known = owner is self._owner or id(owner) in self._known
+        return is_known and value.__func__ is getattr(type(owner), name, None)
 
     def _written(self, name: str, value: Any) -> list[Any]:
         if isinstance(value, CODE):

@@ -307,8 +307,10 @@ def test_a_model_that_cannot_be_cut_is_warned_of(tmp_path: Path, caplog: Any) ->
     case = "xgboost-dart"
     session = suspended(FakeSession({7: "disk"}, checkpoint_dir=tmp_path), case)
     assert "cannot be cut" not in caplog.text
-    train(session, case, others=(Asks(case),))
+    asks = Asks(case)
+    train(session, case, others=(asks,))
     assert caplog.text.count("a model of dart cannot be cut") == 1
+    assert [said["rounds"] for said in asks.said[1::2]] == list(range(1, ROUNDS + 1))
 
 
 @pytest.mark.parametrize("case", SOME)

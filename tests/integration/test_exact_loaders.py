@@ -15,6 +15,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -54,6 +55,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from optuna_hermes._lightning._made_loaders import order_of
 from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint
@@ -580,8 +582,38 @@ class Choosing(Mining):
         return DataLoader(Points(), SIZE, sampler=SubsetRandomSampler(self.hard(-1)))
 
 
+class CountsByHand(Mining):
+    """Makes loaders to count its batches, as many do for a schedule, and to look at one."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
+        steps = len(self.trainer.fit_loop._data_source.dataloader())
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, 0.1, epochs=EPOCHS, steps_per_epoch=steps
+        )
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_train_epoch_start(self) -> None:
+        with torch.random.fork_rng():
+            torch.manual_seed(3)  # its scores have dropout
+            drawn = self.trainer.fit_loop._data_source.dataloader().sampler.weights
+            torch.manual_seed(3)
+            assert torch.equal(drawn, self.scores().double())  # by the present weights
+
+
+class OfFile(Mining):
+    """Has its scores in a file, too, from which its sampler maps them."""
+
+    def train_dataloader(self) -> Any:
+        loader = super().train_dataloader()
+        with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+            np.save(file.name, loader.sampler.weights.numpy())
+            loader.sampler.lengths = np.load(file.name, mmap_mode="r")
+        return loader
+
+
 @pytest.mark.parametrize("reload", [0, 1])
-@pytest.mark.parametrize("net", [Mining, Choosing])
+@pytest.mark.parametrize("net", [Mining, Choosing, CountsByHand, OfFile])
 def test_lightning_loaders_that_are_made_of_weights(
     net: type[Net], reload: int, tmp_path: Path
 ) -> None:
@@ -589,6 +621,26 @@ def test_lightning_loaders_that_are_made_of_weights(
     options: dict[str, Any] = {"net": net, "train": None, "val": None}
     train = functools.partial(fit, reload_dataloaders_every_n_epochs=reload, **options)
     check(train, tmp_path, stops=(3, 5, 3))
+
+
+def test_samples_are_no_order() -> None:
+    """A data set without torch's class is not copied with the order of its loader."""
+
+    class Held:
+        def __init__(self) -> None:
+            self.x = torch.zeros(SAMPLES, 4)
+
+        def __len__(self) -> int:
+            return len(self.x)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return self.x[index]
+
+    held: Any = Held()
+    loaders = [DataLoader(held), DataLoader(Subset(held, [2, 1]), shuffle=True)]
+    order = order_of(loaders)
+    assert order["1.dataset"]["indices"].tolist() == [2, 1]
+    assert not [each for own in order.values() for each in own.values() if torch.is_tensor(each)]
 
 
 class RatesLater(LearningRateFinder):
@@ -1217,6 +1269,17 @@ def test_accumulating_with_accelerate(tmp_path: Path) -> None:
             run.report(float(loss.detach()))
 
     check(train, tmp_path, stops=(BATCHES + 1, 3, 1))
+
+
+def test_checkpoints_without_scalers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the same format that were written before it had any are read."""
+    position = Run.position
+    monkeypatch.setattr(
+        Run,
+        "position",
+        lambda run: {key: each for key, each in position(run).items() if key != "scalers"},
+    )
+    check(functools.partial(loop, train=loader, val=loader), tmp_path)
 
 
 def scaled_by_accelerate(scaler: Any) -> tuple[Any, ...]:

@@ -77,6 +77,47 @@ def test_a_trial_with_a_layer_of_another_class_waits_in_memory(
     assert by_way_of_disk(swapping, tmp_path / "other", 4) == losses
 
 
+class Late(nn.Module):
+    """Makes a criterion without parameters when it is used first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "criterion"):
+            self.criterion = nn.MSELoss()
+        found: torch.Tensor = self.criterion(self.net(x), x.sum(1, keepdim=True))
+        return found
+
+
+def making_late(session: FakeSession) -> list[float]:
+    """A loop whose model has another class of layer by its begin, and one more with its use."""
+    torch.manual_seed(1)
+    model = Late()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    model.net[1] = nn.Sigmoid()
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(4):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            descend(model.loss(torch.full((2, 4), x)), optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_layers_that_each_process_makes_are_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those made on first use have no parameters; others are converted before the loop."""
+    losses = making_late(FakeSession())
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    assert making_late(session) == losses
+    assert len(session.states) == 3
+    assert by_way_of_disk(making_late, tmp_path / "other", 4, 2) == losses
+    assert "from here on" not in caplog.text
+
+
 def embedding(session: FakeSession) -> list[float]:
     """A loop that leaves the sparse gradients of its last batch where they are."""
     torch.manual_seed(1)

@@ -41,6 +41,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
+from optuna_hermes.suspend._saver import is_first
 from optuna_hermes.testing import FakeSession, RankedSession
 
 pytestmark = [
@@ -263,6 +264,7 @@ def test_disk(options: dict[str, Any], tmp_path: Path, expected: Any) -> None:
     session = suspended(session, tmp_path / "seen", seed=4, **options)
     train(session, tmp_path / "seen", seed=5, **options)
     assert seen(tmp_path / "seen") == expected(**options)
+    assert is_first(tmp_path, "Net.forward")  # which DDP puts over itself: no rank warns of it
 
 
 def test_a_hundred_steps(tmp_path: Path, expected: Any) -> None:

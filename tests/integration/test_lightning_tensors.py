@@ -647,6 +647,17 @@ class Plays(Net):
         return super().loss(x - sum(float(each(x).detach()) for each in self.opponents))
 
 
+class Swaps(Net):
+    """Drops nothing from its second epoch on."""
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1), nn.Dropout(0.5))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[1] = nn.Identity()
+
+
 class Average:
     """A moving average of weights, as users write it."""
 
@@ -687,6 +698,7 @@ class Averaged(Net):
     [
         (Grows, "its module"),
         (Shrinks, "its module"),
+        (Swaps, "its module"),
         (Thaws, "its optimizer 0"),
         (Plays, "opponents of its module"),
         (Averaged, "average of its module"),
@@ -771,6 +783,27 @@ class Draws(Net):
 def test_generators_that_are_made_in_training_come_back(tmp_path: Path) -> None:
     """Unlike other objects, they can be made anew."""
     check(Draws, tmp_path)
+
+
+class MakesLate(Net):
+    """Has another class of layer when it begins, and makes one without parameters on first use."""
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 1), nn.Tanh())
+
+    def on_train_start(self) -> None:
+        self.net[1] = nn.Sigmoid()
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "criterion"):
+            self.criterion = nn.SmoothL1Loss()
+        found: torch.Tensor = self.criterion(self.net(x).sum(), x.sum())
+        return found
+
+
+def test_layers_that_each_process_makes_are_no_other_parts(tmp_path: Path) -> None:
+    """A trial that has them still goes to disk."""
+    check(MakesLate, tmp_path)
 
 
 def test_pruned_weights_are_no_other_parts(tmp_path: Path) -> None:

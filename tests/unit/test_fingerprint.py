@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "a function of C": (lambda: [torch.relu], put(0, torch.tanh)),
     "a method": (lambda: [deque().append], put(0, deque().appendleft)),
     "a class": (lambda: [nn.ReLU], put(0, nn.GELU)),
+    "a function with arguments": (lambda: [partial(torch.relu)], put(0, partial(torch.tanh))),
     "an argument of a function": (
         lambda: [partial(functional.mse_loss, reduction="sum")],
         put(0, partial(functional.mse_loss, reduction="mean")),
@@ -80,6 +81,19 @@ def test_tensors_that_are_saved_elsewhere_may_change_in_a_list() -> None:
     assert fingerprint([one], known) == before
     assert fingerprint([other], known) != before
     assert fingerprint([one]) != fingerprint([torch.zeros(3)])
+
+
+def test_what_changes_by_itself_makes_no_other_function() -> None:
+    """A generator, weights or a list that a function has as an argument: each is restored apart."""
+    drawn, weights, seen = torch.Generator(), torch.zeros(3), [1.0]
+    noise = partial(torch.randn, 8, generator=drawn)
+    given = [noise, partial(functional.mse_loss, weights), partial(max, seen)]
+    before = [fingerprint(each) for each in given]
+    noise()
+    weights += 1
+    seen.append(2.0)
+    assert [fingerprint(each) for each in given] == before
+    assert fingerprint(partial(functional.mse_loss, None)) != before[1]
 
 
 @pytest.mark.parametrize(
