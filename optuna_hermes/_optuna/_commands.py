@@ -13,7 +13,14 @@ from typing import Any, TextIO
 import optuna
 
 from optuna_hermes._optuna._local_ledgers import delete_with_files
-from optuna_hermes._optuna._storages import PROXY, line, of_database, open_storage, racing
+from optuna_hermes._optuna._storages import (
+    PROXY,
+    check_journal,
+    line,
+    of_database,
+    open_storage,
+    racing,
+)
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -63,6 +70,8 @@ def run_optuna_cli(
 def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str | None) -> Any:
     """The storage of one of Optuna's commands, which deletes a study with its files."""
     url = place[0] or os.environ.get("OPTUNA_STORAGE", "")
+    if os.path.isfile(url):
+        check_journal(url)
     # The commands of a script may start at once on a new database. Optuna's own know no proxy.
     storage = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)
     delete = storage.delete_study

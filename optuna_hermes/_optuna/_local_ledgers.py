@@ -110,7 +110,8 @@ def _refuse_trained(study: optuna.Study) -> None:
     ):
         if ledger.is_locked(key, UNLOCK_SECONDS):
             raise StorageError(
-                f"A process trains study {study.study_name!r}: stop it, then delete the study."
+                f"A process trains study {study.study_name!r}, or {checkpoint_root(study).parent} "
+                "is another user's: stop it, or delete the study as that user."
             )
 
 

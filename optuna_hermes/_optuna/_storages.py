@@ -49,6 +49,9 @@ _PROXY_SECONDS = 10.0
 _RACE_PAUSE_SECONDS = 0.05
 _FULL_PAUSE_SECONDS = 1.0
 _LIBRARIES = ("sqlalchemy", "sqlite3", "optuna", "alembic", "grpc", "redis")
+_JOURNAL_BYTES = 1000
+"""Bytes at the beginning of a file that tell a journal from others."""
+
 _JOURNAL_PATHS = {"_file_path", "_lock_file", "_lock_target_file"}
 
 log = logging.getLogger(__name__)
@@ -110,8 +113,19 @@ def _opened(storage: str) -> Any:
     if storage.startswith("redis"):
         return JournalStorage(JournalRedisBackend(storage))
     if os.path.isfile(storage):
+        check_journal(storage)
         return JournalStorage(JournalFileBackend(os.path.abspath(storage)))
     return optuna.storages.get_storage(storage)
+
+
+def check_journal(path: str) -> None:
+    """Raise a ``ValueError`` for a file that is no journal, which Optuna would write into."""
+    with open(path, "rb") as file:
+        begin = file.read(_JOURNAL_BYTES)
+    if begin.startswith(b"SQLite format 3\0"):
+        raise ValueError(f"it is an SQLite file: give sqlite:///{path}")
+    if begin and b'"op_code"' not in begin.splitlines()[0]:
+        raise ValueError("it is no journal of Optuna's")
 
 
 def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:

@@ -18,7 +18,7 @@ import filelock
 import numpy as np
 import optuna
 import platformdirs
-from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages import GrpcStorageProxy, InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages._rdb.models import StudySystemAttributeModel
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
@@ -97,7 +97,14 @@ def known_key(study: optuna.Study) -> str | None:
 
 def identity(study: optuna.Study) -> StudyIdentity:
     """What tells a study from the others of this process, also by another object; draws no key."""
-    storage: object = backend_of(study)
+    backend = backend_of(study)
+    storage: object = backend
+    if isinstance(backend, JournalStorage):
+        log: object = backend._backend
+        file, url = getattr(log, "_file_path", None), getattr(log, "_url", None)
+        storage = os.path.realpath(file) if file else (url, getattr(log, "_prefix", log))
+    elif isinstance(backend, GrpcStorageProxy):
+        storage = backend._host, backend._port
     with contextlib.suppress(InvalidInputError):  # of a URL that is refused where a key is drawn
         storage = database_url(study) or storage
     return storage, study._study_id

@@ -281,6 +281,7 @@ class Driver:
             checkpoint_url=url,
             unwritable=problem is not None,
             inherits=_optuna.is_inheritable(self._study),
+            ids_return=self._looks,
         )
         pool.configure(job)
         self._losses = Losses(self._study, root, pool.status_of, self._progress.note)

@@ -72,6 +72,7 @@ class WorkerInput:
         checkpoint_url: its place in a store that other hosts reach, None if they see the folder.
         unwritable: the user was warned already that nothing can be written there.
         inherits: a fork of the fork server uses the study that the fork server has loaded.
+        ids_return: its database gives the ids of deleted trials to new ones, as SQLite does.
     """
 
     study: bytes
@@ -81,6 +82,7 @@ class WorkerInput:
     checkpoint_url: str | None = None
     unwritable: bool = False
     inherits: bool = False
+    ids_return: bool = False
 
     def place_of(self, number: int) -> tuple[Path, str | None]:
         """The folder of a trial's checkpoints, and its URL."""
@@ -181,15 +183,15 @@ class _TrialExecution:
         except HermesError as error:
             traceback.print_exc()
             away = isinstance(error, CheckpointAwayError)
-            if away:
+            if away or self._returns:
                 _log.warning("Trial %d waits, or goes on on another host. %s", trial.number, error)
             self._session.release(f"Trial {trial.number}: {error}", away=away)
         finally:
             notes.close()
 
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
-        _leave_if_deleted(self._study, self._job)
         if isinstance(grant, SetUp) or grant.number is None or grant.trial_id is None:
+            self._leave_if_taken()
             name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _opening(self._job.checkpoint_root):
@@ -223,15 +225,22 @@ class _TrialExecution:
                 return
             # A trial with a checkpoint has been past this point before: an error of the script or
             # its surroundings would fail one suspended trial after the other.
-            if self._session.checkpoints and not self._session.trains:
+            if self._returns:
+                problem = f"its objective raises {repr(raised)[:LONGEST_REASON]} before it goes on"
+                _log.warning(
+                    "Trial %d waits, or goes on on another host: %s, see its output.log. While "
+                    "others train it is tried three times here, a minute apart.",
+                    trial.number,
+                    problem,
+                )
                 self._session.release(
-                    f"Trial {trial.number} was suspended, and now its objective raises "
-                    f"{repr(raised)[:LONGEST_REASON]} before it goes on: mend that, then run "
-                    "the same command again, or close the trial with `optuna-hermes finish`."
+                    f"Trial {trial.number} was suspended, and now {problem} (see its output.log): "
+                    "mend that, then run the same command again, or close the trial with "
+                    "`optuna-hermes finish`."
                 )
                 return
             state, error = TrialState.FAIL, repr(raised)
-        _leave_if_deleted(self._study, self._job)
+        self._leave_if_taken()
         # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
@@ -246,6 +255,16 @@ class _TrialExecution:
         if failed and error is None:
             error = f"the objective returned {values!r}"
         self._session.end("failed" if failed else "done", error)
+
+    @property
+    def _returns(self) -> bool:
+        """True before the first batch of a trial that was suspended to disk."""
+        return bool(self._session.checkpoints) and not self._session.trains
+
+    def _leave_if_taken(self) -> None:
+        """End at once if another study may have this one's ids: its trials are not written to."""
+        if self._job.ids_return:
+            _leave_if_deleted(self._study, self._job)
 
     def _is_not_the_trial_s(self, raised: BaseException) -> bool:
         """True if the error is not the trial's: its process must end, or the study cannot go on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -129,6 +130,28 @@ def test_a_study_in_a_file_is_not_deleted_while_it_is_trained(
     assert "error: A process trains study 'digits'" in capsys.readouterr().err
     assert run(("delete-study", *study)) == 0
     assert optuna.get_all_study_names(storage_url) == []
+
+
+def test_a_study_whose_locks_are_another_user_s_is_not_deleted(
+    study: tuple[str, ...],
+    storage_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Who may train cannot be seen then: the line says so, and who can delete it."""
+    assert _optuna.study_key(optuna.load_study(study_name="digits", storage=storage_url))
+    folder, stat = storage_url.removeprefix("sqlite:///") + ".hermes", os.stat
+
+    def refuse(path: Any, *args: Any, **named: Any) -> os.stat_result:
+        if str(path).startswith(f"{folder}/"):
+            raise PermissionError(path)
+        return stat(path, *args, **named)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    assert run(("delete-study", *study)) == 2
+    monkeypatch.undo()
+    assert f"or {folder} is another user's: stop it, or delete" in capsys.readouterr().err
+    assert optuna.get_all_study_names(storage_url) == ["digits"]
 
 
 def test_what_optuna_refuses_is_one_line(cli: Cli, study: tuple[str, ...]) -> None:

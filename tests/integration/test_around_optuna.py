@@ -14,6 +14,8 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import open_ledger
@@ -321,6 +323,27 @@ def constrained(trial: optuna.Trial) -> float:
     value = objective(trial)
     trial.set_user_attr("excess", trial.params["x"] - 0.5)
     return value
+
+
+@pytest.mark.parametrize("journal", [False, True])
+def test_a_deletion_is_looked_for_where_ids_return(journal: bool, tmp_path: Path) -> None:
+    """At the end of a trial in SQLite; elsewhere no time of its device is spent on that."""
+    looked = tmp_path / "looked"
+
+    def look(study: optuna.Study, key: str | None) -> bool:
+        looked.touch()
+        return False
+
+    def objective(trial: optuna.Trial) -> float:
+        _optuna.is_deleted = look  # of this process
+        return 0.0
+
+    place = str(tmp_path / "study")
+    storage: Any = JournalStorage(JournalFileBackend(place)) if journal else f"sqlite:///{place}"
+    study = optuna.create_study(storage=storage)
+    result = optimize(study, objective, n_trials=1, devices="cpu:1", show_progress=False)
+    assert [trial.state for trial in result.trials] == ["COMPLETE"]
+    assert looked.exists() == (not journal)
 
 
 def test_constraints_are_known_at_the_end_of_a_trial() -> None:

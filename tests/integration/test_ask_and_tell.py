@@ -18,6 +18,8 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna
@@ -227,6 +229,29 @@ def test_studies_of_one_name_are_told_apart(tmp_path: Path, pool: ThreadPoolExec
         assert [curve.values for curve in curves.values()] == [(value,) * 3] * 2
     assert sessions.all() == []
     assert holders() == []
+
+
+def test_a_study_of_a_journal_is_one_study_by_each_of_its_objects(tmp_path: Path) -> None:
+    """A trial that was asked of one and is told to another one gives its device back."""
+
+    def loaded() -> optuna.Study:
+        storage = JournalStorage(JournalFileBackend(str(tmp_path / "journal.log")))
+        return optuna.create_study(
+            storage=storage,
+            study_name="s",
+            sampler=HermesSampler(devices="cpu:1"),
+            pruner=HermesPruner(),
+            load_if_exists=True,
+        )
+
+    first, second = loaded(), loaded()
+    assert _optuna.identity(first) == _optuna.identity(second)
+    trial = first.ask()
+    value = train(trial)
+    assert holders() == [0]
+    second.tell(trial.number, value)
+    assert holders() == []
+    assert sessions.all() == []
 
 
 def test_a_study_inside_of_a_trial_may_have_the_name_of_its_study() -> None:

@@ -158,6 +158,33 @@ def test_a_script_that_raises_before_a_suspended_trial_goes_on(
     assert params["x"] != params["later"]
 
 
+def test_a_trial_that_raises_before_it_goes_on_does_not_keep_others_from_it(
+    study: optuna.Study, stop_when: Any, tmp_path: Path
+) -> None:
+    """It stays suspended, and the other one is trained."""
+    mark = tmp_path / "mended"
+
+    def objective(trial: optuna.Trial) -> float:
+        if mark.exists() and trial.number == 0:
+            sys.exit("no data")
+        run = suspendable(trial)
+        for _ in run.epochs(2 if mark.exists() else 1_000_000):
+            run.report(1.0)
+        return 0.0
+
+    def call() -> list[str]:
+        ended = optimize(
+            study, objective, n_trials=2, devices="cpu:1", slice_seconds=0.05, show_progress=False
+        )
+        return [trial.state for trial in ended.trials]
+
+    stop_when(lambda mine: mine.counts.parked > 0)
+    assert call() == ["STORED", "STORED"]
+    mark.touch()
+    stop_when(lambda mine: mine.counts.done == 1)
+    assert call() == ["STORED", "COMPLETE"]
+
+
 SLOW = """
 import time
 from pathlib import Path

@@ -28,7 +28,7 @@ from support.broker import FakeBroker
 
 def figures(broker: FakeBroker, meter: Meter | None = None) -> Figures:
     status = broker.handler.status(broker.now, trials=False)
-    roles = tuple(client.role for client in broker.handler.state.clients.values())
+    roles = tuple(role for _, role in broker.handler.state.processes)
     return Figures(status=status, roles=roles, meter=meter or Meter())
 
 
@@ -69,6 +69,14 @@ def test_devices_trials_and_clients_are_counted() -> None:
     assert seen['optuna_hermes_clients{role="driver"}'] == 1
     assert seen['optuna_hermes_clients{role="worker"}'] == 1
     assert seen['optuna_hermes_device_seconds_total{study="digits"}'] == 1.0
+
+
+def test_a_process_with_two_connections_is_counted_once() -> None:
+    """As that which calls ``optimize``, whose first one keeps the broker while it imports."""
+    broker = FakeBroker()
+    for pid in (7, 7, 8):
+        broker.connect("driver", pid=pid)
+    assert scraped(figures(broker))['optuna_hermes_clients{role="driver"}'] == 2
 
 
 def test_a_device_is_free_only_if_it_can_be_granted() -> None:

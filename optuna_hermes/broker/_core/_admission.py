@@ -187,7 +187,7 @@ def take_charge(
     study.cancel_drain()
     study.device_seconds = message.device_seconds
     study.ends_at = None if message.seconds_left is None else now + message.seconds_left
-    study.retry_at, study.failed_reads = {}, 0
+    study.retry_at, study.failed_reads, study.failed_returns = {}, 0, {}
     # A driver that comes back to a new broker brings its counters along.
     if message.counted is None:
         study.switches, study.overhead_seconds, study.spent_seconds = 0, {}, 0.0

@@ -210,6 +210,11 @@ class BrokerState:
     openings: int = 0
 
     @property
+    def processes(self) -> set[tuple[int, str]]:
+        """Connected processes and their roles; one may have several connections."""
+        return {(client.pid, client.role) for client in self.clients.values()}
+
+    @property
     def needed(self) -> bool:
         """True if any client needs this broker; viewers do not."""
         return any(client.role != "viewer" for client in self.clients.values())

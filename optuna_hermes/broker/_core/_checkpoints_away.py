@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
@@ -42,4 +43,4 @@ def wakeups(state: BrokerState) -> Iterator[float]:
     """Times at which a checkpoint is read again."""
     for study in state.studies.values():
         if not study.draining:
-            yield from study.retry_at.values()
+            yield from (at for at in study.retry_at.values() if at < math.inf)

@@ -14,6 +14,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _checkpoints_away as checkpoints_away
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _events as events
+from optuna_hermes.broker._core import _failed_returns as failed_returns
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
@@ -177,6 +178,7 @@ class EventHandler:
             self._scheduler.look_ahead(turn)
             self._scheduler.schedule(turn)
         for study in self.state.studies.values():
+            failed_returns.end_study(self.state, study)
             if study.problem and not study.draining:
                 self._drains.begin(turn, study.spec.key)
             if study.draining:
@@ -420,6 +422,8 @@ class EventHandler:
             self._ends.out_of_memory(turn, slots, trial, "outgrew its memory on")
         elif message.away:
             checkpoints_away.released(turn, trial, message.reason)
+        elif trial.checkpoints and not lease.training:
+            failed_returns.released(turn, trial, message.reason)
         else:
             self.state.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}

@@ -87,6 +87,7 @@ def training(
     kind: OverheadKind = "opening"
     if lease.from_tier == "disk":
         study.failed_reads = 0
+        study.failed_returns.pop(trial.number, None)
     if lease.from_tier is not None:
         kind = "resuming"
         study.measure(lease.from_tier, now - lease.started)

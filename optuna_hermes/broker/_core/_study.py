@@ -82,9 +82,12 @@ class Study:
         promised: trials that other hosts have asked for.
         listed: the trials of a fixed list that had not begun when its driver came, if it has told
             the parameters of all of them.
-        retry_at: when trials may begin again whose checkpoints were away, by their numbers.
+        retry_at: when trials may begin again that could not, by their numbers: their checkpoints
+            were away, or they failed; infinity for never.
         failed_reads: how often in a row, each a minute after the one before, no checkpoint could be
             read; last at ``failed_read_at``.
+        failed_returns: why suspended trials failed before they went on, once for each time, by
+            their numbers; the latest trial comes last.
         problem_may_pass: it is of this host and this moment: the same command is to be run again.
         turn_seconds: device time by which studies take turns: that of its leases that are over, and
             what it was given to begin level with the others.
@@ -137,6 +140,7 @@ class Study:
     retry_at: dict[int, float] = field(default_factory=dict)
     failed_reads: int = 0
     failed_read_at: float = -math.inf
+    failed_returns: dict[int, list[str]] = field(default_factory=dict)
     problem_may_pass: bool = False
     turn_seconds: float = 0.0
     at_work: bool = False

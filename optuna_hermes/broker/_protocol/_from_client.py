@@ -233,7 +233,8 @@ class Released(Message, frozen=True, kw_only=True):
     """The worker cannot run what it was given, for a reason that is not the trial's fault.
 
     ``outgrown`` says that the device's memory did not suffice beside what others hold there,
-    ``away`` that the trial's checkpoint cannot be read on this host at this moment.
+    ``away`` that the trial's checkpoint cannot be read on this host at this moment. A trial that
+    has a checkpoint, and no batch yet since its grant, waits for some tries in any case.
     """
 
     epoch: Count

@@ -68,7 +68,7 @@ class Figures:
 
     Args:
         status: without trials.
-        roles: the role of each client.
+        roles: the role of each connected process.
         meter: what it has measured.
     """
 
@@ -82,7 +82,7 @@ class BrokerMetrics:
 
     Args:
         place: ``ADDRESS:PORT``, or a port alone.
-        look: the broker's status, without trials, and the role of each client.
+        look: the broker's status, without trials, and the role of each connected process.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ class Server:
 
     def _shown(self) -> tuple[wire.BrokerStatus, tuple[str, ...]]:
         status = self._handler.status(time.monotonic(), trials=False)
-        return status, tuple(client.role for client in self._handler.state.clients.values())
+        return status, tuple(role for _, role in self._handler.state.processes)
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -299,7 +299,7 @@ class Server:
 
     def _quit(self, connection: int) -> None:
         clients = self._handler.state.clients.items()
-        others = sum(1 for each, c in clients if each != connection and c.role != "viewer")
+        others = len({c.pid for each, c in clients if each != connection and c.role != "viewer"})
         if others:
             reason = f"The broker still serves {others} other process(es)."
             self._sockets.send(connection, wire.Refused(reason=reason))

@@ -1,0 +1,184 @@
+"""Suspended trials whose objective raises before they go on: they wait, and others go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._checkpoints_away import MOST_FAILED, RETRY_SECONDS
+from optuna_hermes.broker._core._failed_returns import end_study
+from optuna_hermes.model import Checkpoint
+from support.broker import FakeBroker
+from support.memory_ledger import MemoryLedger
+
+REASON = "Trial {} was suspended, and now its objective raises OSError('503') before it goes on."
+
+
+def begin(broker: FakeBroker, worker: int) -> tuple[int, int]:
+    """A worker begins a trial, a new one with the next number; its number and epoch."""
+    grant = broker.last(worker, "Grant")
+    number = grant.number
+    if number is None:
+        number = len(broker.handler.state.studies["s"].trials)
+    broker.say(worker, wire.Begin(epoch=grant.epoch, number=number, trial_id=number))
+    return number, grant.epoch
+
+
+def train(broker: FakeBroker) -> tuple[int, int, int]:
+    """A worker trains what it is granted; its connection, the trial and the epoch."""
+    worker = broker.worker()
+    number, epoch = begin(broker, worker)
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    return worker, number, epoch
+
+
+def store(broker: FakeBroker, worker: int, number: int, epoch: int) -> None:
+    """A trial goes to disk, and its process ends."""
+    saved = Checkpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
+    parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
+    broker.say(worker, parked)
+    broker.hang_up(worker)
+
+
+def stored(
+    trials: int, *, unstarted: int = 0, again: bool = True, ledger: MemoryLedger | None = None
+) -> FakeBroker:
+    """A broker with a device and so many trials on disk; with a driver that comes ``again``."""
+    broker = FakeBroker(devices=trials, ledger=ledger)
+    driver = broker.driver(policy="round-robin", unstarted=trials + unstarted, max_alive=9)
+    for train_ in [train(broker) for _ in range(trials)]:
+        store(broker, *train_)
+    if again:
+        broker.hang_up(driver)
+        broker.driver(policy="round-robin", unstarted=unstarted, max_alive=9)
+    return broker
+
+
+def fail(broker: FakeBroker) -> int:
+    """A worker is granted a trial, whose objective raises before it goes on; its number."""
+    worker = broker.worker()
+    number, epoch = begin(broker, worker)
+    broker.say(worker, wire.Released(epoch=epoch, reason=REASON.format(number)))
+    broker.hang_up(worker)
+    return number
+
+
+def shown(broker: FakeBroker) -> wire.StudyStatus:
+    (study,) = broker.handler.status(broker.now).studies
+    return study
+
+
+def test_others_train_while_one_waits() -> None:
+    """It stays on disk, and begins again after a minute; once it trains its failure is forgotten.
+
+    So another one may fail later.
+    """
+    broker = stored(2)
+    failed = fail(broker)
+    assert shown(broker).problem is None
+    other = train(broker)
+    assert other[1] != failed
+    broker.advance(RETRY_SECONDS)
+    worker, number, epoch = train(broker)
+    assert number == failed
+    store(broker, worker, number, epoch)
+    store(broker, *other)
+    assert broker.handler.state.studies["s"].failed_returns == {}
+    assert shown(broker).problem is None
+    broker.check()
+
+
+def test_a_script_that_fails_two_before_any_has_trained_ends_the_study() -> None:
+    """At once, with all trials as they were; the command is not to be run again as it is."""
+    broker = stored(3)
+    fail(broker)
+    assert shown(broker).problem is None
+    number = fail(broker)
+    assert shown(broker).problem == REASON.format(number)
+    assert not shown(broker).problem_may_pass
+    assert shown(broker).counts.stored == 3
+    broker.check()
+
+
+def test_two_that_fail_where_others_train_end_nothing() -> None:
+    """A service that is away for a moment is so for all that come back then."""
+    broker = stored(3)
+    train(broker)
+    assert fail(broker) != fail(broker)
+    assert shown(broker).problem is None
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_nothing_is_tried_for_ever(again: bool) -> None:
+    """The only trial is tried once where nothing has trained, else some times, a minute apart."""
+    broker = stored(1, again=again)
+    tries = 1 if again else MOST_FAILED
+    for _ in range(tries - 1):
+        fail(broker)
+        assert shown(broker).problem is None
+        broker.advance(RETRY_SECONDS)
+    fail(broker)
+    assert shown(broker).problem == REASON.format(0)
+    assert shown(broker).finished
+
+
+def test_one_that_is_tried_no_more_ends_the_study_with_the_last_other_trial() -> None:
+    """Not before, however often it has failed."""
+    broker = stored(2)
+    worker, number, epoch = train(broker)
+    for _ in range(MOST_FAILED):
+        fail(broker)
+        broker.advance(RETRY_SECONDS)
+    assert broker.last(broker.worker(), "Grant") is None
+    assert broker.handler.next_wakeup(broker.now) != float("inf")
+    assert shown(broker).problem is None
+    broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+    assert shown(broker).problem == REASON.format(1 - number)
+    broker.check()
+
+
+def test_a_study_that_may_open_trials_goes_on() -> None:
+    """Though every trial that it has by now fails."""
+    broker = stored(1, unstarted=1)
+    study = broker.handler.state.studies["s"]
+    study.failed_returns[0] = ["so"]
+    end_study(broker.handler.state, study)
+    assert study.problem is None
+    study.unstarted = 0
+    end_study(broker.handler.state, study)
+    assert study.problem == "so"
+
+
+def test_a_study_whose_driver_has_gone_is_not_ended_again() -> None:
+    """Plain trials of it may begin: its problem was that driver's."""
+    broker = stored(2)
+    fail(broker)
+    fail(broker)
+    assert shown(broker).problem is not None
+    broker.plain(2)
+    broker.hang_up(4)
+    assert shown(broker).driver_pid is None
+    assert shown(broker).problem is None
+
+
+def test_another_host_tries_at_once() -> None:
+    """What fails here goes on there, and this host waits for it."""
+    ledger = MemoryLedger(clock=lambda: 0.0, shared=True)
+    here = stored(2, ledger=ledger)
+    train(here)
+    failed = fail(here)
+    there = FakeBroker(devices=1, ledger=ledger, host="there")
+    there.driver(policy="round-robin", unstarted=0)
+    assert there.last(there.worker(), "Grant").number == failed
+
+
+def test_the_next_command_tries_at_once() -> None:
+    """A driver that comes anew forgets what has failed before."""
+    broker = stored(2)
+    train(broker)
+    failed = fail(broker)
+    idle = broker.worker()
+    assert broker.last(idle, "Grant") is None
+    broker.hang_up(4)
+    broker.driver(policy="round-robin", unstarted=0)
+    assert broker.last(idle, "Grant").number == failed
