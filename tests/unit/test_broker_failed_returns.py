@@ -41,16 +41,21 @@ def store(broker: FakeBroker, worker: int, number: int, epoch: int) -> None:
 
 
 def stored(
-    trials: int, *, unstarted: int = 0, again: bool = True, ledger: MemoryLedger | None = None
+    trials: int,
+    *,
+    unstarted: int = 0,
+    again: bool = True,
+    ledger: MemoryLedger | None = None,
+    policy: str = "round-robin",
 ) -> FakeBroker:
     """A broker with a device and so many trials on disk; with a driver that comes ``again``."""
     broker = FakeBroker(devices=trials, ledger=ledger)
-    driver = broker.driver(policy="round-robin", unstarted=trials + unstarted, max_alive=9)
+    driver = broker.driver(policy=policy, unstarted=trials + unstarted, max_alive=9)
     for train_ in [train(broker) for _ in range(trials)]:
         store(broker, *train_)
     if again:
         broker.hang_up(driver)
-        broker.driver(policy="round-robin", unstarted=unstarted, max_alive=9)
+        broker.driver(policy=policy, unstarted=unstarted, max_alive=9)
     return broker
 
 
@@ -161,12 +166,93 @@ def test_a_study_whose_driver_has_gone_is_not_ended_again() -> None:
     assert shown(broker).problem is None
 
 
+@pytest.mark.parametrize("what", ["finished", "held"])
+def test_one_that_is_no_longer_to_be_trained_ends_nothing(what: str) -> None:
+    """It failed once, and all others have ended well since."""
+    broker = stored(2)
+    worker, _, epoch = train(broker)
+    failed = fail(broker)
+    viewer = broker.connect("viewer")
+    if what == "held":
+        broker.say(viewer, wire.SetOverrides(study="s", numbers=(failed,), override="held"))
+    else:
+        broker.say(viewer, wire.Finish(study="s", numbers=(failed,)))
+        broker.say(viewer, wire.Finished(study="s", numbers=(failed,)))
+    broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+    assert shown(broker).problem is None
+    broker.check()
+
+
+def test_no_new_trial_is_opened_while_the_surroundings_may_be_at_fault() -> None:
+    """It would fail for good: one that has failed is tried before, and must train."""
+    broker = stored(2, unstarted=5)
+    train(broker)
+    failed = {fail(broker), fail(broker)}
+    assert failed == {0, 1}
+    idle = broker.worker()
+    broker.advance(RETRY_SECONDS / 2)
+    assert broker.last(idle, "Grant") is None
+    broker.advance(RETRY_SECONDS / 2)
+    number, epoch = begin(broker, idle)
+    assert number in failed
+    broker.say(idle, wire.FirstBatch(epoch=epoch, stores=True))
+    store(broker, idle, number, epoch)
+    assert broker.last(broker.worker(), "Grant").number is None
+    broker.check()
+
+
+def test_one_that_fails_for_itself_does_not_keep_others_from_beginning() -> None:
+    """Some minutes later new trials are opened again."""
+    broker = stored(1, unstarted=5, again=False, policy="fifo")
+    for _ in range(MOST_FAILED):
+        assert fail(broker) == 0
+        broker.advance(RETRY_SECONDS)
+    assert broker.last(broker.worker(), "Grant").number is None
+
+
+def test_trials_that_all_fail_for_minutes_end_the_study() -> None:
+    """With trials left to open: each of those would fail for good."""
+    broker = stored(2, unstarted=5, again=False, policy="fifo")
+    for _ in range(MOST_FAILED):
+        assert shown(broker).problem is None
+        assert fail(broker) != fail(broker)
+        broker.advance(RETRY_SECONDS)
+    assert shown(broker).problem is not None
+    assert shown(broker).unstarted == 5
+
+
+def test_a_boosted_one_is_tried_again() -> None:
+    """Its own fault was mended."""
+    broker = stored(2)
+    train(broker)
+    for _ in range(MOST_FAILED):
+        failed = fail(broker)
+        broker.advance(RETRY_SECONDS)
+    idle = broker.worker()
+    assert broker.last(idle, "Grant") is None
+    boost = wire.SetOverrides(study="s", numbers=(failed,), override="boosted")
+    broker.say(broker.connect("viewer"), boost)
+    assert broker.last(idle, "Grant").number == failed
+
+
+def test_after_the_death_of_a_broker_nothing_has_trained_either() -> None:
+    """The driver brings counters along, of which none has counted."""
+    broker = stored(3, again=False)
+    broker.hang_up(1)
+    counted = wire.Counted(overhead_seconds={"opening": 0.0, "resuming": 0.0})
+    broker.driver(policy="round-robin", unstarted=0, max_alive=9, counted=counted)
+    fail(broker)
+    fail(broker)
+    assert shown(broker).problem is not None
+
+
 def test_another_host_tries_at_once() -> None:
     """What fails here goes on there, and this host waits for it."""
     ledger = MemoryLedger(clock=lambda: 0.0, shared=True)
     here = stored(2, ledger=ledger)
     train(here)
     failed = fail(here)
+    assert here.handler.presence(here.now).wants == ()  # else another host would leave it
     there = FakeBroker(devices=1, ledger=ledger, host="there")
     there.driver(policy="round-robin", unstarted=0)
     assert there.last(there.worker(), "Grant").number == failed

@@ -188,6 +188,7 @@ def take_charge(
     study.device_seconds = message.device_seconds
     study.ends_at = None if message.seconds_left is None else now + message.seconds_left
     study.retry_at, study.failed_reads, study.failed_returns = {}, 0, {}
+    study.failed_in_a_row, study.opens_again_at = [], 0.0
     # A driver that comes back to a new broker brings its counters along.
     if message.counted is None:
         study.switches, study.overhead_seconds, study.spent_seconds = 0, {}, 0.0
@@ -195,7 +196,8 @@ def take_charge(
     else:
         study.switches += message.counted.switches
         for kind, seconds in message.counted.overhead_seconds.items():
-            study.add_overhead(kind, seconds)
+            if seconds:  # else trials have trained, as it seems
+                study.add_overhead(kind, seconds)
         study.spent_seconds += message.counted.spent_seconds
     changed = _with_new_chances(study) if message.counted is None else []
     for number, ending in message.ended.items():

@@ -42,7 +42,7 @@ def wanted_elsewhere(
         study.asked_since.setdefault(number, now)
     study.asked_since = {n: at for n, at in study.asked_since.items() if n in theirs}
     theirs -= {n for n, at in study.asked_since.items() if now - at > _PATIENCE_SECONDS}
-    theirs -= study.promised
+    theirs -= study.promised | study.retry_at.keys()
     if not (theirs and slots):
         return ()
     if now < study.asks_again_at:

@@ -171,6 +171,7 @@ class EventHandler:
             self._restart_timeouts(now)
             outage.give_up(turn)
             checkpoints_away.end_waits(turn)
+            failed_returns.end_waits(turn)
             self._watchdog.end(turn)
             if self.state.awaited:
                 self._recovery.end(turn)
@@ -197,7 +198,7 @@ class EventHandler:
 
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._watchdog.wakeups(), *outage.wakeups(self.state)]
-        times += checkpoints_away.wakeups(self.state)
+        times += [*checkpoints_away.wakeups(self.state), *failed_returns.wakeups(self.state)]
         if self.state.awaited:
             times += self._recovery.wakeups()
         for slot in self.state.slots.values():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _failed_returns as failed_returns
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
 from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveOverride
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -91,6 +92,8 @@ class Overrides:
         self, turn: Turn, connection: int, study: Study, trial: LiveTrial, message: wire.UserCommand
     ) -> None:
         if isinstance(message, wire.SetOverrides):
+            if message.override != "held":
+                failed_returns.try_again(study, trial.number)
             self._override(turn, study, trial, message.override)
         elif isinstance(message, wire.Finish):
             self._state.clients[connection].finishes.add((trial.study, trial.number))

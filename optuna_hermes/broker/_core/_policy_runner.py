@@ -100,7 +100,8 @@ class PolicyRunner:
         held = self._leased_seconds(study, up, now)
         processes = self._processes(study)
         # All of them for a device that is free: there are processes for more than one at a time.
-        unstarted = _at_most(study.may_open, processes if study.has_time_to_open(now, up) else 0)
+        opens = now >= study.opens_again_at and study.has_time_to_open(now, up)
+        unstarted = _at_most(study.may_open, processes if opens else 0)
         if unstarted.any:
             listed = tuple(self._state.listed(study).values())
             unstarted = replace(unstarted, listed=listed)

@@ -74,7 +74,9 @@ class Sharing:
     def _wants_more(self, study: Study) -> bool:
         """True if there could be more of a study here than there is."""
         served = study.broker is not None and study.driver is not None
-        return served and not study.draining and not study.needs_device
+        # Another host would leave it a trial that waits here for its next try.
+        waits = any(_is_free(t) for t in study.trials.values() if t.number in study.retry_at)
+        return served and not (study.draining or study.needs_device or waits)
 
     def _load(self) -> float:
         """Share of its devices that a broker has in use, 1.0 if it has none."""

@@ -88,6 +88,8 @@ class Study:
             read; last at ``failed_read_at``.
         failed_returns: why suspended trials failed before they went on, once for each time, by
             their numbers; the latest trial comes last.
+        failed_in_a_row: the trials that failed so since one has trained, once for each time; no new
+            one is opened before ``opens_again_at``.
         problem_may_pass: it is of this host and this moment: the same command is to be run again.
         turn_seconds: device time by which studies take turns: that of its leases that are over, and
             what it was given to begin level with the others.
@@ -141,6 +143,8 @@ class Study:
     failed_reads: int = 0
     failed_read_at: float = -math.inf
     failed_returns: dict[int, list[str]] = field(default_factory=dict)
+    failed_in_a_row: list[int] = field(default_factory=list)
+    opens_again_at: float = 0.0
     problem_may_pass: bool = False
     turn_seconds: float = 0.0
     at_work: bool = False
