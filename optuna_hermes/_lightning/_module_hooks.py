@@ -16,7 +16,7 @@ from optuna_hermes.suspend._tree import mapped
 
 SAVE, LOAD = "on_save_checkpoint", "on_load_checkpoint"
 _BASES = {f"{root}.{name}" for root in ROOTS for name in ("core.hooks", "callbacks.callback")}
-"""Where Lightning's own hooks are that do nothing."""
+"""Modules of Lightning's own hooks, which do nothing."""
 
 
 @contextlib.contextmanager

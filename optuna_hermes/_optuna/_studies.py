@@ -96,7 +96,7 @@ def known_key(study: optuna.Study) -> str | None:
 
 
 def identity(study: optuna.Study) -> StudyIdentity:
-    """What tells a study from the others of this process, also by another object; draws no key."""
+    """Return an identity of a study among those of this process, the same for all its objects."""
     backend = backend_of(study)
     storage: object = backend
     if isinstance(backend, JournalStorage):

@@ -173,7 +173,7 @@ class _Estimates:
         return math.inf if _diverged(trial) else left
 
     def fits(self, trial: TrialView | None) -> bool:
-        """Whether enough of the free devices are for the trial."""
+        """True if enough of the free devices are for the trial."""
         return trial is None or trial.device_range[0] <= self._free_for(trial)
 
     def _free_for(self, trial: TrialView) -> int:

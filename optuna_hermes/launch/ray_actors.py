@@ -328,7 +328,7 @@ def _runtime_dir(name: str) -> str:
 
 
 def _shown(line: bytes) -> str:
-    """What is left of a line after its carriage returns."""
+    """The part of a line after its last carriage return, without those at its end."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 

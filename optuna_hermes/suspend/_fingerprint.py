@@ -192,7 +192,7 @@ def _of_small(value: Any) -> Hashable:
 
 
 def _of_code(value: Any) -> Hashable:
-    """Which code it is: a function is the same one again each time that its ``def`` is executed."""
+    """Identity of code: of a function the same each time that its ``def`` is executed."""
     if isinstance(value, types.ModuleType):  # others' attributes may be made on demand
         return value.__name__
     if isinstance(value, types.MethodType):

@@ -18,7 +18,7 @@ from optuna_hermes.suspend._wrapped import inner_of
 
 
 class OtherLoaders:
-    """What was made before the loop and stays the same from epoch to epoch.
+    """Loaders and their like that were made before the loop and stay from epoch to epoch.
 
     Restored with the trial are the loaders' generators, their worker processes where these persist,
     the steps that an ``Accelerator`` counts to accumulate gradients, and gradient scalers, which

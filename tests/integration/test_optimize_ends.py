@@ -19,6 +19,7 @@ from optuna_hermes.ledger import open_ledger
 from optuna_hermes.pytorch import suspendable
 from optuna_hermes.workers import _driver
 from optuna_hermes.workers._optimize import OptimizeResult
+from support.objectives import TRAINS_UNTIL_GO
 
 
 @pytest.fixture
@@ -187,20 +188,6 @@ def test_a_trial_that_raises_before_it_goes_on_does_not_keep_others_from_it(
     assert call() == ["STORED", "COMPLETE"]
 
 
-SLOW = """
-import time
-from pathlib import Path
-
-
-def objective(trial):
-    x = trial.suggest_float("x", 0.0, 1.0)
-    Path(__file__).with_name(f"begun-{trial.number}").touch()
-    while not Path(__file__).with_name("go").exists():
-        time.sleep(0.05)  # training
-    return x
-"""
-
-
 @pytest.mark.parametrize(("again", "go"), [(False, True), (True, True), (True, False)])
 def test_a_study_that_is_deleted_while_it_is_trained(
     again: bool,
@@ -212,7 +199,7 @@ def test_a_study_that_is_deleted_while_it_is_trained(
     wait_for: Callable[..., Any],
 ) -> None:
     """The call ends with one line; a study that has its ids by then is left as it is."""
-    (tmp_path / "train.py").write_text(SLOW)
+    (tmp_path / "train.py").write_text(TRAINS_UNTIL_GO)
     place = ("--storage", storage_url, "--study-name", "s", "--devices", "cpu:2")
     call = start_cli("optimize", "train.py:objective", *place, "--n-trials", 8, env=without_torch)
     wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)

@@ -14,21 +14,9 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes.errors import StudyTakenError
+from support.objectives import TRAINS_UNTIL_GO
 
 WAITS = "optimizes this study on this host: waiting for it"
-
-OBJECTIVE = """
-import time
-from pathlib import Path
-
-
-def objective(trial):
-    x = trial.suggest_float("x", 0.0, 1.0)
-    Path(__file__).with_name(f"begun-{trial.number}").touch()
-    while not Path(__file__).with_name("go").exists():
-        time.sleep(0.05)  # training
-    return x
-"""
 
 
 @pytest.fixture
@@ -36,7 +24,7 @@ def start(
     tmp_path: Path, start_cli: Callable[..., Any], storage_url: str, without_torch: dict[str, str]
 ) -> Callable[..., Any]:
     """``start(*more)``: the same call of ``optimize`` in one more process."""
-    (tmp_path / "train.py").write_text(OBJECTIVE)
+    (tmp_path / "train.py").write_text(TRAINS_UNTIL_GO)
     study = ("--storage", storage_url, "--study-name", "s", "--n-trials", 2, "--devices", "cpu:2")
 
     def make(*more: object) -> Any:

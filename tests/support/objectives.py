@@ -1,8 +1,22 @@
-"""A loop of one's own, as the text of a file, that notes each unit which it trains."""
+"""Objectives as texts of files: one waits, one is a loop of one's own that notes each unit."""
 
 from __future__ import annotations
 
 from textwrap import indent
+
+TRAINS_UNTIL_GO = """
+import time
+from pathlib import Path
+
+
+def objective(trial):
+    x = trial.suggest_float("x", 0.0, 1.0)
+    Path(__file__).with_name(f"begun-{trial.number}").touch()
+    while not Path(__file__).with_name("go").exists():
+        time.sleep(0.05)  # training
+    return x
+"""
+"""Its trials begin a file each, and train until there is a file ``go`` beside it."""
 
 _LOOP = """
 import os
