@@ -49,6 +49,9 @@ _giving = threading.Lock()
 _known: set[tuple[str, str]] = set()
 """Databases, each with a key that its ledger is known to have."""
 
+_places: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
+"""Where storages are, by their objects."""
+
 _in_memory: weakref.WeakKeyDictionary[InMemoryStorage, dict[int, str]] = weakref.WeakKeyDictionary()
 """Keys of studies in memory, by their ids.
 
@@ -98,16 +101,27 @@ def known_key(study: optuna.Study) -> str | None:
 def identity(study: optuna.Study) -> StudyIdentity:
     """Return an identity of a study among those of this process, the same for all its objects."""
     backend = backend_of(study)
-    storage: object = backend
+    # Once for each storage: it is asked at every report, and an objective may change its folder.
+    if backend not in _places and (place := _place(study, backend)) is not None:
+        _places[backend] = place
+    return _places.get(backend, backend), study._study_id
+
+
+def _place(study: optuna.Study, backend: object) -> object | None:
+    """Where a storage is, for all objects that open it; None if it is nowhere else."""
+    with contextlib.suppress(InvalidInputError):  # of a URL that is refused where a key is drawn
+        url: str | None = database_url(study)
+        if url:
+            return url
     if isinstance(backend, JournalStorage):
         log: object = backend._backend
-        file, url = getattr(log, "_file_path", None), getattr(log, "_url", None)
-        storage = os.path.realpath(file) if file else (url, getattr(log, "_prefix", log))
-    elif isinstance(backend, GrpcStorageProxy):
-        storage = backend._host, backend._port
-    with contextlib.suppress(InvalidInputError):  # of a URL that is refused where a key is drawn
-        storage = database_url(study) or storage
-    return storage, study._study_id
+        file, server = getattr(log, "_file_path", None), getattr(log, "_url", None)
+        if file:
+            return os.path.realpath(str(file))
+        return (server, getattr(log, "_prefix", "")) if server else log
+    if isinstance(backend, GrpcStorageProxy):
+        return str(backend._host), int(backend._port)
+    return None
 
 
 def facts(study: optuna.Study) -> StudyFacts:

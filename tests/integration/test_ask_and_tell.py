@@ -254,6 +254,19 @@ def test_a_study_of_a_journal_is_one_study_by_each_of_its_objects(tmp_path: Path
     assert sessions.all() == []
 
 
+def test_an_objective_may_change_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The study of a journal that is named by a relative path stays the same one."""
+    monkeypatch.chdir(tmp_path)
+    storage = JournalStorage(JournalFileBackend("journal.log"))
+    study = optuna.create_study(storage=storage)
+    before = _optuna.identity(study)
+    (tmp_path / "own").mkdir()
+    monkeypatch.chdir(tmp_path / "own")
+    assert _optuna.identity(study) == before
+
+
 def test_a_study_inside_of_a_trial_may_have_the_name_of_its_study() -> None:
     """Its trials are others, though their numbers are the same."""
 
