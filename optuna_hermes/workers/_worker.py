@@ -27,7 +27,7 @@ from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_patie
 from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.broker._election import lock, runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
-from optuna_hermes.errors import CheckpointAwayError, HermesError, Suspended
+from optuna_hermes.errors import CheckpointAwayError, CheckpointError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._disk import remove_copies
 from optuna_hermes.suspend._saver import is_first
@@ -183,9 +183,10 @@ class _TrialExecution:
         except HermesError as error:
             traceback.print_exc()
             away = isinstance(error, CheckpointAwayError)
+            damaged = isinstance(error, CheckpointError) and not away
             if away or self._returns:
                 _log.warning("Trial %d waits, or goes on on another host. %s", trial.number, error)
-            self._session.release(f"Trial {trial.number}: {error}", away=away)
+            self._session.release(f"Trial {trial.number}: {error}", away=away, final=damaged)
         finally:
             notes.close()
 

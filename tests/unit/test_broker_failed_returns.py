@@ -59,11 +59,11 @@ def stored(
     return broker
 
 
-def fail(broker: FakeBroker) -> int:
+def fail(broker: FakeBroker, *, final: bool = False) -> int:
     """A worker is granted a trial, whose objective raises before it goes on; its number."""
     worker = broker.worker()
     number, epoch = begin(broker, worker)
-    broker.say(worker, wire.Released(epoch=epoch, reason=REASON.format(number)))
+    broker.say(worker, wire.Released(epoch=epoch, reason=REASON.format(number), final=final))
     broker.hang_up(worker)
     return number
 
@@ -139,6 +139,21 @@ def test_one_that_is_tried_no_more_ends_the_study_with_the_last_other_trial() ->
     assert shown(broker).problem is None
     broker.say(worker, wire.Ended(epoch=epoch, state="done"))
     assert shown(broker).problem == REASON.format(1 - number)
+    broker.check()
+
+
+def test_one_whose_reason_is_final_is_not_tried_again() -> None:
+    """Others train meanwhile, and new ones are opened; it is said at the end, without a wait."""
+    broker = stored(2, unstarted=1)
+    worker, _, epoch = train(broker)
+    failed = fail(broker, final=True)
+    other = train(broker)
+    broker.advance(RETRY_SECONDS)
+    assert broker.last(broker.worker(), "Grant") is None
+    broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+    assert shown(broker).problem is None
+    broker.say(other[0], wire.Ended(epoch=other[2], state="done"))
+    assert shown(broker).problem == REASON.format(failed)
     broker.check()
 
 

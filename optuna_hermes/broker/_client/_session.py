@@ -354,18 +354,26 @@ class TrialSession:
             self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=text)
             self._connection.send(self._lease.end)
 
-    def release(self, reason: str, *, outgrown: bool = False, away: bool = False) -> None:
+    def release(
+        self, reason: str, *, outgrown: bool = False, away: bool = False, final: bool = False
+    ) -> None:
         """Give the lease back: this process cannot serve the trial, which stays as it was.
 
         Args:
             reason: for people.
             outgrown: the device's memory did not suffice beside what others hold there.
             away: its checkpoint cannot be read on this host now.
+            final: another try on this host would end the same way.
         """
         self.wait_for_device()
         with self._connection.lock:
-            epoch, text = self._lease.epoch, reason[:_MOST_CHARACTERS]
-            self._lease.end = wire.Released(epoch=epoch, reason=text, outgrown=outgrown, away=away)
+            self._lease.end = wire.Released(
+                epoch=self._lease.epoch,
+                reason=reason[:_MOST_CHARACTERS],
+                outgrown=outgrown,
+                away=away,
+                final=final,
+            )
             self._connection.send(self._lease.end)
 
     def close(self) -> None:

@@ -424,7 +424,7 @@ class EventHandler:
         elif message.away:
             checkpoints_away.released(turn, trial, message.reason)
         elif trial.checkpoints and not lease.training:
-            failed_returns.released(turn, trial, message.reason)
+            failed_returns.released(turn, trial, message.reason, final=message.final)
         else:
             self.state.studies[trial.study].problem = message.reason
             detail = {"reason": message.reason}

@@ -12,15 +12,19 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 
 
-def released(turn: Turn, trial: LiveTrial, reason: str) -> None:
-    """Let a trial wait for its next try on this host, after the last one for good."""
+def released(turn: Turn, trial: LiveTrial, reason: str, *, final: bool) -> None:
+    """Let a trial wait for its next try on this host, after the last one for good.
+
+    A ``final`` reason leaves no try: it counts as if every one had failed.
+    """
     study = turn.state.studies[trial.study]
     turn.log(trial.study, trial.number, "released", {"reason": reason})
-    reasons = [*study.failed_returns.pop(trial.number, ()), reason]
+    tries = MOST_FAILED if final else 1
+    reasons = [*study.failed_returns.pop(trial.number, ()), *[reason] * tries]
     study.failed_returns[trial.number] = reasons  # as the latest one
     more = len(reasons) < MOST_FAILED
     study.retry_at[trial.number] = turn.now + RETRY_SECONDS if more else math.inf
-    study.failed_in_a_row.append(trial.number)
+    study.failed_in_a_row += [trial.number] * tries
     if more:  # what is away would fail new trials for good: the next try comes before them
         study.opens_again_at = turn.now + 2 * RETRY_SECONDS
 

@@ -86,10 +86,10 @@ class Study:
             were away, or they failed; infinity for never.
         failed_reads: how often in a row, each a minute after the one before, no checkpoint could be
             read; last at ``failed_read_at``.
-        failed_returns: why suspended trials failed before they went on, once for each time, by
-            their numbers; the latest trial comes last.
-        failed_in_a_row: the trials that failed so since one has trained, once for each time; no new
-            one is opened before ``opens_again_at``.
+        failed_returns: why suspended trials failed before they went on, once for each try that is
+            over, by their numbers; the latest trial comes last.
+        failed_in_a_row: the trials that failed so since one has trained, once for each such try; no
+            new one is opened before ``opens_again_at``.
         problem_may_pass: it is of this host and this moment: the same command is to be run again.
         turn_seconds: device time by which studies take turns: that of its leases that are over, and
             what it was given to begin level with the others.

@@ -234,7 +234,8 @@ class Released(Message, frozen=True, kw_only=True):
 
     ``outgrown`` says that the device's memory did not suffice beside what others hold there,
     ``away`` that the trial's checkpoint cannot be read on this host at this moment. A trial that
-    has a checkpoint, and no batch yet since its grant, waits for some tries in any case.
+    has a checkpoint, and no batch yet since its grant, waits in any case: for some tries, unless
+    the reason is ``final``.
     """
 
     epoch: Count
@@ -243,6 +244,8 @@ class Released(Message, frozen=True, kw_only=True):
     outgrown: bool = False
     # It waits for a minute, or goes on on another host.
     away: bool = False
+    # Its checkpoint is damaged: it is not tried again here until the study's next driver.
+    final: bool = False
 
 
 class KeepWorkers(Message, frozen=True, kw_only=True):
