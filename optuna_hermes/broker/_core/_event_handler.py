@@ -480,22 +480,17 @@ class EventHandler:
         from optuna_hermes.broker._core._resume import resume  # as for `_recovery`
 
         client, key = self.state.clients[connection], study.spec.key
-        problem = resume(self._recovery, turn, study, connection, message)
-        if problem is None:
+        reason = resume(self._recovery, self._ends, turn, study, connection, message)
+        if reason is None:
             client.study = key
             if client.role == "worker":
                 study.workers.add(connection)
-            if message.parked is not None:
-                self._ends.parked(turn, connection, message.parked)
-                trial = study.trials[message.number or 0]
-                if message.asked and trial.asked is None and trial.connection is not None:
-                    trial.ask(message.asked, turn.now)
             if study.draining:
                 self._drains.begin(turn, key)
         else:
-            reason = f"{problem} Ask for another lease, or end."
-            turn.send(connection, wire.Refused(reason=reason))
-            turn.kill_worker(connection, problem)
+            refused = wire.Refused(reason=f"{reason} Ask for another lease, or end.")
+            turn.send(connection, refused)
+            turn.kill_worker(connection, reason)
             self._forget_unused(study)
         self._scheduler.schedule(turn)
 

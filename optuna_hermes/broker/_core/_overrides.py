@@ -6,6 +6,8 @@ to, it is asked to leave it at the end of every event: see ``enforce``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
@@ -31,21 +33,7 @@ class Overrides:
 
     def hear(self, turn: Turn, connection: int, message: wire.UserCommand) -> None:
         """Carry out a request, or refuse it with the reason."""
-        study = self._state.studies.get(message.study)
-        reason = _NOT_SERVED if study is None else self._refusal(study, message)
-        answer: wire.FromBroker = wire.Accepted()
-        if reason is not None or study is None:
-            answer = wire.Refused(reason=reason or _NOT_SERVED)
-        elif isinstance(message, wire.ChangePolicy):
-            self._change_policy(turn, study, message)
-        else:
-            trials = [study.trials[number] for number in message.numbers]
-            for trial in trials:
-                self._do(turn, connection, study, trial, message)
-            waits = isinstance(message, wire.Finish) and any(
-                _waits(study, trial) for trial in trials
-            )
-            answer = wire.Accepted(waits=waits)
+        answer = self._answer(turn, connection, message)
         self.enforce(turn)
         self._scheduler.schedule(turn)
         turn.send(connection, answer)
@@ -68,8 +56,7 @@ class Overrides:
         study = self._state.studies.get(event.study)
         if study is None or not event.overrides:
             return
-        overrides = {**study.overrides, **event.overrides}
-        study.overrides = {number: each for number, each in overrides.items() if each is not None}
+        study.overrides = _changed(study, event.overrides)
         for trial in study.trials.values():
             if study.override_of(trial) == "finishing":
                 self._stop(turn, study, trial)
@@ -88,6 +75,24 @@ class Overrides:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _answer(
+        self, turn: Turn, connection: int, message: wire.UserCommand
+    ) -> wire.Accepted | wire.Refused:
+        study = self._state.studies.get(message.study)
+        if study is None:
+            return wire.Refused(reason=_NOT_SERVED)
+        reason = self._refusal(study, message)
+        if reason is not None:
+            return wire.Refused(reason=reason)
+        if isinstance(message, wire.ChangePolicy):
+            self._change_policy(turn, study, message)
+            return wire.Accepted()
+        trials = [study.trials[number] for number in message.numbers]
+        for trial in trials:
+            self._do(turn, connection, study, trial, message)
+        finishes = isinstance(message, wire.Finish)
+        return wire.Accepted(waits=finishes and any(_waits(study, trial) for trial in trials))
+
     def _do(
         self, turn: Turn, connection: int, study: Study, trial: LiveTrial, message: wire.UserCommand
     ) -> None:
@@ -100,7 +105,9 @@ class Overrides:
             self._override(turn, study, trial, "finishing")
             self._stop(turn, study, trial)
         else:
-            self._finished(turn, study, trial)
+            trial.end("done")
+            turn.save(trial)
+            turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
     def _refusal(self, study: Study, message: wire.UserCommand) -> str | None:
         if study.away_since is not None:
@@ -140,9 +147,7 @@ class Overrides:
         before = study.override_of(trial)
         if override == before:
             return
-        study.overrides = (
-            {**study.overrides, trial.number: override} if override else _without(study, trial)
-        )
+        study.overrides = _changed(study, {trial.number: override})
         turn.add(SaveOverride(study=trial.study, number=trial.number, override=override))
         turn.log(trial.study, trial.number, override or f"no longer {before}", {})
 
@@ -168,12 +173,6 @@ class Overrides:
         else:
             turn.kill_worker(trial.connection, f"trial {trial.number} is finished as it is")
 
-    def _finished(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
-        trial.end("done")
-        turn.save(trial)
-        detail = {"units": trial.curve.units}
-        turn.log(trial.study, trial.number, "finished", detail)
-
     def _change_policy(self, turn: Turn, study: Study, message: wire.ChangePolicy) -> None:
         before = study.spec.policy
         study.spec = structs.replace(study.spec, policy=message.policy, folders=message.folders)
@@ -182,8 +181,7 @@ class Overrides:
             return
         study.memory = None  # another one could not use it
         turn.add(SaveMemory(study=study.spec.key, memory=None))
-        detail = {"from": before, "to": message.policy}
-        turn.log(study.spec.key, None, "policy", detail)
+        turn.log(study.spec.key, None, "policy", {"from": before, "to": message.policy})
 
 
 _NOT_SERVED = "No study of this key is served by this broker: run it with `optuna-hermes optimize`."
@@ -194,7 +192,6 @@ def _waits(study: Study, trial: LiveTrial) -> bool:
     return trial.connection is not None or trial.awaited or study.is_elsewhere(trial)
 
 
-def _without(study: Study, trial: LiveTrial) -> dict[int, Override]:
-    return {
-        number: override for number, override in study.overrides.items() if number != trial.number
-    }
+def _changed(study: Study, changes: Mapping[int, Override | None]) -> dict[int, Override]:
+    overrides = {**study.overrides, **changes}
+    return {number: each for number, each in overrides.items() if each is not None}

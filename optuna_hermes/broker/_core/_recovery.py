@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import ProcessExpected
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._holder import RecoveringProcess
+from optuna_hermes.broker._holder import RecoveringProcess, ServedProcess
+from optuna_hermes.broker._protocol import Resume
 
 RECOVERY_SECONDS = 10.0
 """Time without any grant while a process has not come back yet."""
@@ -22,9 +24,8 @@ class Recovery:
     def expect(self, event: ProcessExpected, now: float) -> None:
         """Await a process that lives and may have a device, or a trial in its memory."""
         holder = event.holder
-        self._state.awaited[event.connection] = RecoveringProcess(
-            holder=holder, until=now + RECOVERY_SECONDS
-        )
+        process = RecoveringProcess(holder=holder, until=now + RECOVERY_SECONDS)
+        self._state.awaited[event.connection] = process
         # Another study's ledger may know of earlier epochs only.
         self._state.epoch = max(self._state.epoch, holder.epoch)
         for id_ in holder.devices:
@@ -55,17 +56,26 @@ class Recovery:
 
     def met(self, pid: int) -> None:
         """Note that a process has said hello; it reports what it has once its study is read."""
-        for each in self.of(pid).values():
+        for each in self._of(pid).values():
             each.met = True
+
+    def resumed(self, turn: Turn, pid: int, message: Resume) -> ServedProcess | None:
+        """End the wait for a process that reports what it has, and return what was known of it."""
+        holder = None
+        for connection, each in self._of(pid).items():
+            if _is_about(message, each.holder):
+                holder = each.holder
+                self._settle(turn, connection, each)
+        return holder
 
     def lost(self, turn: Turn, pid: int) -> None:
         """Note that a process has hung up; it may have had no time to report what it has."""
         if any(client.pid == pid for client in self._state.clients.values()):
             return
-        for connection, each in self.of(pid).items():
+        for connection, each in self._of(pid).items():
             each.met = False
             if each.ended:
-                self._let_go(turn, connection, each)
+                self._release(turn, connection, each)
             elif each.late:
                 self._kill(turn, connection, each)
 
@@ -76,7 +86,7 @@ class Recovery:
             # Its last messages may be unread: ``lost`` follows when its connection ends.
             each.ended = True
         elif each is not None:
-            self._let_go(turn, connection, each)
+            self._release(turn, connection, each)
 
     def release_ungranted(self, turn: Turn, pid: int, *, study: str = "", number: int = -1) -> None:
         """Release what a process had that waits for a lease: its grant never reached it.
@@ -86,43 +96,49 @@ class Recovery:
             study: with ``number`` says of which trial a process that serves several speaks.
             number: see ``study``.
         """
-        for connection, each in self.of(pid).items():
+        for connection, each in self._of(pid).items():
             holder = each.holder
             if holder.role == "worker" or (holder.study, holder.number) == (study, number):
-                self._let_go(turn, connection, each)
+                self._release(turn, connection, each)
 
     # -- inside --------------------------------------------------------------------------------
 
-    def of(self, pid: int) -> dict[int, RecoveringProcess]:
+    def _of(self, pid: int) -> dict[int, RecoveringProcess]:
         """Entries of a process that is awaited, by connections."""
         awaited = self._state.awaited.items()
         return {connection: each for connection, each in awaited if each.holder.pid == pid}
 
-    def _kill(self, turn: Turn, connection: int, each: RecoveringProcess) -> None:
-        if each.holder.role == "worker" and not each.met:
-            reason = "it did not come back to the new broker"
-            turn.kill(connection, each.holder.pid, reason)
+    def _kill(self, turn: Turn, connection: int, process: RecoveringProcess) -> None:
+        if process.holder.role == "worker" and not process.met:
+            turn.kill(connection, process.holder.pid, "it did not come back to the new broker")
 
-    def _let_go(self, turn: Turn, connection: int, each: RecoveringProcess) -> None:
-        self.settle(turn, connection, each)
-        study = self._state.studies.get(each.holder.study)
-        trial = study.trials.get(each.holder.number or 0) if study else None
-        if trial is not None and each.holder.number is not None:
+    def _release(self, turn: Turn, connection: int, process: RecoveringProcess) -> None:
+        trial = self._settle(turn, connection, process)
+        if trial is not None:
             turn.give_back(trial)
 
-    def settle(self, turn: Turn, connection: int, each: RecoveringProcess) -> None:
-        """End the wait for a process that is gone, or has reported: an orphaned lease is over."""
+    def _settle(self, turn: Turn, connection: int, process: RecoveringProcess) -> LiveTrial | None:
+        """End the wait for a process, and its lease if that is unclaimed; return its trial."""
         del self._state.awaited[connection]
-        holder = each.holder
         for slot in self._state.slots.values():
             if slot.awaited == connection:
                 slot.awaited = None
-        study = self._state.studies.get(holder.study)
+        study = self._state.studies.get(process.holder.study)
         if study is None:
-            return
-        lease = study.unclaimed_leases.pop(holder.epoch, None)
+            return None
+        lease = study.unclaimed_leases.pop(process.holder.epoch, None)
         if lease is not None:
             turn.end_lease(lease)
-        trial = None if holder.number is None else study.trials.get(holder.number)
+        trial = None if process.holder.number is None else study.trials.get(process.holder.number)
         if trial is not None:
             trial.awaited = False
+        return trial
+
+
+def _is_about(message: Resume, holder: ServedProcess) -> bool:
+    """True if a process reports on the lease or trial for which it is awaited.
+
+    The epoch is an older one if its last grant never reached it.
+    """
+    same = (holder.study, holder.number) == (message.study.key, message.number)
+    return holder.epoch == message.epoch or (same and message.number is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
+from optuna_hermes.broker._core._lease_ends import LeaseEnds
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._study import Study
@@ -15,66 +16,52 @@ from optuna_hermes.ledger._records import LeaseRecord
 
 
 def resume(
-    recovery: Recovery, turn: Turn, study: Study, connection: int, message: Resume
+    recovery: Recovery, ends: LeaseEnds, turn: Turn, study: Study, connection: int, message: Resume
 ) -> str | None:
     """Let a process go on with what it has from an earlier broker.
 
     Returns:
-        The reason if it may not, None if it goes on; the caller handles its ``parked``.
+        Reason of a refusal. A process whose trial is on disk, or over, is not refused: it leaves
+        once the ledger has what it says.
     """
     state, lease = turn.state, study.unclaimed_leases.pop(message.epoch, None)
-    pid = state.clients[connection].pid
-    known, counted = False, None
-    for awaited, each in recovery.of(pid).items():
-        if _is_about(message, each.holder):
-            known = True
-            same_lease = each.holder.epoch == message.epoch
-            counted = each.holder.energy_joules if same_lease else None
-            recovery.settle(turn, awaited, each)
+    holder = recovery.resumed(turn, state.clients[connection].pid, message)
+    known = holder is not None
     trial = None if message.number is None else study.trials.get(message.number)
     if trial is not None and lease is None and _is_on_disk(trial, message):
-        _acknowledge(turn, connection, message)  # it only wanted to hear this, and leaves
+        _acknowledge(turn, connection, message)
         return None
-    slots = _slots(state, message)
-    leased = any(slot.lease for slot in slots)
+    leased = any(slot.lease for slot in _slots(state, message))
     if trial is not None and lease is not None and message.parked and leased:
         turn.end_lease(lease)  # it has stopped, another one trains
         lease, known = None, True
-    problem = _problem(state, study, trial, lease, message, known)
-    if problem is not None:
+    reason = _refusal(state, study, trial, lease, message, known)
+    if reason is not None:
         if lease is not None:
             turn.end_lease(lease)
         if trial is not None and known:
-            _hear(turn, trial, message)
+            _take_reports(turn, trial, message)
             if not trial.live:  # its driver was faster to say so
                 trial.device_seconds = max(trial.device_seconds, message.device_seconds)
             turn.save(trial)  # with the units it had not told of
         over = trial is not None and not trial.live and message.ended
-        return None if over else problem  # it waits only until this is in the ledger
+        return None if over else reason
     if lease is not None:
-        _adopt(turn, study, lease, connection, message, counted)
-    else:
-        assert trial is not None
+        _adopt(turn, study, lease, connection, message, holder)
+    elif trial is not None:
         trial.come_back(connection, message.epoch, message.devices, turn.now)
     if message.number is not None:
         trial = study.trials[message.number]
-        trial.units_left, trial.params = message.units_left, message.params or trial.params
-        # The last leases that ended may not have reached the ledger.
-        had = message.device_seconds - (0.0 if lease is None else _leased_seconds(message))
-        trial.device_seconds = max(trial.device_seconds, had)
-        trial.needs(message.need_bytes)
-        if message.sizes and message.sizes.valid:
-            trial.take_sizes(message.sizes)
-        else:
-            trial.sizes = None
-        _hear(turn, trial, message)
-        detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
-        turn.log(trial.study, trial.number, "resumed", detail)
+        _restore(turn, trial, message, 0.0 if lease is None else _leased_seconds(message))
         _acknowledge(turn, connection, message)
+        if message.parked is not None:
+            ends.parked(turn, connection, message.parked)
+        if message.asked is not None and trial.connection is not None:
+            trial.ask(message.asked, turn.now)
     return None
 
 
-def _problem(
+def _refusal(
     state: BrokerState,
     study: Study,
     trial: LiveTrial | None,
@@ -124,7 +111,7 @@ def _adopt(
     record: LeaseRecord,
     connection: int,
     message: Resume,
-    counted: float | None,
+    holder: ServedProcess | None,
 ) -> None:
     """Continue a lease of an earlier broker under its old epoch, for a slice from now."""
     lease = Lease(
@@ -141,7 +128,7 @@ def _adopt(
         training=message.training,
         adopted=True,
         reported=bool(message.reports),
-        energy_joules=counted,
+        energy_joules=holder.energy_joules if holder and holder.epoch == record.epoch else None,
     )
     for slot in _slots(turn.state, message):
         slot.lease = lease
@@ -153,30 +140,32 @@ def _adopt(
     trial_id = message.trial_id or 0
     begin = Begin(epoch=lease.epoch, number=message.number, trial_id=trial_id)
     progress.begin(turn, lease, begin)
-    trial = study.trials[message.number]
-    trial.stores = message.stores
-    if message.asked is not None and message.parked is None:
-        lease.yielding = message.asked
-        trial.ask(message.asked, turn.now)
+    study.trials[message.number].stores = message.stores
+    lease.yielding = message.asked
 
 
-def _hear(turn: Turn, trial: LiveTrial, message: Resume) -> None:
-    """Take in the last reports and checkpoints of a process, as far as they are new."""
+def _restore(turn: Turn, trial: LiveTrial, message: Resume, leased_seconds: float) -> None:
+    """Take what a process says of its trial, which has had its lease for ``leased_seconds``."""
+    trial.units_left, trial.params = message.units_left, message.params or trial.params
+    # The last leases that ended may not have reached the ledger.
+    trial.device_seconds = max(trial.device_seconds, message.device_seconds - leased_seconds)
+    trial.needs(message.need_bytes)
+    trial.sizes = None
+    if message.sizes and message.sizes.valid:
+        trial.take_sizes(message.sizes)
+    _take_reports(turn, trial, message)
+    detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
+    turn.log(trial.study, trial.number, "resumed", detail)
+
+
+def _take_reports(turn: Turn, trial: LiveTrial, message: Resume) -> None:
+    """Take the last reports and checkpoints of a process, as far as they are new."""
     for report in message.reports:
         if not progress.has_reported(trial, report):
             held = max(0.0, _leased_seconds(message) - report.age_seconds * len(message.devices))
             progress.add_report(turn, trial, held, report)
     for checkpoint in message.checkpoints:
         progress.keep(turn, trial, checkpoint)
-
-
-def _is_about(message: Resume, holder: ServedProcess) -> bool:
-    """True if a process reports on the lease or trial for which it is awaited.
-
-    The epoch is an older one if its last grant never reached it.
-    """
-    same = (holder.study, holder.number) == (message.study.key, message.number)
-    return holder.epoch == message.epoch or (same and message.number is not None)
 
 
 def _leased_seconds(message: Resume) -> float:
