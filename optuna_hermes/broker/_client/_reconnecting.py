@@ -55,7 +55,8 @@ class ReconnectingConnection:
         self._up = True
         self._steady = True
         """False if the last broker that was lost has lived for less than ``_STEADY_SECONDS``."""
-        self._gone = False
+        self.gone = False
+        """True once no broker could be found, and none is looked for any more."""
         self._closed = threading.Event()
         self._connected_at = time.monotonic()
         self._away_since: float | None = None
@@ -78,7 +79,7 @@ class ReconnectingConnection:
             seconds: how long a broker may take for that, or several that die at once.
         """
         began, deadline = time.monotonic(), math.inf
-        while not self._gone and (now := time.monotonic()) <= deadline:
+        while not self.gone and (now := time.monotonic()) <= deadline:
             if self._up and done():
                 return
             # One that has died at once may have done so for what it was sent, as will the next.
@@ -101,7 +102,7 @@ class ReconnectingConnection:
                     return
                 if self._find():
                     continue
-                self._gone = True
+                self.gone = True
                 if not self._closed.is_set():
                     self._heard(None)
                 return

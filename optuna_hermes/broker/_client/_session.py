@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -49,6 +50,14 @@ _TERMINATED = 128 + 15
 _NO_BROKER = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
 
 
+class _Phase(Enum):
+    """How far a trial is that may have been created without a lease."""
+
+    SETTING_UP = "on its way to its first batch: it must yield there, and waits for its first lease"
+    GRANTED_EARLY = "that lease came on the way: it may have read that it must yield, and need not"
+    TAKES_TURNS = "it trains under a lease or waits for one; most trials begin here"
+
+
 class TrialSession:
     """Connection that holds, or waits for, the lease of one trial (``suspend.Session``).
 
@@ -73,6 +82,8 @@ class TrialSession:
         self.must_yield = False
         self.asked: TierName = "resident"
         self.managed = False
+        self.trains = False
+        """True if the trial has begun to train under its latest lease."""
         self.left = False
         """True once ``Suspended`` was raised: the trial is no longer this process's."""
         self.checkpoint_dir: Path | None = None
@@ -100,17 +111,15 @@ class TrialSession:
         self._study = study
         self._ask = ask
         self._described = False
-        self._trained = False
         self._last_beat = 0.0
         self._had_seconds = 0.0
         self._granted_at: float | None = None
-        self._lost = False
+        self._phase = _Phase.TAKES_TURNS
         self._refused: str | None = None
+        """Why the trial may not go on here; None unless its lease is another process's by now."""
         self._noted_end = False
         self._decided = threading.Event()
         self._decided.set()
-        self._sets_up = False
-        self._began_early = False
         self._parked_in: TierMover | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
         self._lease = LeaseState.none(study)
@@ -135,11 +144,6 @@ class TrialSession:
     @property
     def holds(self) -> bool:
         return self._granted_at is not None
-
-    @property
-    def trains(self) -> bool:
-        """True if the trial has begun to train under its latest lease."""
-        return self._trained
 
     # -- before training -----------------------------------------------------------------------
 
@@ -167,7 +171,7 @@ class TrialSession:
                 return message
             if isinstance(message, wire.SetUp):
                 # The trial waits at its first batch as if it were asked to yield there.
-                self._sets_up = self.must_yield = True
+                self._phase, self.must_yield = _Phase.SETTING_UP, True
                 self.alone = False  # others train meanwhile
                 return message
             if isinstance(message, wire.Prepare):
@@ -197,9 +201,9 @@ class TrialSession:
         """
         self._check_left()
         with self._connection.lock:
-            if not self._sets_up:
+            if self._phase is not _Phase.SETTING_UP:
                 return
-            self._sets_up = self.must_yield = False
+            self._phase, self.must_yield = _Phase.TAKES_TURNS, False
         self._wait(None)
 
     def find(self) -> None:
@@ -236,8 +240,8 @@ class TrialSession:
 
     def started(self, *, stores: bool) -> None:
         """Report the first batch since the grant."""
-        if not self._trained and self._lease.epoch:
-            self._trained = True
+        if not self.trains and self._lease.epoch:
+            self.trains = True
             self.begins()
             params = self.describe()
             self._described = bool(params)
@@ -322,14 +326,13 @@ class TrialSession:
             raise BrokerError(self._refused)
         begin = time.monotonic()
         with self._connection.lock:
-            early, self._began_early = self._began_early, False
-            if early and not self.must_yield:
+            phase, self._phase = self._phase, _Phase.TAKES_TURNS
+            if phase is _Phase.GRANTED_EARLY and not self.must_yield:
                 return
-            has_lease = not self._sets_up
-            self._sets_up = self.must_yield = False
-        if has_lease:  # else there is nothing to give back: it waits for its first one
+            self.must_yield = False
+        if phase is not _Phase.SETTING_UP:  # else it has nothing to give back
             # Without a broker only a checkpoint outlives this process.
-            self._put(state, "disk" if self._lost else self.asked, begin)
+            self._put(state, "disk" if self._connection.gone else self.asked, begin)
             if state is not None:
                 state.waits()
             self.noted("parked")
@@ -341,7 +344,7 @@ class TrialSession:
             raise
         if state is None:
             self.started(stores=False)
-        if has_lease:
+        if phase is not _Phase.SETTING_UP:
             self.noted("running")
 
     # -- after training ------------------------------------------------------------------------
@@ -349,7 +352,8 @@ class TrialSession:
     def end(self, state: wire.Ending, error: str | None = None) -> None:
         """Report the end of the trial, perhaps before its first lease (epoch 0)."""
         with self._connection.lock:
-            self._sets_up = False
+            if self._phase is _Phase.SETTING_UP:
+                self._phase = _Phase.TAKES_TURNS
             text = None if error is None else error[:_MOST_CHARACTERS]
             self._lease.end = wire.Ended(epoch=self._lease.epoch, state=state, error=text)
             self._connection.send(self._lease.end)
@@ -400,7 +404,7 @@ class TrialSession:
             sole = sessions.worker is self
             held = parking.put(state, "disk" if tier == "host" and not sole else tier)
             tier = parking.tier or "resident"
-        self._stop_clock()
+        self._had_seconds, self._granted_at = self.device_seconds, None
         self._say_parked(state, tier, held, time.monotonic() - begin)
         if held is not None and held.stored is not None:
             self.noted("stored")
@@ -542,8 +546,7 @@ class TrialSession:
                 self._stop()
             elif isinstance(message, wire.Yield):
                 self._lease.change(asked=message.tier)
-                self.asked = message.tier
-                self.must_yield = True
+                self.asked, self.must_yield = message.tier, True
             elif isinstance(message, wire.Resize):
                 # A size for an earlier lease is too late: the grant has said which one holds.
                 if message.epoch == self._lease.epoch:
@@ -558,28 +561,27 @@ class TrialSession:
                 self._let_go(message.reason)
             elif isinstance(message, wire.Refused) and self._lease.end is not None:
                 self._noted_end = True  # the trial is known to be over
+            elif isinstance(message, wire.Grant):
+                self._granted(message)
+            elif isinstance(message, wire.Evict | wire.Recall):
+                tier = message.tier if isinstance(message, wire.Evict) else "resident"
+                self._lease.change(asked=tier)
+                self._inbox.put(message)
             else:
-                if isinstance(message, wire.Grant):
-                    self._granted(message)
-                    if self._sets_up:
-                        # The objective has not come to its first batch: it need not wait there.
-                        self._sets_up = self.must_yield = False
-                        self._began_early = True
-                        self._take(message)
-                        return
-                elif isinstance(message, wire.Evict):
-                    self._lease.change(asked=message.tier)
-                elif isinstance(message, wire.Recall):
-                    self._lease.change(asked="resident")
                 self._inbox.put(message)
 
     def _granted(self, grant: wire.Grant) -> None:
         now = time.monotonic()
         self._lease.granted(grant, now)
         self._had_seconds, self._granted_at = grant.device_seconds, now
-        self._trained = False
+        self.trains = False
         if grant.batch_size is not None:
             self.batch_size = grant.batch_size
+        if self._phase is _Phase.SETTING_UP:  # it need not wait at its first batch
+            self._phase, self.must_yield = _Phase.GRANTED_EARLY, False
+            self._take(grant)
+        else:
+            self._inbox.put(grant)
 
     def _kept(self, message: wire.CheckpointAck) -> None:
         saved = self._lease.checkpoints.pop(message.path, None)
@@ -602,13 +604,10 @@ class TrialSession:
             self._stop()
 
     def _stop(self) -> None:
-        self._lost = self.must_yield = True
+        self.must_yield = True
         self._inbox.put(None)
 
     # -- inside --------------------------------------------------------------------------------
-
-    def _stop_clock(self) -> None:
-        self._had_seconds, self._granted_at = self.device_seconds, None
 
     def _take(self, grant: wire.Grant) -> None:
         self.devices, self.alone = grant.devices, grant.alone
