@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._loader import PassState, Replay
 from optuna_hermes.suspend._state import kept_rng, rng_state, seed_everything, trial_seed
 
 LEAST_SAMPLES = 2
@@ -47,8 +48,7 @@ class ElasticReplay(Replay):
         self.size = self.first_size
         """Samples in the next batch."""
         self.drops_last = bool(self._sampler.drop_last)
-        self._batches_before = 0
-        self._samples_before = 0
+        self.rewind()
 
     @property
     def seen(self) -> int:
@@ -68,9 +68,8 @@ class ElasticReplay(Replay):
 
     def resize(self, size: int) -> None:
         """Set the batch size with which the next iterator goes on."""
-        batches, state = self._trained(), self.state_dict()
+        self._go_on(self._resume or self._present(), self._trained(), size)
         self.expect()
-        self._go_on({**state, "batches_before": batches, "size": size})
 
     def rewind(self) -> None:
         """Count from the beginning of an epoch."""
@@ -90,20 +89,11 @@ class ElasticReplay(Replay):
         super().unwrap()
         self._show_size(self.first_size)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See ``Replay``; ``skip`` and ``drawn`` count samples."""
-        state = super().state_dict()
-        if self._resume is not None:
-            return state
-        seen = self.seen
-        return {
-            **state,
-            "skip": seen,
-            "drawn": seen,
-            "ended": False,
-            "batches_before": self._trained(),
-            "size": self.size,
-        }
+    def _present(self) -> PassState:
+        seen, batches = self.seen, self._trained()
+        # None ahead: they are drawn again, as the batch size may have changed.
+        state = replace(super()._present(), skip=seen, drawn=seen, ahead=None, ended=False)
+        return replace(state, batches_before=batches, size=self.size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See ``Replay``, whose states are accepted, too: their batches have the first size."""
@@ -112,14 +102,13 @@ class ElasticReplay(Replay):
             state = {**state, "skip": skipped * size, "batches_before": skipped, "size": size}
             state |= {"drawn": skipped * size, "ahead": None, "ended": False}
         self._pool.load_state(state)
-        self._go_on(state)
+        self._go_on(PassState(**state), state["batches_before"], state["size"])
 
-    def _go_on(self, state: dict[str, Any]) -> None:
-        self._resume = state
-        self.size = state["size"]
-        self._samples_before = min(self.samples, state["skip"])
-        self._batches_before = state["batches_before"]
-        self._show_size(self.size)
+    def _go_on(self, state: PassState, batches: int, size: int) -> None:
+        self._resume = replace(state, batches_before=batches, size=size)
+        self._samples_before = min(self.samples, state.skip)
+        self._batches_before, self.size = batches, size
+        self._show_size(size)
 
     def _trained_pass(self) -> Iterator[Any]:
         if self._resume is None:
@@ -133,9 +122,6 @@ class ElasticReplay(Replay):
     def _items(self) -> Iterator[Any]:
         # islice: a sampler that is asked for one item too many may draw more random numbers.
         yield from itertools.islice(iter(self._sampler.sampler), self._limit)
-
-    def _items_ahead(self, trained: int) -> None:
-        """Return None: they are drawn again, as the batch size may have changed."""
 
     def _batches(self, items: Iterator[Any]) -> Iterator[Any]:
         size = self.size
@@ -182,22 +168,14 @@ class DividedReplay(Replay):
         return self._again()
 
     def _again(self) -> Iterator[Any]:
-        if self._resume is None or self._resume["begin"] is None:
-            before = self._resume
-            own = self._own.state() if before is None else before["own"]
+        state = self._resume or PassState(before=self._pass.before, own=self._own.state())
+        if state.begin is None:
             # From trial and epoch only: so all processes draw the same order.
             with kept_rng():
                 seed_everything(trial_seed(self._seed, self._epoch()))
-                begin = {"rng": rng_state(), "own": own}
-            self._resume = {
-                "skip": 0,
-                "before": self._before if before is None else before["before"],
-                "drawn": 0,
-                "ahead": None,
-                "opened": None,
-                "begin": begin,
-                "own": own,
-            }
+                begin = {"rng": rng_state(), "own": state.own}
+            state = PassState(before=state.before, begin=begin, own=state.own)
+        self._resume = state
         yield from super()._again()
 
     def _items_ahead(self, trained: int) -> None:

@@ -12,6 +12,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -82,6 +83,37 @@ def data_of(loader: Any) -> list[GeneratorOwner]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PassState:
+    """A position in a pass over a loader; its fields have the names of the keys in checkpoints.
+
+    Of the ``drawn`` items, which are batches, or samples in an ``ElasticReplay``, ``skip`` are
+    trained and ``ahead`` are not (None: to be drawn again). ``opened`` and ``begin`` are the random
+    states from which the sampler's iterator and its first item came.
+    """
+
+    skip: int = 0
+    before: int
+    """Trained batches when the pass began."""
+    drawn: int = 0
+    ahead: list[Any] | None = None
+    ended: bool = False
+    opened: dict[str, Any] | None = None
+    begin: dict[str, Any] | None = None
+    own: dict[str, Any] = field(default_factory=dict)
+    seed: torch.Tensor | None = None
+    workers: list[Any] | None = None
+    batches_before: int | None = None
+    """Trained batches when they got this ``size``; both are None in all but ``ElasticReplay``."""
+    size: int | None = None
+    under: list[Any] | None = None
+    """Random states under which the batches ahead were fetched: of ``_LazyReplay``, else None."""
+
+    def to_tree(self) -> dict[str, Any]:
+        optional = ("batches_before", "size", "under")
+        return {k: v for k, v in vars(self).items() if v is not None or k not in optional}
+
+
 class Replay:
     """Replaces a loader's index sampler, and can draw an epoch's indices once more.
 
@@ -107,10 +139,8 @@ class Replay:
         self._sampler: Any = getattr(loader, self._slot)
         self._own = OwnStates(loader, self._sampler)
         self._pool = _Pool(loader, self._own)
-        self._opened: dict[str, Any] | None = None
-        self._begin: dict[str, Any] | None = None
-        self._resume: dict[str, Any] | None = None
-        self._before = 0
+        self._pass = PassState(before=0)  # as it began: what changes in it is set in ``_present``
+        self._resume: PassState | None = None
         self._drawn = 0
         self._ended = False
         self._ahead: deque[Any] = deque(maxlen=self._pool.most_ahead)
@@ -139,22 +169,23 @@ class Replay:
         self._pool.expected = expected
 
     def state_dict(self) -> dict[str, Any]:
-        if self._resume is not None:  # the iterator that resumes has drawn nothing yet
-            return self._resume
-        if self._pool.expected:  # so has one that is made with the first batch
-            return {**_NOT_BEGUN, "before": self._trained(), **self.idle_state()}
-        trained = self._trained() - self._before
-        return {
-            "skip": trained,
-            "before": self._before,
-            "drawn": max(self._drawn, trained),
-            "ahead": self._items_ahead(trained),
-            "ended": self._ended,
-            "opened": self._opened,
-            "begin": self._begin,
-            "own": self._own.state(),
+        # The iterator that resumes has drawn nothing yet.
+        return (self._resume or self._present()).to_tree()
+
+    def _present(self) -> PassState:
+        """The position of the iterator that is there."""
+        if self._pool.expected:  # one that is made with the first batch has drawn nothing, too
+            return PassState(before=self._trained(), **self.idle_state())
+        trained = self._trained() - self._pass.before
+        return replace(
+            self._pass,
+            skip=trained,
+            drawn=max(self._drawn, trained),
+            ahead=self._items_ahead(trained),
+            ended=self._ended,
+            own=self._own.state(),
             **self._pool.state(trained),
-        }
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a position with the next iterator.
@@ -170,12 +201,12 @@ class Replay:
         if state["opened"] is None and state["begin"] is None:
             self.load_idle_state(state)
             return
-        self._resume = state
+        self._resume = PassState(**state)
         self._pool.load_state(state)
 
     def shift(self, batches: int) -> None:
         """Take over that the number of trained batches counts from another beginning."""
-        self._before += batches
+        self._pass = replace(self._pass, before=self._pass.before + batches)
 
     def own_state(self) -> dict[str, Any]:
         """Generators and counters of the loader, independent of its position."""
@@ -204,7 +235,7 @@ class Replay:
     def stores_here(self) -> bool:
         """True if the batches of this epoch are of indices that are drawn here."""
         begun = self._begins_late or (self._pool.asked and not self._pool.expected)
-        draws = begun and self._drawn >= self._trained() - self._before
+        draws = begun and self._drawn >= self._trained() - self._pass.before
         return (draws or self._resume is not None) and not self._pool.interrupted
 
     def __iter__(self) -> Iterator[Any]:
@@ -213,7 +244,8 @@ class Replay:
                 self._items()
             elif self._resume is not None:
                 # Workers are copies of this process: they begin with what it had at their start.
-                self._own.load_state((self._resume["opened"] or self._resume)["own"])
+                opened = self._resume.opened
+                self._own.load_state(self._resume.own if opened is None else opened["own"])
             self._pool.before_seed()
             return iter(())
         return self._trained_pass() if self._pool.begin_pass() else self._batches(self._items())
@@ -233,43 +265,40 @@ class Replay:
     def _trained_pass(self) -> Iterator[Any]:
         """The pass whose batches are counted as trained."""
         # Here, not when the first index is drawn: workers may never ask for one.
-        self._begin, self._drawn, self._ended = None, 0, False
-        self._before = self._trained()
+        self._pass, self._drawn, self._ended = PassState(before=self._trained()), 0, False
         self._ahead.clear()
         return self._fresh() if self._resume is None else self._again()
 
     def _fresh(self) -> Iterator[Any]:
-        """An epoch from its beginning."""
-        self._opened = self._states()
+        self._pass = replace(self._pass, opened=self._states())
         return self._draw(self._items())  # some samplers draw numbers in ``__iter__``
 
     def _draw(self, items: Iterator[Any]) -> Iterator[Any]:
-        self._begin = self._states()
+        self._pass = replace(self._pass, begin=self._states())
         yield from self._follow(self._batches(items))
 
     def _again(self) -> Iterator[Any]:
         """An epoch from the position to resume."""
         resume, self._resume = self._resume, None
         assert resume is not None
-        self._opened, self._begin = resume["opened"], resume["begin"]
-        self._before = resume["before"]
+        self._pass = PassState(before=resume.before, opened=resume.opened, begin=resume.begin)
+        head: list[Any] = []
         with kept_rng():
-            if self._opened is not None:
-                self._set_states(self._opened)
+            if resume.opened is not None:
+                self._set_states(resume.opened)
             items = self._items()
-            head: list[Any] = []
-            if self._begin is not None:
-                self._set_states(self._begin)
+            if resume.begin is not None:
+                self._set_states(resume.begin)
                 # At least one is drawn here, so that the epoch's order comes from its own state.
-                head = list(itertools.islice(items, max(1, resume["drawn"])))
-        self._own.load_state(resume["own"])
-        if self._begin is None:
+                head = list(itertools.islice(items, max(1, resume.drawn)))
+        self._own.load_state(resume.own)
+        if resume.begin is None:
             yield from self._draw(items)
             return
-        skip = self._drawn = resume["skip"]
-        self._pool.rotate(resume.get("batches_before", skip))
-        ahead = head[skip:] if resume["ahead"] is None else resume["ahead"]
-        if resume.get("ended"):  # a sampler that is asked again at its end may draw again
+        self._drawn = resume.skip
+        self._pool.rotate(resume.skip if resume.batches_before is None else resume.batches_before)
+        ahead = head[resume.skip :] if resume.ahead is None else resume.ahead
+        if resume.ended:  # a sampler that is asked again at its end may draw again
             items = iter(())
         yield from self._follow(self._batches(itertools.chain(ahead, items)))
 
@@ -308,7 +337,6 @@ class Replay:
         self._own.load_state(states["own"])
 
 
-_NOT_BEGUN: dict[str, Any] = dict(skip=0, drawn=0, ahead=None, ended=False, opened=None, begin=None)
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,7 +28,7 @@ from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private, tens
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._values import Classes, Owned, ValueWriter
+    from optuna_hermes.suspend._values import Classes, Memory, Owned, ValueWriter
 
 _CONTAINERS = (list, tuple, dict)
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -217,41 +217,26 @@ class NamedObjects:
         """
         if not names:
             return {}
-        from optuna_hermes.suspend._values import Owned
+        from optuna_hermes.suspend._values import Memory, Owned, ValueWriter, memory_of
 
         owned = Owned(tensors)
-        memories = {name: _memories_of_plain(self.kept[name]) for name in names}
-        counts = Counter(each for found in memories.values() for each in found or ())
-        shared = {
-            each
-            for each, count in counts.items()
-            if count > 1 or (isinstance(each, tuple) and owned.holds(each))
-        }
-        trees = self._trees(memories, shared, owned) if shared or None in memories.values() else {}
-        return {name: [tree, False, True] for name, tree in trees.items()} | {
-            name: [self.kept[name], _holds_arrays(found) and on_device(self.kept[name]), False]
-            for name, found in memories.items()
-            if name not in trees
-        }
-
-    def _trees(
-        self, memories: Mapping[str, list[Hashable] | None], shared: set[Hashable], owned: Owned
-    ) -> dict[str, list[Any]]:
-        """Trees of the values that are not plain, or share parts with themselves or others."""
-        from optuna_hermes.suspend._values import ValueWriter, memory_of
-
         writer = ValueWriter(whole=True, owned=owned)
-        names = [name for name, found in memories.items() if found is None]
-        trees = {name: self._tree(writer, name) for name in names}
-        shared = shared | {memory_of(each) for each in writer.objects}
-        names = [name for name, found in memories.items() if found and shared.intersection(found)]
-        trees |= {name: self._tree(writer, name) for name in names}
+        memories = ((name, _memories_of_plain(self.kept[name])) for name in names)
+        plain = {name: found for name, found in memories if found is not None}
+        trees = {name: self._tree(writer, name) for name in names if name not in plain}
+        in_trees = {memory_of(each) for each in writer.objects}
+        shared = sharing(plain, lambda memory: memory in in_trees or owned.holds(memory))
+        trees |= {name: self._tree(writer, name) for name in shared}
         try:
             writer.refuse_overlaps()
         except CheckpointError as error:
             raise UnstorableError(str(error)) from error
         self._check_readable(trees, owned)
-        return trees
+        nodes = {name: [tree, False, True] for name, tree in trees.items()}
+        for name in (each for each in plain if each not in trees):
+            value, has_arrays = self.kept[name], Memory in map(type, plain[name])
+            nodes[name] = [value, has_arrays and on_device(value), False]
+        return nodes
 
     def _tree(self, writer: ValueWriter, name: str) -> list[Any]:
         with _named_in_errors(name):
@@ -312,7 +297,7 @@ def _named_in_errors(name: str) -> Iterator[None]:
         ) from error
 
 
-def _memories_of_plain(value: object) -> list[Hashable] | None:
+def _memories_of_plain(value: object) -> list[Memory | int] | None:
     """Keys of a plain value's containers, arrays and tensors, one at each reference to them.
 
     None if it is not plain. Plain are scalars, arrays and tensors, also in containers: a tree holds
@@ -320,7 +305,7 @@ def _memories_of_plain(value: object) -> list[Hashable] | None:
     """
     from optuna_hermes.suspend._values import memory_of
 
-    memories: list[Hashable] = []
+    memories: list[Memory | int] = []
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()
@@ -343,8 +328,12 @@ def _memories_of_plain(value: object) -> list[Hashable] | None:
     return memories
 
 
-def _holds_arrays(memories: Collection[Hashable] | None) -> bool:
-    return any(isinstance(each, tuple) for each in memories or ())
+def sharing(
+    memories: Mapping[str, Collection[Memory | int]], elsewhere: Callable[[Memory | int], bool]
+) -> list[str]:
+    """Names of values that refer to a part twice, or to one that is in another or ``elsewhere``."""
+    counts = Counter(each for found in memories.values() for each in found)
+    return [n for n, found in memories.items() if any(counts[m] > 1 or elsewhere(m) for m in found)]
 
 
 def _with_gradients(parameters: Iterable[tuple[Any, torch.Tensor]]) -> dict[Any, Any]:

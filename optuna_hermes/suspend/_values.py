@@ -12,11 +12,11 @@ import math
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -94,9 +94,9 @@ class Owned:
     def __init__(self, tree: Callable[[], Any]) -> None:
         self._make = tree
 
-    def holds(self, memory: Hashable) -> bool:
+    def holds(self, memory: Memory | int) -> bool:
         """True if one of the tensors is in this memory, of ``memory_of``."""
-        return memory in self._by_memory
+        return isinstance(memory, Memory) and memory in self._by_memory
 
     def part(self, value: Any, name: str) -> list[Any] | None:
         """A node for an array or tensor that is one of these, or a part of one; else None.
@@ -162,8 +162,8 @@ class Owned:
         return self._make()
 
     @functools.cached_property
-    def _by_memory(self) -> dict[Hashable, list[tuple[_Place, torch.Tensor]]]:
-        found: dict[Hashable, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
+    def _by_memory(self) -> dict[Memory | int, list[tuple[_Place, torch.Tensor]]]:
+        found: dict[Memory | int, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
         for place, tensor in tensors_in(self._tree, ()):
             if storable(tensor) and tensor.numel():
                 found[memory_of(tensor)].append((place, tensor))
@@ -518,14 +518,20 @@ def _as_long(present: Any, items: Collection[Any]) -> list[Any]:
     return there + [None] * (len(items) - len(there))
 
 
-def memory_of(value: object) -> Hashable:
-    """A key that is the same for arrays and tensors in the same memory."""
+class Memory(NamedTuple):
+    """The memory of an array or tensor, and of all that are views of it."""
+
+    address: int
+
+
+def memory_of(value: object) -> Memory | int:
+    """A key that is the same for arrays and tensors in the same memory; the id of others."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray | torch.Tensor):
         value = value.base
     if isinstance(value, np.ndarray):
-        return ("memory", value.__array_interface__["data"][0])
+        return Memory(value.__array_interface__["data"][0])
     if isinstance(value, torch.Tensor) and storable(value):
-        return ("memory", value.untyped_storage().data_ptr())
+        return Memory(value.untyped_storage().data_ptr())
     return id(value)
 
 

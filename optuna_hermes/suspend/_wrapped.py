@@ -11,12 +11,13 @@ import inspect
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
-from optuna_hermes.suspend._loader import Replay, data_of, is_stateful
+from optuna_hermes.suspend._loader import PassState, Replay, data_of, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
 _INNER = {"_FabricDataLoader": "_dataloader", "DataLoaderShard": "base_dataloader"}
@@ -89,17 +90,15 @@ class _LazyReplay(Replay):
         self._now: dict[str, Any] | None = None
         self._watched = Watched()
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        if "under" not in state:
-            ahead = state["drawn"] - state["skip"]
-            state["under"] = list(self._under)[-ahead:] if ahead and self._fetches else []
-        return state
+    def _present(self) -> PassState:
+        state = super()._present()
+        ahead = state.drawn - state.skip
+        return replace(state, under=list(self._under)[-ahead:] if ahead and self._fetches else [])
 
     def _trained_pass(self) -> Iterator[Any]:
         if self._resume is not None and self._fetches:
             # Torch draws a seed after this, as it did when the epoch began.
-            self._now, self._again_under = rng_state(), list(self._resume["under"])
+            self._now, self._again_under = rng_state(), list(self._resume.under or ())
         return super()._trained_pass()
 
     def _follow(self, batches: Iterator[Any]) -> Iterator[Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._named_objects import NamedObjects, undo_casts
+from optuna_hermes.suspend._named_objects import NamedObjects, sharing, undo_casts
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
 from optuna_hermes.suspend._values import Classes, ValueReader, write_value
@@ -403,6 +403,12 @@ def test_tied_weights_are_stored() -> None:
     assert it[1][3] == it[2][1, 1] == it[3][3] == 7
     assert it[3].requires_grad
     assert not it[2].requires_grad
+
+
+def test_who_shares_memory_is_told_by_keys_alone() -> None:
+    """Values that refer to a part twice, to one of another value, or to one that is elsewhere."""
+    memories = {"alone": [1], "twice": [2, 2], "one": [3, 4], "two": [5, 3], "part": [6]}
+    assert sharing(memories, {6}.__contains__) == ["twice", "one", "two", "part"]
 
 
 def test_an_array_and_its_transpose_share_memory_again() -> None:

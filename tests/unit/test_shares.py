@@ -81,6 +81,12 @@ def test_the_rest_of_an_epoch_goes_on(before: int, after: int) -> None:
     assert begun + Loaders(after, state=first.state).train() == Loaders(1).train()
 
 
+def test_a_state_has_the_keys_of_checkpoints_that_are_stored() -> None:
+    """A position of batches of one size has no keys of others."""
+    keys = "skip before drawn ahead ended opened begin own seed workers"
+    assert list(Loaders(1).state) == keys.split()
+
+
 class Careless(Sampler[int]):
     """Draws each index when it is asked for it."""
 
