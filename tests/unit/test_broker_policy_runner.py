@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import optuna
@@ -15,7 +16,17 @@ from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._records import TrialRecord
-from optuna_hermes.model import Assignment, Budget, Decision, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import (
+    Assignment,
+    BatchSizes,
+    Budget,
+    Curve,
+    Decision,
+    Snapshot,
+    Speed,
+    TrialView,
+    Unstarted,
+)
 from optuna_hermes.policies import Fifo, Policy
 from support.broker import FakeBroker
 
@@ -316,17 +327,19 @@ def test_parameters_are_plain_json() -> None:
 def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
     """A policy is shown the same view until something in it changes, and then a new one."""
     begin(broker, broker.worker(), 0)
-    trial = broker.handler.state.studies["s"].trials[0]
-    policy_runner = PolicyRunner(broker.handler.state)
-    study = broker.handler.state.studies["s"]
-    (view,) = policy_runner.snapshot(study, [], 9.0).trials
-    (again,) = policy_runner.snapshot(study, [], 10.0).trials
-    assert again is view
-    changes = {"units_left": 7, "params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
+    broker.worker()
+    study, policy_runner = broker.handler.state.studies["s"], PolicyRunner(broker.handler.state)
+    trial, sizes = study.trials[0], BatchSizes(now=2, least=1, most=4, most_devices=3)
+    changes: dict[str, Any] = {"units_left": 7, "need_bytes": 5}
+    changes |= {"params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
+    changes |= {"curve": Curve(steps=(1,), values=(0.5,), device_seconds=(1.0,))}
+    changes |= {"sizes": sizes, "speeds": (Speed(devices=1, batch_size=2, step_seconds=1.0),)}
+    changes |= {"stores": False, "connection": None, "others": ("cpu:1",), "device": "cpu:2"}
+    changes |= {"state": "stored", "waiting_since": 3.0}
     for name, value in changes.items():
+        (kept,) = policy_runner.snapshot(study, [], 9.0).trials
+        assert policy_runner.snapshot(study, [], 10.0).trials[0] is kept
         setattr(trial, name, value)
-        (changed,) = policy_runner.snapshot(study, [], 11.0).trials
-        assert changed is not view
-        view = changed
-    assert (view.units_left, view.params, view.tier) == (7, {"lr": 0.5}, "host")
-    assert view.attained_seconds == 99.0
+        (shown,) = policy_runner.snapshot(study, [], 11.0).trials
+        trial.seen = None
+        assert kept != shown == policy_runner.snapshot(study, [], 11.0).trials[0], name

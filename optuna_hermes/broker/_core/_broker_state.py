@@ -33,7 +33,7 @@ class Lease:
         started: when it was granted; ``slice_started`` when it was renewed last.
         from_tier: where its trial came from.
         yielding: the tier by which it was asked to leave.
-        looked: the prefetch for the end of this slice is done.
+        prefetched: the prefetch for the end of this slice is done.
         extended: this slice lasts until its trial's unit is over.
         begun: its holder, which had no trial before, has said which one it has.
         training: its first batch has begun.
@@ -63,7 +63,7 @@ class Lease:
     from_tier: TierName | None
     yielding: TierName | None = None
     last_progress: float = 0.0
-    looked: bool = False
+    prefetched: bool = False
     extended: bool = False
     begun: bool = False
     training: bool = False
@@ -115,7 +115,7 @@ class Slot:
             before the first time.
         idle_since: since when it has had no lease although a study could use it, else None.
         power: see ``_device_changes``; memory and processes of a device are known while it is on.
-        spare: no policy has a use for it, as of when one was asked last.
+        unwanted: no policy has a use for it, as of when one was asked last.
         power_retry_at: its power is left as it is until then.
         power_problem: why it could not be woken, empty if it could.
     """
@@ -128,7 +128,7 @@ class Slot:
     context_bytes: int | None = None
     awaited: int | None = None
     power: PowerState = "on"
-    spare: bool = False
+    unwanted: bool = False
     power_retry_at: float = 0.0
     power_problem: str = ""
 
@@ -257,10 +257,18 @@ class BrokerState:
         left = ((number, each) for number, each in study.listed.items() if number not in taken)
         return {number: each for number, each in left if number not in study.trials}
 
+    def client_of(self, connection: int | None) -> Client | None:
+        """The client of a connection; None if there is none, or it is gone."""
+        return None if connection is None else self.clients.get(connection)
+
     def pid_of(self, connection: int | None) -> int | None:
         """The process of a connection; None if there is none, or it is gone."""
-        client = None if connection is None else self.clients.get(connection)
+        client = self.client_of(connection)
         return None if client is None else client.pid
+
+    def leaving(self, slot: Slot) -> list[Client]:
+        """Clients that announced their end, and still have memory of a device."""
+        return [each for each in self.clients.values() if slot.device.id in each.leaving]
 
     def reservations(self) -> list[Reservation]:
         """The reservations, each once."""
@@ -278,9 +286,11 @@ class BrokerState:
                 return slot
         return None
 
-    def trial_of(self, right: Lease | Reservation) -> LiveTrial | None:
-        """The trial of a lease or reservation; None for a new trial that has not begun."""
-        return None if right.number is None else self.studies[right.study].trials[right.number]
+    def trial_of(self, right: Lease | Reservation | None) -> LiveTrial | None:
+        """The trial of a lease or reservation; None without one, or before a new trial begins."""
+        if right is None or right.number is None:
+            return None
+        return self.studies[right.study].trials[right.number]
 
     @property
     def host_used_bytes(self) -> int:

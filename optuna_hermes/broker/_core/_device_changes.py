@@ -44,14 +44,14 @@ class DeviceChanges:
         """Add an event for each XID that a trial has caused on its device."""
         for xid in heard:
             slot = self._state.slots.get(xid.device)
-            trial = self._state.trial_of(slot.lease) if slot and slot.lease else None
+            trial = self._state.trial_of(slot.lease) if slot else None
             if trial is not None and xid.is_of_program:
                 detail = {"device": xid.device, "xid": xid.code, "reason": f"{xid} was reported."}
                 turn.log(trial.study, trial.number, "xid", detail)
 
     def _tell(self, turn: Turn, slot: Slot, kind: str, reason: str) -> None:
         """Add an event to each study that is served: it had this device, or could have got it."""
-        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
+        holder = self._state.trial_of(slot.lease)
         detail = {"device": slot.device.id} | ({"reason": reason} if reason else {})
         for key in self._state.studies:
             number = holder.number if holder and holder.study == key else None

@@ -81,7 +81,7 @@ class Drains:
     def _send_away(self, turn: Turn, study: Study, problem: str) -> None:
         """Refuse waiting trials of plain Optuna: no driver is there to tell of a problem."""
         for trial in study.trials.values():
-            client = self._state.clients.get(trial.connection or 0)
+            client = self._state.client_of(trial.connection)
             if client is not None and trial.state != "running" and not client.dismissed:
                 client.dismissed = problem
                 turn.send(trial.connection or 0, wire.Refused(reason=problem))

@@ -112,7 +112,7 @@ class MemoryManager:
         if any(each.asked == "resident" for each in self._state.parked_on(slot)):
             return False  # its memory is on its way in
         room = self._has_room(slot, study, trial)
-        sure = slot.device.memory_free_bytes is not None or not self._leaving(slot)
+        sure = slot.device.memory_free_bytes is not None or not self._state.leaving(slot)
         enough = self._is_alone(slot, study, trial) if alone else room and sure
         if enough and room is not False:
             return True
@@ -135,7 +135,7 @@ class MemoryManager:
 
     def fits_beside(self, slot: Slot, trial: LiveTrial) -> bool:
         """True if ``trial`` can come back to its GPU while another trains there."""
-        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
+        holder = self._state.trial_of(slot.lease)
         if trial.alone or holder is None or holder.alone or self._is_moving(slot):
             return False
         if self.is_exclusive(slot) or trial.devices != (slot.device.id,):
@@ -147,6 +147,15 @@ class MemoryManager:
         assert trial.connection is not None
         trial.ask(tier, turn.now)
         turn.send(trial.connection, Evict(epoch=trial.epoch, tier=tier))
+
+    def store_wanted_last(self, turn: Turn, study: Study, count: int) -> None:
+        """Store up to ``count`` parked trials without a reservation: those wanted last."""
+        if count <= 0:
+            return
+        wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
+        parked = [trial for trial in study.parked if trial.number not in wanted]
+        for trial in self._wanted_last(parked, turn.now)[:count]:
+            self.evict(turn, trial, "disk")
 
     def recall(self, turn: Turn, trial: LiveTrial) -> None:
         """Ask a trial in host memory, which has no open request, to come back."""
@@ -165,7 +174,7 @@ class MemoryManager:
 
     def leaves(self, trial: LiveTrial, now: float) -> None:
         """Note that a trial's process ends, or will: until then it has its memory."""
-        client = self._state.clients.get(trial.connection or 0)
+        client = self._state.client_of(trial.connection)
         if client is not None:
             client.leaving, client.left_at = trial.devices, now
         self.left(trial.devices, now)
@@ -245,11 +254,11 @@ class MemoryManager:
         from optuna_hermes.broker._core import _residency as residency
 
         if alone:
-            residents = [residency.resident_trial(each, 0) for each in self._unasked(others)]
+            residents = [residency.resident_trial(each, 0) for each in self._movable(others)]
             return residency.clear(residents, host_room)
         here = [each for each in others if each.tier != "host"]
         in_host = [each for each in self._state.trials() if each.tier == "host"]
-        free = self._unasked(self._wanted_last([*here, *in_host], now))
+        free = self._movable(self._wanted_last([*here, *in_host], now))
         residents = [
             residency.resident_trial(each, self.process_bytes(slot, each)) for each in free
         ]
@@ -257,7 +266,7 @@ class MemoryManager:
         spare = (MEMORY_MARGIN - 1) * (self._missing(slot, study, trial) or 0)
         return residency.make_room(short, residents, host_room, spare_bytes=spare)
 
-    def _unasked(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
+    def _movable(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
         """Those that have no open request, and no reservation either."""
         wanted = {(each.study, each.number) for each in self._state.reservations()}
         return [trial for trial in trials if trial.asked is None and _id(trial) not in wanted]
@@ -280,15 +289,11 @@ class MemoryManager:
 
     def _there(self, slot: Slot) -> list[LiveTrial]:
         """The trials whose processes have memory of a device: parked ones and its holder."""
-        holder = None if slot.lease is None else self._state.trial_of(slot.lease)
+        holder = self._state.trial_of(slot.lease)
         return self._state.parked_on(slot) + ([holder] if holder else [])
 
     def _is_alone(self, slot: Slot, study: Study, trial: LiveTrial | None) -> bool:
-        return not self._others(slot, study, trial) and not self._leaving(slot)
-
-    def _leaving(self, slot: Slot) -> bool:
-        """True if a process that announced its end still lives."""
-        return any(slot.device.id in c.leaving for c in self._state.clients.values())
+        return not self._others(slot, study, trial) and not self._state.leaving(slot)
 
     def _is_moving(self, slot: Slot) -> bool:
         """True if a trial is making room, here or in host memory for those that are here."""
@@ -300,7 +305,7 @@ class MemoryManager:
         missing, free = self._missing(slot, study, trial), self.free_bytes(slot)
         if now >= slot.settles_at or _less(self._unclaimed(slot), missing):
             return False
-        return self._leaving(slot) or _less(free, missing)
+        return bool(self._state.leaving(slot)) or _less(free, missing)
 
     # -- bytes ---------------------------------------------------------------------------------
 
@@ -356,8 +361,7 @@ class MemoryManager:
         free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
         if free is None or unclaimed is None:
             return 0
-        going = [c for c in self._state.clients.values() if slot.device.id in c.leaving]
-        return unclaimed - free - self._context(slot) * len(going)
+        return unclaimed - free - self._context(slot) * len(self._state.leaving(slot))
 
     def _allowed(self, slot: Slot) -> int:
         """Bytes that may be taken and reported by no trial, since contexts are not measured."""

@@ -133,7 +133,7 @@ class Overrides:
             return f"Trial {number} was not ordered to finish: say `finish`."
         if isinstance(message, wire.Finished) and _waits(study, trial):
             return f"Trial {number} has not stopped yet: say `finish` again."
-        client = self._state.clients.get(trial.connection or 0)
+        client = self._state.client_of(trial.connection)
         if isinstance(message, wire.Finish) and client is not None and client.role == "plain":
             return (
                 f"Trial {number} is trained by process {client.pid}, which is not this package's "

@@ -108,21 +108,17 @@ class PolicyRunner:
         views: list[TrialView] = []
         finished: list[TrialView] = []
         for trial in study.trials.values():
-            seen = _view(
-                trial,
-                now=now,
-                held=held.get(trial.number, 0.0),
-                cost=study.cost(trial.tier),
-                bound=self._bound(trial),
-                up=trial.number in up,
-                # Shown as running, so that it is not chosen: it has a device or gets no process.
-                reserved=trial.number in wanted
+            # Shown as running, so that it is not chosen: it has a device or gets no process.
+            busy = (
+                trial.number in wanted
                 or not study.can_begin(trial)
                 or not study.has_time_for(trial, now)
-                or (trial.connection is None and processes == 0),
-                barred=study.is_barred(trial),
+                or (trial.connection is None and processes == 0)
             )
-            (views if trial.live else finished).append(seen)
+            view = self._view(study, trial, held.get(trial.number, 0.0), busy=busy)
+            if trial.number in up:
+                view = _as_parked(view, now)
+            (views if trial.live else finished).append(view)
         parts = [slot.device.part for slot in self._state.slots.values()]
         if any(parts):
             whole = max(1, parts.count(False))
@@ -144,6 +140,55 @@ class PolicyRunner:
             room=Resources(host_bytes=self._host_room(open_ids)),
             memory=study.memory,
         )
+
+    def _view(self, study: Study, trial: LiveTrial, held: float, *, busy: bool) -> TrialView:
+        """View of a trial for a policy, kept until something that it is made of changes.
+
+        ``held`` is device time of its lease that its own count does not have yet.
+        """
+        state = "running" if busy and trial.live else trial.state
+        attained, cost = trial.device_seconds + held, study.cost(trial.tier)
+        bound_to = trial.devices if self._bound(trial) else ()
+        # Nobody knows when a trial could end that gets no device.
+        units_left = None if study.is_barred(trial) else trial.units_left
+        made_of = (
+            state,
+            attained,
+            cost,
+            bound_to,
+            units_left,
+            trial.curve,
+            trial.waiting_since,
+            trial.tier,
+            trial.devices,
+            trial.params,
+            trial.need_bytes,
+            (trial.connection is None, trial.stores, trial.sizes, trial.speeds),  # ``elastic``
+        )
+        # Few of many trials have changed since the last decision: comparing is cheaper than making.
+        if trial.seen is None or trial.seen[0] != made_of:
+            least, most = trial.device_range
+            view = TrialView(
+                number=trial.number,
+                state=state,
+                curve=trial.curve,
+                attained_seconds=attained,
+                submitted=trial.submitted,
+                waiting_since=None if state == "running" else trial.waiting_since,
+                tier=trial.tier,
+                device=trial.device,
+                devices=trial.devices if trial.others else (),
+                bound_to=bound_to,
+                switch_cost_seconds=cost,
+                units_left=0 if state == "done" else units_left,
+                params=trial.params,
+                devices_wanted=min(max(len(trial.devices), least), most),
+                elastic=trial.elastic,
+                # What it needs on a device is what it takes of the host's memory when it leaves.
+                needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
+            )
+            trial.seen = made_of, view
+        return trial.seen[1]
 
     def _left(self, study: Study, now: float) -> Budget:
         spent = study.device_seconds
@@ -223,78 +268,11 @@ def _fixed(view: TrialView) -> TrialView:
     return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.current_devices)
 
 
-def _view(
-    trial: LiveTrial,
-    *,
-    now: float,
-    held: float,
-    cost: float,
-    bound: bool,
-    up: bool,
-    reserved: bool,
-    barred: bool,
-) -> TrialView:
-    """View of a trial for a policy, kept until the trial changes.
-
-    Args:
-        trial: the trial.
-        now: since when a trial that is up for decision waits.
-        held: device time of its lease that its own count does not have yet.
-        cost: seconds to bring it back.
-        bound: whether it can go on only on the device it is parked on.
-        up: its slice has just ended, so it is up for decision like a parked trial.
-        reserved: it has a device already, or must not be chosen now.
-        barred: it gets no device, so that nobody knows when it could end.
-    """
-    # Few of many trials have changed since the last decision: comparing is cheaper than making.
-    known = (
-        trial.state,
-        trial.curve,
-        trial.device_seconds + held,
-        trial.waiting_since,
-        trial.tier,
-        trial.devices,
-        trial.connection is None,
-        trial.stores,
-        trial.units_left,
-        trial.params,
-        trial.sizes,
-        trial.speeds,
-        trial.need_bytes,
-        cost,
-        bound,
-        reserved,
-        barred,
+def _as_parked(view: TrialView, now: float) -> TrialView:
+    """View of a trial whose slice has just ended: it is up for decision like a parked one."""
+    return replace(
+        view, state="parked", waiting_since=now, tier="resident", switch_cost_seconds=0.0
     )
-    if trial.seen is not None and trial.seen[0] == known and not up:
-        return trial.seen[1]
-    state, waiting_since = trial.state, trial.waiting_since
-    if up:
-        state, waiting_since = "parked", now
-    elif reserved and trial.live:
-        state = "running"
-    least, most = trial.device_range
-    seen = TrialView(
-        number=trial.number,
-        state=state,
-        curve=trial.curve,
-        attained_seconds=trial.device_seconds + held,
-        submitted=trial.submitted,
-        waiting_since=None if state == "running" else waiting_since,
-        tier="resident" if up else trial.tier,
-        device=trial.device,
-        devices=trial.devices if trial.others else (),
-        bound_to=trial.devices if bound else (),
-        switch_cost_seconds=0.0 if up else cost,
-        units_left=0 if state == "done" else None if barred else trial.units_left,
-        params=trial.params,
-        devices_wanted=min(max(len(trial.devices), least), most),
-        elastic=trial.elastic,
-        # What it needs on a device is what it takes of the host's memory when it has to leave.
-        needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
-    )
-    trial.seen = None if up else (known, seen)
-    return seen
 
 
 def ask(study: Study, snapshot: Snapshot) -> Decision:

@@ -29,7 +29,7 @@ class Power:
         for id_ in devices:
             if id_ in self._state.slots:
                 self._state.slots[id_].power = "off"
-                self._state.slots[id_].spare = True
+                self._state.slots[id_].unwanted = True
 
     def wanted(self, study: Study) -> int:
         """Number of this host's devices that a study could use, with processes that come."""
@@ -61,13 +61,13 @@ class Power:
         studies = self._state.studies_at_work()
         for id_, slot in self._state.slots.items():
             if studies:
-                slot.spare = all(id_ in study.powered_down for study in studies)
+                slot.unwanted = all(id_ in study.powered_down for study in studies)
             if turn.now < slot.power_retry_at:
                 continue
-            if slot.power == "on" and slot.spare and self._is_empty(slot):
+            if slot.power == "on" and slot.unwanted and self._is_empty(slot):
                 slot.power = "going"
                 turn.add(SwitchPower(device=id_, up=False))
-            elif slot.power == "off" and not slot.spare:
+            elif slot.power == "off" and not slot.unwanted:
                 slot.power = "coming"
                 turn.add(SwitchPower(device=id_, up=True))
 
@@ -92,9 +92,8 @@ class Power:
     def _is_empty(self, slot: Slot) -> bool:
         """True if nothing is on a device, nor on its way there."""
         taken = slot.lease or slot.reservation or slot.awaited is not None
-        leaving = any(slot.device.id in c.leaving for c in self._state.clients.values())
         works = slot.device.healthy and slot.device.free
-        return works and not (taken or leaving or self._state.parked_on(slot))
+        return works and not (taken or self._state.leaving(slot) or self._state.parked_on(slot))
 
 
 def unpowered(state: BrokerState) -> tuple[str, ...]:

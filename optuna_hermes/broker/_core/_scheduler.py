@@ -54,38 +54,16 @@ class Scheduler:
         """
         if self._state.recovering:
             return
-        for reservation in self._state.reservations():
-            empty = [slot for slot in self._state.slots_of(reservation) if not slot.lease]
-            usable = all(self._is_open_to(reservation, slot) for slot in empty)
-            late = self._is_late(reservation, turn.now)
-            if empty and (not usable or late or self._is_hopeless(reservation)):
-                self._state.unreserve(reservation)
+        self._drop_vain_reservations(turn.now)
         studies = [s for s in self._state.studies_at_work() if s.away_since is None]
         self._join(studies, turn.now)
-        for shared in (True, False) if len(studies) > 1 else (False,):
-            # The study with the fewest devices decides first, then the one that had them for less.
-            for study in sorted(studies, key=partial(self._turn_order, now=turn.now)):
-                open_ = [
-                    slot for slot in self._state.slots.values() if self._undecided(slot, turn.now)
-                ]
-                if shared:
-                    share = max(1, len(self._state.slots) // len(studies))
-                    quota = max(0, share - self._n_devices(study, turn.now))
-                    open_ = _without_partial_leases(
-                        sorted(open_, key=lambda slot: _slot_order(slot, study))[:quota]
-                    )
-                if open_ or (self._state.has_unpowered and not shared):
-                    self._decide(turn, study, open_)
+        if len(studies) > 1:
+            self._decide_within_shares(turn, studies)
+        self._decide_the_rest(turn, studies)
         self._reserve_for_keepers()
         self.fill(turn)
         self._note_idle(studies, turn.now)
-        for study in studies:
-            if study.sets_up:
-                from optuna_hermes.broker._core._set_up import set_up_next  # on CPU slots only
-
-                # One that is set up is as good as a process in reserve, which is then made anew.
-                spare = self._available_processes(study) - self._needed(study)
-                set_up_next(turn, study, self._policy_runner, spare)
+        self._set_up(turn, studies)
 
     def reported(self, turn: Turn, lease: Lease) -> bool:
         """Decide, and return True, if a trial's report is the one nearest to its slice's end.
@@ -150,6 +128,15 @@ class Scheduler:
 
     # -- deciding ------------------------------------------------------------------------------
 
+    def _drop_vain_reservations(self, now: float) -> None:
+        """Cancel the reservations of empty devices that cannot be granted, or not in time."""
+        for reservation in self._state.reservations():
+            empty = [slot for slot in self._state.slots_of(reservation) if not slot.lease]
+            usable = all(self._is_open_to(reservation, slot) for slot in empty)
+            late = self._is_late(reservation, now)
+            if empty and (not usable or late or self._is_hopeless(reservation)):
+                self._state.unreserve(reservation)
+
     def _join(self, studies: Sequence[Study], now: float) -> None:
         """Let studies that come, or come back, begin level with the one that has had least.
 
@@ -163,9 +150,25 @@ class Scheduler:
         for study in self._state.studies.values():
             study.at_work = any(each is study for each in studies)
 
-    def _turn_order(self, study: Study, now: float) -> tuple[int, float]:
-        """Sort key of studies: the fewest devices first, then the least device time."""
-        return self._n_devices(study, now), self._had(study, now)
+    def _decide_within_shares(self, turn: Turn, studies: Sequence[Study]) -> None:
+        """Let each study decide about so many devices that it has its share of all."""
+        share = max(1, len(self._state.slots) // len(studies))
+        for study in self._in_turn(studies, turn.now):
+            quota = max(0, share - self._n_devices(study, turn.now))
+            slots = sorted(self._undecided(turn.now), key=partial(_slot_order, study=study))
+            if within := _without_partial_leases(slots[:quota]):
+                self._decide(turn, study, within)
+
+    def _decide_the_rest(self, turn: Turn, studies: Sequence[Study]) -> None:
+        """Let each study decide about all devices that are left, and whether others are woken."""
+        for study in self._in_turn(studies, turn.now):
+            slots = self._undecided(turn.now)
+            if slots or self._state.has_unpowered:
+                self._decide(turn, study, slots)
+
+    def _in_turn(self, studies: Sequence[Study], now: float) -> list[Study]:
+        """Those with the fewest devices first, of these the one that had them for less."""
+        return sorted(studies, key=lambda s: (self._n_devices(s, now), self._had(s, now)))
 
     def _had(self, study: Study, now: float) -> float:
         """Device time that counts when studies take turns."""
@@ -177,7 +180,7 @@ class Scheduler:
         held = (
             slot.reservation or slot.lease
             for slot in self._state.slots.values()
-            if slot.reservation or not self._undecided(slot, now)
+            if slot.reservation or not self._is_undecided(slot, now)
         )
         return sum(1 for each in held if each and each.study == study.spec.key)
 
@@ -190,7 +193,11 @@ class Scheduler:
             elif slot.idle_since is None:
                 slot.idle_since = now
 
-    def _undecided(self, slot: Slot, now: float) -> bool:
+    def _undecided(self, now: float) -> list[Slot]:
+        """The slots that a policy may be asked about now."""
+        return [slot for slot in self._state.slots.values() if self._is_undecided(slot, now)]
+
+    def _is_undecided(self, slot: Slot, now: float) -> bool:
         """True if a policy may be asked about this device now, with all others of its lease."""
         lease = slot.lease
         together = [slot] if lease is None else self._state.slots_of(lease)
@@ -198,13 +205,18 @@ class Scheduler:
             return False
         if lease is None:
             return self._memory.usable(slot) and self._memory.keeper(slot) is None
-        if lease.number is None or self._state.studies[lease.study].away_since is not None:
-            return False
-        if lease.training and any(map(self._memory.is_exclusive, together)):
-            trial = self._state.trial_of(lease)
-            if trial is not None and not trial.stores:
-                return False  # nobody else could use the device while its process lives
-        return lease.deadline <= now and not lease.yielding
+        return self._is_up(lease, now) and not self._keeps_others_off(lease, together)
+
+    def _is_up(self, lease: Lease, now: float) -> bool:
+        """True if the slice of a trial is over, and it was not asked to leave yet."""
+        served = lease.number is not None and self._state.studies[lease.study].away_since is None
+        return served and lease.deadline <= now and not lease.yielding
+
+    def _keeps_others_off(self, lease: Lease, slots: Sequence[Slot]) -> bool:
+        """True if nobody else could use its devices while its trial's process lives."""
+        trial = self._state.trial_of(lease)
+        stays = trial is not None and lease.training and not trial.stores
+        return stays and any(map(self._memory.is_exclusive, slots))
 
     def _decide(self, turn: Turn, study: Study, slots: list[Slot]) -> None:
         decide = partial(self._policy_runner.decide, study, slots, turn.now)
@@ -237,7 +249,7 @@ class Scheduler:
 
     def _renew(self, study: Study, lease: Lease, seconds: float | None, now: float) -> None:
         """Begin another slice of a lease; no cost of bringing its trial back counts any more."""
-        lease.slice_started, lease.looked, lease.extended = now, False, False
+        lease.slice_started, lease.prefetched, lease.extended = now, False, False
         lease.deadline = self._end(study, None, seconds, now)
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
@@ -315,10 +327,9 @@ class Scheduler:
         trial = self._state.trial_of(reservation)
         if trial is not None and trial.connection is not None and not (trial.stores or trial.asked):
             return True
-        if (
-            self._available_processes(study) > 0
-            or _worker_for(self._state, study, trial) is not None
-        ):
+        if self._available_processes(study) > 0:
+            return False
+        if _worker_for(self._state, study, trial) is not None:
             return False
         return not any(
             trial.stores and trial.connection is not None for trial in study.trials.values()
@@ -338,6 +349,16 @@ class Scheduler:
         if trial.stores:
             self._memory.evict(turn, trial, "disk")
 
+    def _set_up(self, turn: Turn, studies: Sequence[Study]) -> None:
+        """Let processes that nothing else needs set up trials before there are devices."""
+        for study in studies:
+            if study.sets_up:
+                from optuna_hermes.broker._core._set_up import set_up_next  # on CPU slots only
+
+                # One that is set up is as good as a process in reserve, which is then made anew.
+                spare = self._available_processes(study) - self._needed(study)
+                set_up_next(turn, study, self._policy_runner, spare)
+
     def _available_processes(self, study: Study) -> int:
         """Number of processes that will wait for a trial without an eviction for that."""
         leaving = sum(1 for trial in study.trials.values() if trial.asked == "disk")
@@ -350,17 +371,10 @@ class Scheduler:
 
     def _free_processes(self, turn: Turn, study: Study) -> None:
         """Evict parked trials to disk, so that a process is ready when a device is."""
-        reserved = self._state.reserved(study.spec.key)
         needed = self._needed(study)
         if study.may_open.any or any(trial.state == "stored" for trial in study.trials.values()):
             needed += len(self._state.slots)  # one in reserve for each device
-        missing = needed - self._available_processes(study)
-        if missing <= 0:
-            return
-        wanted = {reservation.number for reservation in reserved}
-        parked = [trial for trial in study.parked if trial.number not in wanted]
-        for trial in self._policy_runner.wanted_last(parked, turn.now)[:missing]:
-            self._memory.evict(turn, trial, "disk")
+        self._memory.store_wanted_last(turn, study, needed - self._available_processes(study))
 
     def _grant_next(self, turn: Turn, reservation: Reservation, slots: Sequence[Slot]) -> None:
         study = self._state.studies[reservation.study]
@@ -454,7 +468,7 @@ class Scheduler:
 
     def look_ahead_at(self, lease: Lease) -> float | None:
         """Time to look ahead: as long before the slice's end as bringing a trial back takes."""
-        if lease.looked or lease.yielding or lease.number is None:
+        if lease.prefetched or lease.yielding or lease.number is None:
             return None
         study = self._state.studies[lease.study]
         if study.away_since is not None:
@@ -473,7 +487,7 @@ class Scheduler:
         for lease in self._state.leases():
             due = self.look_ahead_at(lease)
             if due is not None and due <= turn.now < lease.deadline:
-                lease.looked = True
+                lease.prefetched = True
                 slots = self._state.slots_of(lease)
                 self._prefetch(turn, self._state.studies[lease.study], slots)
 

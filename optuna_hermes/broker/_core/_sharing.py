@@ -114,7 +114,7 @@ class Sharing:
         if not study.draining:
             reserved = {each.number for each in self._state.reserved(study.spec.key)}
             give_away(turn, study, self._memory, reserved)
-            self._make_room(turn, study, reserved)
+            self._make_room(turn, study)
 
     def _alive(
         self, turn: Turn, study: Study, others: Collection[HostRecord], event: Refreshed
@@ -165,18 +165,13 @@ class Sharing:
         """Note the hosts that have nothing to train of a study, though they could."""
         key, load = study.spec.key, self._load()
         idle = [host for host in others if key in host.wants]
-        study.spare = sum(max(1, round(len(x.devices) * (1 - x.load))) for x in idle)
+        study.idle_elsewhere = sum(max(1, round(len(x.devices) * (1 - x.load))) for x in idle)
         study.defers = any(host.load < load for host in idle)
 
-    def _make_room(self, turn: Turn, study: Study, reserved: Collection[int | None]) -> None:
+    def _make_room(self, turn: Turn, study: Study) -> None:
         """Store what would wait here longest, so that a host with nothing to do can take it."""
         free = sum(1 for trial in study.trials.values() if _is_free(trial) or trial.asked == "disk")
-        missing = study.spare - free
-        if missing <= 0:
-            return
-        parked = [trial for trial in study.parked if trial.number not in reserved]
-        for trial in self._policy_runner.wanted_last(parked, turn.now)[:missing]:
-            self._memory.evict(turn, trial, "disk")
+        self._memory.store_wanted_last(turn, study, study.idle_elsewhere - free)
 
     def recount(self, study: Study) -> None:
         """Count the trials that may still be created, by all that is known of all hosts."""

@@ -115,7 +115,7 @@ def _device(
 def _residents(slot: Slot, state: BrokerState, memory: MemoryManager) -> Iterator[ResidentStatus]:
     if slot.device.kind == "cpu":
         return
-    holder = None if slot.lease is None else state.trial_of(slot.lease)
+    holder = state.trial_of(slot.lease)
     parked = sorted(state.parked_on(slot), key=lambda trial: (trial.study, trial.number))
     for trial in (*([holder] if holder else []), *parked):
         # While it trains what it has changes with every batch.

@@ -64,7 +64,7 @@ class Study:
         coming: leases of other hosts from which further trials will come.
         watched_since: since when the ledger has shown without an outage who lives, else None.
         heartbeats: the last ones of other hosts, by this broker's clock.
-        spare: devices of other hosts that have nothing to train of it.
+        idle_elsewhere: devices of other hosts that have nothing to train of it.
         ends_at: when its driver has all trials suspended, None for no such time.
         device_seconds: ``spent_seconds`` from which on it does so, None for no bound.
         opening_seconds: expected device time from a new trial's lease to its first batch, 0.0
@@ -128,7 +128,7 @@ class Study:
     coming: int = 0
     watched_since: float | None = None
     heartbeats: dict[str, float] = field(default_factory=dict)
-    spare: int = 0
+    idle_elsewhere: int = 0
     powered_down: frozenset[str] = frozenset()
     sets_up: bool = False
     defers: bool = False

@@ -42,7 +42,7 @@ class Turn:
 
     def kill_worker(self, connection: int | None, reason: str) -> bool:
         """SIGKILL a process if it is a worker, and return that: users' own are left alone."""
-        client = self.state.clients.get(connection or 0)
+        client = self.state.client_of(connection)
         if client is None or client.role != "worker":
             return False
         self.kill(connection or 0, client.pid, reason)

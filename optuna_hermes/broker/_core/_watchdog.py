@@ -139,7 +139,7 @@ class Watchdog:
 
     def _idle_from(self, connection: int | None, silent_from: float) -> float:
         """Time from which on a silent worker may have been idle."""
-        client = self._state.clients.get(connection or 0)
+        client = self._state.client_of(connection)
         return silent_from if client is None else max(silent_from, client.worked_at)
 
     def _due(self, lease: Lease) -> float | None:

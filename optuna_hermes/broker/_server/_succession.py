@@ -116,7 +116,7 @@ def holders(state: BrokerState) -> tuple[ServedProcess, ...]:
     held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
     found = [each.holder for each in state.awaited.values()]
     for epoch, connection, study, number in held:
-        client = state.clients.get(connection or 0)
+        client = state.client_of(connection)
         if client is not None and epoch:
             found.append(
                 ServedProcess(
