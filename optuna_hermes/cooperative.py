@@ -37,7 +37,12 @@ from optuna_hermes.suspend import (
 )
 from optuna_hermes.suspend._accelerators import used_accelerator
 from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._saver import Saver, warn_of_inexact, warn_of_lost
+from optuna_hermes.suspend._saver import (
+    Saver,
+    warn_of_inexact,
+    warn_of_lost,
+    warn_of_memory,
+)
 from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge, settled
 from optuna_hermes.suspend._tree import frozen
@@ -102,7 +107,7 @@ class CooperativeLoop:
         self._restored_path = ""
         self._saver: Saver | None = None
         self._begun = self._unsaved = self._saved_here = False
-        self._warned_of_inexact = self._warned_of_shape = False
+        self._warned_of_inexact = self._warned_of_shape = self._warned_of_memory = False
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -223,11 +228,12 @@ class CooperativeLoop:
         session = self._session
         if session is None:
             return
-        if session.checkpoint_dir is None:
-            problem = "it has no folder for checkpoints"
-        if problem is not None and (self.storable or not self._begun):
-            log.info("%s can only wait in memory: %s.", self._name.capitalize(), problem)
-        self.storable = problem is None
+        folder = session.checkpoint_dir
+        if folder is not None and problem is not None and not self._warned_of_memory:
+            self._warned_of_memory = True
+            warn_of_memory(self._name, folder, problem)  # on the console; this is in its log
+            log.warning("%s can only wait in memory: %s.", self._name.capitalize(), problem)
+        self.storable = problem is None and folder is not None
         if self.storable and self._saver is None:
             self._saver = self._new_saver(session)
 

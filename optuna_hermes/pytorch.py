@@ -13,7 +13,7 @@ from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendErro
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._code import Code
 from optuna_hermes.suspend._loader_position import LoaderPosition
-from optuna_hermes.suspend._locals import Locals, frames_of_user
+from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._other_loaders import OtherLoaders
 from optuna_hermes.suspend._tree import frozen
@@ -61,9 +61,12 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
 class Run(CooperativeLoop):
     """A training loop that can be suspended; see ``suspendable``."""
 
+    instead: ClassVar[str] = (
+        "name all objects in one call, and train them in one loop over run.epochs()"
+    )
     remedy: ClassVar[str] = (
-        "Keep it in run.kept, or give what holds it state_dict() and load_state_dict() and name it "
-        "in suspendable()."
+        "Keep it in run.kept where that can hold it, or give what holds it state_dict() and "
+        "load_state_dict() and name it in suspendable()."
     )
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
@@ -80,6 +83,7 @@ class Run(CooperativeLoop):
         self._epoch_code: list[Any] = []
         self._code = Code()
         self._locals = Locals()
+        self._variables: dict[str, str] = {}
         self._caller: FrameType | None = None
         self._reports = False
         classes = Classes.of_frames(frames_of_user(sys._getframe()))
@@ -96,11 +100,17 @@ class Run(CooperativeLoop):
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Values, containers and objects of your classes that are stored with the trial."""
+        """Values, containers and objects that are stored with the trial.
+
+        Objects of installed packages are restored where your code puts them here before the loop.
+        """
         return self._named.kept
 
-    def epochs(self, number: int | range) -> Iterator[int]:
+    def epochs(self, number: int | range) -> Iterable[int]:
         """Iterate over ``range(number)``, or a range, from the trial's present epoch.
+
+        Its length is that of the whole range. If the number is not known, give one that is large
+        enough, and leave the loop with ``break``.
 
         An epoch without ``batches`` counts as one batch: the trial may yield before the next.
 
@@ -109,17 +119,28 @@ class Run(CooperativeLoop):
         and its effects on the named objects are undone. Weights are those of the present batch.
 
         Raises:
-            InvalidInputError: it is called for the second time.
+            InvalidInputError: it is neither a number nor a range, or this is the second loop.
         """
+        try:
+            numbers = number if isinstance(number, range) else range(number)
+        except TypeError as error:
+            raise InvalidInputError(
+                f"run.epochs() takes a number or a range, but got {number!r}: give a number that "
+                "is large enough, and leave the loop with break."
+            ) from error
+        return _LoaderPasses(numbers, functools.partial(self._rest_of_epochs, numbers))
+
+    def _rest_of_epochs(self, numbers: range) -> Iterator[int]:
         if self._looped:
             raise InvalidInputError(
                 f"run.epochs() must be used once in an objective, but {self._name} uses it again: "
-                "train all its epochs in one loop."
+                "train all in one loop, such as `for epoch in run.epochs(a + b):` with "
+                "`if epoch < a:` in it."
             )
         self._looped = True
-        numbers = number if isinstance(number, range) else range(number)
         self._n_epochs = len(numbers)
         if self._session is not None:
+            self._named.note_kept()
             super()._load_copy()
             self._named.note_classes()
             self._other_loaders.begin()
@@ -262,7 +283,16 @@ class Run(CooperativeLoop):
     def _lost(self) -> list[str]:
         names = self._locals.lost(self._caller, self._stored_objects(), self._position.batch)
         lost = [*super()._lost(), *self._position.streams.lost]
-        return [*lost, *(f"{name} (a variable of the loop)" for name in sorted(names))]
+        return [*lost, *map(self._variable, sorted(names))]
+
+    def _variable(self, name: str) -> str:
+        """The words for a lost variable of the loop; the same in each message: it is given once."""
+        if name not in self._variables:
+            frames = [variables(frame) for frame in frames_of_user(self._caller)]
+            keeps = all(self._named.can_keep(each[name]) for each in frames if name in each)
+            unkept = "" if keeps else ", which run.kept cannot hold"
+            self._variables[name] = f"{name} (a variable of the loop{unkept})"
+        return self._variables[name]
 
     # -- between two batches -------------------------------------------------------------------
 
@@ -368,11 +398,11 @@ class Run(CooperativeLoop):
 
 
 class _LoaderPasses(Generic[Batch]):
-    """Stands in for a loader; its batches come from a function.
+    """Stands in for a loader, or a range of epochs; its items come from a function.
 
     Args:
         loader: provides the length and all other attributes.
-        begin: returns the batches of the next pass.
+        begin: returns the items of the next pass.
     """
 
     def __init__(self, loader: Iterable[Batch], begin: Callable[[], Iterator[Batch]]) -> None:

@@ -20,7 +20,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from optuna_hermes._lightning._callbacks import skip_tuners
-from optuna_hermes._lightning._made_loaders import order_of, set_order
 from optuna_hermes._lightning._module_hooks import (
     LOAD,
     SAVE,
@@ -53,6 +52,7 @@ from optuna_hermes.suspend._loader import (
     is_stream,
     keeps_iterator,
 )
+from optuna_hermes.suspend._loader_order import order_of, set_order
 from optuna_hermes.suspend._named_objects import kept_groups, make_room
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen

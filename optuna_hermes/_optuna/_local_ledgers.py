@@ -24,6 +24,7 @@ from optuna_hermes._optuna._studies import (
     ledger_url,
     named_ledger,
     only_here,
+    state_errors,
     shares_its_ledger,
     state_dir,
 )
@@ -137,7 +138,7 @@ def _here() -> str:
     """The name of this user's ledgers on this host, drawn once and kept beside them."""
     # Not the host's name: containers change it, and two users of a host have two ledgers.
     path = state_dir() / "ledgers" / "id"
-    with only_here():
+    with only_here(), state_errors():
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.write_text(f"{socket.gethostname()}:{path.parent} {uuid.uuid4().hex[:8]}")

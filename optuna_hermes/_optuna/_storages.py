@@ -217,7 +217,7 @@ def database_errors(storage: str) -> Iterator[None]:
             raise
         raise StorageError(
             f"Storage {shown(storage)} cannot be reached: {redacted(line(error), storage)} Check "
-            "the URL, and that its folder or server is there and its file whole."
+            "the URL, and that its folder or server is there, its file whole, and you may read it."
         ) from error
 
 

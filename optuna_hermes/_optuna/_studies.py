@@ -29,7 +29,7 @@ from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudyIdentity, StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import remove_ledger
@@ -247,9 +247,24 @@ def _replace_attribute(backend: RDBStorage, study_id: int, name: str, old: Any, 
 def only_here() -> Iterator[None]:
     """Lock among all threads and processes of this user, for storages without a database."""
     folder = state_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    with _giving, filelock.FileLock(folder / "attributes.lock"):
+    with _giving, contextlib.ExitStack() as locked:
+        with state_errors():
+            folder.mkdir(parents=True, exist_ok=True)
+            locked.enter_context(filelock.FileLock(folder / "attributes.lock"))
         yield
+
+
+@contextlib.contextmanager
+def state_errors() -> Iterator[None]:
+    """Turn an ``OSError`` of ``state_dir`` in this block into a ``StorageError`` of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"A study without a database keeps its ledger in {state_dir()}, which cannot be "
+            f"written ({error.strerror or error}): set XDG_STATE_HOME to a folder that you may "
+            "write to."
+        ) from error
 
 
 def study_spec(

@@ -66,6 +66,8 @@ GROUPS = ("launch",)
 def run(argv: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit status."""
     try:
+        for argument in argv:
+            _refuse_undecoded(argument)
         # Typer would refuse Optuna's verbs as unknown ones.
         if _optuna_verbs.is_for_optuna(argv, (*VERBS, *GROUPS)):
             return _optuna_verbs.run(argv)
@@ -80,6 +82,17 @@ def run(argv: Sequence[str]) -> int:
         return complain(str(error), FAILED)
     except typer.Abort:
         return INTERRUPTED
+
+
+def _refuse_undecoded(argument: str) -> None:
+    """Refuse what neither a database nor a protocol can hold: Python could not decode it."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"An argument must be text in the locale's encoding but got {argument!r}: set "
+            "PYTHONUTF8=1 if it is UTF-8."
+        ) from None
 
 
 def _usage(error: Any) -> str:

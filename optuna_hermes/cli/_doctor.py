@@ -31,10 +31,10 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 def doctor(
     storage: Annotated[
         str | None,
-        optional_storage("RunCheck at this storage of Optuna too; nothing is written into it."),
+        optional_storage("Check this storage of Optuna too; nothing is written into it."),
     ] = None,
     study_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="And at this study, and its checkpoints.")
+        str | None, typer.Option(metavar="NAME", help="And this study, and its checkpoints.")
     ] = None,
     json: Json = False,
 ) -> None:

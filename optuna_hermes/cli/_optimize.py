@@ -34,7 +34,6 @@ from optuna_hermes.cli._studies import (
 )
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import make_progress
 from optuna_hermes.view.tables import summary_view
 
@@ -221,7 +220,7 @@ def conclude(result: OptimizeResult, again: str) -> int:
     if result.taken_by is not None:
         note(f"{result.outlook} To wait again:\n  {again}")
     elif result.unfinished or result.stopped or result.interrupted:
-        note(f"Stopped with {plural(result.unfinished, 'trial')} suspended. To go on:\n  {again}")
+        note(f"{result.remainder}. To go on:\n  {again}")
     if result.interrupted:
         return INTERRUPTED
     return SUSPENDED if result.suspended else 0

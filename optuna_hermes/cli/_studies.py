@@ -72,8 +72,8 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
 
     Raises:
         DatabaseAwayError: it did not answer for longer.
-        StorageError: the storage cannot be used, or holds other studies but not this one and
-            ``make`` is False.
+        StorageError: the storage cannot be used, is in memory, or holds other studies but not this
+            one and ``make`` is False.
     """
     from optuna_hermes import HermesPruner, HermesSampler, _optuna
     from optuna_hermes._tables import sqlite_file
@@ -95,6 +95,11 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
         sampler=HermesSampler(),
         pruner=HermesPruner(),
     )
+    if not _optuna.shared(study):
+        raise StorageError(
+            f"The processes of a study must reach its storage but {storage} is in memory: give "
+            "--storage sqlite:///study.db."
+        )
     if is_new:
         note(f"Made study {name!r} in {_optuna.hidden(storage)}; it minimises.")
     try:

@@ -16,6 +16,7 @@ from optuna_hermes.suspend._loader import (
     is_stream,
     keeps_iterator,
 )
+from optuna_hermes.suspend._loader_order import order_of, set_order
 from optuna_hermes.suspend._streams import Known, Stream, Streams
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of, replay_of
@@ -38,6 +39,7 @@ class LoaderPosition:
         self.problem: str | None = None
         """The reason why the position in this epoch cannot be restored, None if it can."""
         self._source: Any = None
+        self._order: dict[str, dict[str, Any]] = {}
         self._warned = False
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
         self._replays: weakref.WeakKeyDictionary[Any, Keeper]
@@ -67,14 +69,20 @@ class LoaderPosition:
         Args:
             idle: the state from which an epoch begins; None for the loader's present one.
         """
+        # Of a sequence it is the objective's own.
+        made = [loader] if hasattr(loader, "dataset") else []
         if state is not None:
             self.streams.load_state_dict(state["streams"])
+            self._order = state.get("order", {})
+            set_order(made, self._order)  # before its batches are counted
         source = self._source = self._source_of(loader)
         self.length = _length(loader)
         self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
         if idle is not None and isinstance(source, Replay | Wrapped):
             source.load_idle_state(idle)
+        if state is None:
+            self._order = order_of(made)
         if isinstance(source, Wrapped):
             source.begin(loader, None if state is None else state["loader"])
         elif isinstance(source, Stream):
@@ -103,6 +111,7 @@ class LoaderPosition:
         return {
             "batch": self.batch,
             "loader": loader,
+            "order": self._order,
             "streams": self.streams.state_dict(),
             "data": states_of(self._own_data()),
         }
@@ -177,15 +186,15 @@ class LoaderPosition:
     def _problem(self, loader: object) -> str | None:
         if is_stream(loader):
             return None
-        if self.length is None:
-            return "the length of its loader is unknown"
         if self._source is None and keeps_iterator(loader):
             return "its loader keeps one iterator for all epochs"
         if self._source is None and not hasattr(loader, "__getitem__"):
             return (
-                "its loader is neither a DataLoader over a map-style data set, nor stateful, nor a "
-                "sequence"
+                f"its loader, of {type(loader).__name__}, is neither a DataLoader over a map-style "
+                "data set, nor stateful, nor a sequence"
             )
+        if self.length is None:
+            return "the length of its loader is unknown"
         return None
 
 

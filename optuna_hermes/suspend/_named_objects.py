@@ -40,6 +40,7 @@ _PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
 _MOST_EPOCHS = 64
 """Most epochs until an object whose state was too large is asked for it again."""
 _SETTINGS = (type(None), bool, int, float, str)
+_UNREADABLE = (SuspendError, TypeError, ValueError, RuntimeError, AttributeError)
 _SCHEDULES = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
@@ -59,6 +60,7 @@ class NamedObjects:
             _check(name, owner)
         self.kept: dict[str, Any] = {}
         self._classes = classes
+        self._foreign: set[str] | None = None
         self._readable: set[str] = set()
         self._given: dict[int, object] = {}
         self._too_large: dict[str, _Wait] = {}
@@ -81,6 +83,27 @@ class NamedObjects:
         """Note the present classes of layers; right before the loop, where all are converted."""
         for name, each in self._owners.items():
             self._parts[name] = replace(self._parts[name], kinds=parts_of(each).kinds)
+
+    def note_kept(self) -> None:
+        """Note the packages of what is kept, right before the loop: their objects may be made.
+
+        Classes of theirs that the user's code cannot name, such as an environment's of gymnasium,
+        are not made of a checkpoint before: the objective makes such an object first.
+        """
+        self._foreign = set()
+        if self._classes is not None:
+            packages = {n: self._classes.others_in(each) for n, each in self.kept.items()}
+            self._foreign = {name for name, others in packages.items() if others}
+            self._classes.packages.update(*packages.values())
+
+    def can_keep(self, value: object) -> bool:
+        """True for a value that can be stored if it is put into ``kept`` before the loop."""
+        from optuna_hermes.suspend._values import ValueWriter
+
+        with contextlib.suppress(*_UNREADABLE):
+            ValueWriter(whole=True).write("", value)
+            return True
+        return False
 
     @property
     def lost(self) -> list[str]:
@@ -223,6 +246,8 @@ class NamedObjects:
         writer = ValueWriter(whole=True, owned=owned)
         memories = ((name, _memories_of_plain(self.kept[name])) for name in names)
         plain = {name: found for name, found in memories if found is not None}
+        # Those last that may be restored later: none is read before one that it refers to.
+        names = sorted(names, key=lambda name: name in (self._foreign or ()))
         trees = {name: self._tree(writer, name) for name in names if name not in plain}
         in_trees = {memory_of(each) for each in writer.objects}
         shared = sharing(plain, lambda memory: memory in in_trees or owned.holds(memory))
@@ -258,14 +283,26 @@ class NamedObjects:
         """Restore kept values; those of ``order`` without a node stay as they are."""
         if not (nodes or self.kept):
             return
+        from optuna_hermes.suspend._objects import UnknownClassError
         from optuna_hermes.suspend._values import Owned, ValueReader
 
+        later = False
         kept = {name: self.kept[name] for name in order if name in self.kept}
         reader = ValueReader(self._classes, self._given, Owned(self._tensors))
         for name, (value, was_on_device, is_tree) in nodes.items():
             present = self.kept.get(name)
+            if is_tree and later:
+                continue
             if is_tree:
-                kept[name] = reader.node(value, present)
+                try:
+                    kept[name] = reader.node(value, present)
+                except UnknownClassError as error:
+                    if self._foreign is not None:
+                        raise SuspendError(
+                            f"run.kept[{name!r}] is restored only where your code puts such an "
+                            f"object there before the loop: {error}"
+                        ) from error
+                    later = True  # also of those after it, which may refer to its parts
                 continue
             if was_on_device:
                 value = moved(value, torch.accelerator.current_accelerator())
@@ -289,11 +326,13 @@ class _Wait:
 def _named_in_errors(name: str) -> Iterator[None]:
     try:
         yield
-    except (SuspendError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+    except _UNREADABLE as error:
         raise UnstorableError(
             f"run.kept[{name!r}] must be made of numbers, text, arrays, tensors, random "
-            "generators, containers, and objects of classes of your own whose attributes are "
-            f"such, but it could not be made again: {error}."
+            "generators, containers, and objects whose attributes are such, of classes of your own "
+            "or of a package of which it held objects before the loop, but it could not be made "
+            f"again: {error}. Make it anew in each epoch instead, from a seed, or give what holds "
+            "it state_dict() and load_state_dict() and name it in suspendable()."
         ) from error
 
 

@@ -28,6 +28,10 @@ _MOST_WORK = 10_000
 _UNREAD = object()
 
 
+class UnknownClassError(SuspendError):
+    """An object's class is not among those that may be made."""
+
+
 class Objects:
     """An object, and all that it leads to, with ``state_dict`` and ``load_state_dict``.
 
@@ -285,7 +289,9 @@ class _Reader:
         for part in name.split("."):
             found = getattr(found, part, None)
         if not isinstance(found, type) or _package(found) not in self._packages:
-            raise SuspendError(f"it holds a {module}.{name}, and not only classes of this package")
+            raise UnknownClassError(
+                f"it holds a {module}.{name}, and not only classes of this package"
+            )
         if (found.__module__, found.__qualname__) != (module, name):
             raise SuspendError(f"it holds a {module}.{name}, which is another class now")
         return found

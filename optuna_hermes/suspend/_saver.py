@@ -205,6 +205,21 @@ def warn_of_lost(trial: str, folder: Path | None, names: Iterable[str], way_out:
     )
 
 
+def warn_of_memory(trial: str, folder: Path, reason: str) -> None:
+    """Log a warning that a trial can wait in memory only, once per study.
+
+    Args:
+        folder: of the trial's checkpoints; those of the study's other trials are beside it.
+    """
+    if is_first(folder.parent, "memory"):
+        log.warning(
+            "%s can only wait in memory: %s. While that is so, no checkpoint holds what it trains, "
+            "which is lost when its process ends, also by Ctrl-C.",
+            trial.capitalize(),
+            reason,
+        )
+
+
 def warn_of_inexact(trial: str, folder: Path | None, reasons: Mapping[str, str]) -> None:
     """Log reasons why a trial differs once it comes back from disk, each once per study.
 

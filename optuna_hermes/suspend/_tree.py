@@ -35,7 +35,7 @@ def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
 
     Args:
         tree: None, numbers, text, bytes, lists, tuples, sets, dictionaries (also ``OrderedDict``
-            and ``Counter``), tensors, arrays, and sizes, dtypes and devices of torch.
+            and ``Counter``), tensors, arrays, dtypes, and sizes and devices of torch.
         trial: its name in messages.
 
     Returns:
@@ -159,6 +159,8 @@ class _Packer:
             return {"$size": list(value)}
         if type(value) is torch.dtype:
             return {"$dtype": _name(value)}
+        if is_numpy_dtype(value):
+            return {"$numpy_dtype": value.str}
         if type(value) is torch.device:
             return {"$device": str(value)}
         if type(value) is np.ndarray and value.dtype.kind in _KINDS:
@@ -227,6 +229,7 @@ class _Unpacker:
             "$Counter": lambda parts: _mapping(Counter, *parts),
             "$size": torch.Size,
             "$dtype": _dtype,
+            "$numpy_dtype": np.dtype,
             "$device": torch.device,
             "$tensor": lambda parts: self._tensor(*parts),
             "$array": lambda parts: self._array(*parts),
@@ -266,6 +269,11 @@ def storable(value: Any) -> bool:
         and value.layout is torch.strided
         and not (value.is_quantized or value.is_nested or value.is_meta)
     )
+
+
+def is_numpy_dtype(value: object) -> bool:
+    """True for a dtype of NumPy that is fully described by its text: it has no fields."""
+    return isinstance(value, np.dtype) and value.kind in f"{_KINDS}OSUMm"
 
 
 def _is_scalar(value: Any) -> bool:

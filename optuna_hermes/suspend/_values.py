@@ -2,7 +2,7 @@
 
 As with ``Objects``, no code from a tree runs: a present object keeps its identity and its
 attributes are restored; a missing one is only made of a class of the owner's packages, or one that
-its code can name, without its constructor.
+its code can name, or of a package of what was kept before the loop, without its constructor.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import functools
 import math
 import operator
 import random
+import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, Flag
@@ -41,7 +42,8 @@ from optuna_hermes.suspend._objects import (
     _Writer,
 )
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
-from optuna_hermes.suspend._tree import NUMBERS, storable, tensors_in
+from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, storable, tensors_in
+from optuna_hermes.suspend._unsaved import reachable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
@@ -209,6 +211,13 @@ class Classes:
             packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
         return cls(names, packages)
 
+    def others_in(self, value: object) -> set[str]:
+        """Names of other packages, of whose classes there are objects in a value."""
+        parts = (each for each in reachable([value]).values() if not outside(each))
+        kinds = {kind for each in parts for kind in type(each).__mro__}
+        known = sys.stdlib_module_names | _NO_USERS | {"numpy"} | self.packages
+        return set(map(_package, kinds)) - known
+
     def find(self, module: str, name: str) -> type | None:
         """Find a class by its module and name; None if the owner's code cannot name it."""
         for names in self._names:
@@ -268,7 +277,7 @@ class ValueWriter(_Writer):
             if self._whole:
                 raise CheckpointError(f"{'.'.join(place)} is of {type(value).__name__}")
             return ["present"]
-        if type(value) in (torch.Size, torch.dtype, torch.device):
+        if type(value) in (torch.Size, torch.dtype, torch.device) or is_numpy_dtype(value):
             return ["plain", value]  # which is not numbered
         return super().node(value, place)
 

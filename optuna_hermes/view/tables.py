@@ -352,15 +352,19 @@ def _result(document: Document) -> Rows:
     yield "suspended", suspensions(trials)
     used, took = document["device_seconds"], document["elapsed_seconds"]
     devices = ", ".join(document["devices"])
-    yield "device time", f"{formats.duration(used)} on {devices}, in {formats.duration(took)}"
+    yield "device time", f"{formats.duration(used)} in all calls"
     yield from _energy(document["watt_hours"])
-    yield _overhead(document["overhead_fraction"], document["overhead_seconds"])
-    yield "switches", str(document["switches"])
+    spent = formats.duration(document["spent_seconds"])
+    yield "this call", f"{spent} of device time on {devices}, in {formats.duration(took)}"
+    overhead = document["overhead_fraction"], document["overhead_seconds"]
+    yield _overhead(*overhead, whose="this call's ")
+    yield "switches", f"{document['switches']} in this call"
 
 
-def _overhead(share: float, seconds: Mapping[Any, float]) -> tuple[str, str]:
+def _overhead(share: float, seconds: Mapping[Any, float], whose: str = "") -> tuple[str, str]:
     kinds = ", ".join(f"{kind} {each:.1f} s" for kind, each in seconds.items() if each >= 0.05)
-    return "outside of batches", f"{100 * share:.1f} % of device time{kinds and f' ({kinds})'}"
+    kinds = kinds and f" ({kinds})"
+    return "outside of batches", f"{100 * share:.1f} % of {whose}device time{kinds}"
 
 
 def suspensions(trials: Sequence[Document]) -> str:

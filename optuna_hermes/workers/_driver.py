@@ -583,6 +583,7 @@ class Driver:
             devices=self._devices,
             elapsed_seconds=elapsed,
             device_seconds=sum(trial.device_seconds for trial in trials),
+            spent_seconds=0.0 if last is None else last.spent_seconds,
             switches=0 if last is None else last.switches,
             overhead_fraction=0.0 if last is None else last.overhead_fraction,
             overhead_seconds={} if last is None else last.overhead_seconds,

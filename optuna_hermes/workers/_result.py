@@ -49,6 +49,7 @@ class OptimizeResult:
         devices: the devices it decided about.
         elapsed_seconds: duration of this call.
         device_seconds: device time of all trials, earlier calls included.
+        spent_seconds: device time of this call.
         switches: suspended trials brought back, in this call.
         overhead_fraction: share of this call's device time, idle devices included, that was
             outside of batches.
@@ -73,6 +74,7 @@ class OptimizeResult:
     devices: tuple[str, ...]
     elapsed_seconds: float
     device_seconds: float
+    spent_seconds: float
     switches: int
     overhead_fraction: float
     overhead_seconds: Mapping[OverheadKind, float]
@@ -99,14 +101,23 @@ class OptimizeResult:
             return f"Stopped waiting: process {self.taken_by} goes on with the study."
         if not self.unfinished:
             return ""
-        suspended = f"Stopped with {plural(self.unfinished, 'trial')} suspended"
         # Optuna has drawn such a name; the script run again would draw another one.
         drawn = f" on the study named {self.study!r}" if self.study.startswith("no-name-") else ""
-        return f"{suspended}: the same call{drawn} goes on with them."
+        return f"{self.remainder}: the same call{drawn} goes on with them."
+
+    @property
+    def remainder(self) -> str:
+        """What is left, in words: suspended trials, and those that must begin anew."""
+        # They have trained, and there is no checkpoint.
+        anew = sum(1 for t in self.trials if t.state == "PENDING" and (t.units or t.suspensions))
+        suspended = f"Stopped with {plural(self.unfinished - anew, 'trial')} suspended"
+        if not anew:
+            return suspended
+        return f"{suspended} and {plural(anew, 'trial')} to begin anew, without a checkpoint"
 
     @property
     def unfinished(self) -> int:
-        """The number of suspended trials, which a later call resumes."""
+        """The number of suspended trials, which a later call resumes or begins anew."""
         return sum(1 for t in self.trials if t.state in ("PARKED", "STORED", "PENDING"))
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
@@ -121,6 +132,7 @@ class OptimizeResult:
             "devices": list(self.devices),
             "elapsed_seconds": self.elapsed_seconds,
             "device_seconds": self.device_seconds,
+            "spent_seconds": self.spent_seconds,
             "watt_hours": self.watt_hours,
             "switches": self.switches,
             "overhead_fraction": self.overhead_fraction,

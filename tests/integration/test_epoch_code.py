@@ -13,7 +13,13 @@ import optuna
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
@@ -109,6 +115,63 @@ def test_a_kept_part_of_an_optimizers_state_is_restored_with_it(tmp_path: Path) 
     with pytest.raises(Suspended):
         near_the_start(session, kept_part=True)
     assert len(near_the_start(session.again(), kept_part=True)) == 4 * 4 + 4
+
+
+def subset(order: torch.Tensor) -> DataLoader[Any]:
+    return DataLoader(Subset(DATA, order.tolist()), batch_size=4, shuffle=True)
+
+
+LOADERS: dict[str, Callable[[torch.Tensor], DataLoader[Any]]] = {
+    "subset": subset,
+    "of a tensor": lambda order: DataLoader(Subset(DATA, order), batch_size=4),  # type: ignore[arg-type]
+    "of tensors": lambda order: DataLoader(Subset(DATA, list(order)), batch_size=4),  # type: ignore[arg-type]
+    "of NumPy's numbers": lambda order: DataLoader(Subset(DATA, list(order.numpy())), batch_size=4),
+    "sampler": lambda order: DataLoader(DATA, 4, sampler=SubsetRandomSampler(order.tolist())),
+    "weights": lambda order: DataLoader(DATA, 4, sampler=WeightedRandomSampler(order / 9 + 1, 12)),
+}
+
+
+def hard_examples(session: FakeSession, make: Callable[[torch.Tensor], DataLoader[Any]]) -> Any:
+    """A loop that trains, in each epoch, on what the present model does worst, and on the rest."""
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(4):
+        with torch.no_grad():
+            scores = (model(DATA.tensors[0]).squeeze(1) - DATA.tensors[0].sin().sum(1)).abs()
+        order = scores.argsort(descending=True)[: 8 + epoch + int(10 * scores[0]) % 4]
+        for (x,) in run.batches(make(order)):
+            loss = (model(x).squeeze(1) - x.sin().sum(1)).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("stops", [(1, 2), (5, 3, 1)], ids=str)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_an_order_made_of_weights_comes_back(
+    kind: str, stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A trial that is resumed within an epoch has the order of its begin, and its length."""
+    train_again = functools.partial(hard_examples, make=LOADERS[kind])
+    assert by_way_of_disk(train_again, tmp_path, *stops) == train_again(FakeSession())
+
+
+def test_an_order_that_is_set_in_a_loader_comes_back(tmp_path: Path) -> None:
+    """The loader was made before the loop, and its subset gets another order in each epoch."""
+
+    def train_again(session: FakeSession) -> Any:
+        loader = subset(torch.arange(16))
+
+        def set_anew(order: torch.Tensor) -> DataLoader[Any]:
+            loader.dataset.indices = order.tolist()  # type: ignore[attr-defined]
+            return loader
+
+        return hard_examples(session, set_anew)
+
+    assert by_way_of_disk(train_again, tmp_path, 1, 4, 2) == train_again(FakeSession())
 
 
 class Asked:

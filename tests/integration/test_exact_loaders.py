@@ -55,11 +55,11 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from optuna_hermes._lightning._made_loaders import order_of
 from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.pytorch import Run
+from optuna_hermes.suspend._loader_order import order_of
 from optuna_hermes.testing import FakeSession
 
 EPOCHS = 4

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+from optuna_hermes.errors import CheckpointError, Suspended, UnstorableError
 from optuna_hermes.pytorch import Run
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
@@ -232,6 +236,119 @@ def copying(session: FakeSession) -> list[float]:
 def test_copies_do_not_become_the_weights(stops: tuple[int, ...], tmp_path: Path) -> None:
     """Nor are the weights set to what was kept of them."""
     assert by_way_of_disk(copying, tmp_path, *stops) == copying(FakeSession())
+
+
+# -- objects of installed packages -------------------------------------------------------------
+
+ARCADE = """
+import numpy as np
+
+class Step:
+    def __init__(self, reward):
+        self.reward = reward
+
+class Walk:
+    def __init__(self, **options):
+        self.rng, self.dtype, self.options = np.random.default_rng(3), np.dtype("i8"), options
+        self.state, self.last, self.draw = np.zeros(2), None, None
+
+    def step(self):
+        self.state += self.rng.normal(size=2)
+        self.last = Step(float(self.state.sum()) + (self.last.reward if self.last else 0.0))
+        return self.last.reward
+
+class Limit:
+    def __init__(self, env):
+        self.env, self.steps = env, 0
+
+    def step(self):
+        self.steps += 1
+        if self.steps % 5 == 0:
+            self.env.state[:] = 0
+        return self.env.step()
+
+def make(**options):
+    return Limit(Walk(**options))
+"""
+
+
+@pytest.fixture
+def arcade(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package with environments, whose classes the objective does not name."""
+    module: Any = types.ModuleType("arcade")
+    exec(ARCADE, vars(module))
+    monkeypatch.setitem(sys.modules, "arcade", module)
+    return module.make
+
+
+def playing(session: FakeSession, make: Callable[[], Any], *, always: bool) -> Any:
+    """A loop that steps an environment, which it makes in each process or asks for first."""
+    run = Run(optuna.create_study().ask(), {}, session)
+    if always or "env" not in run.kept:
+        run.kept["env"] = make()
+    env, spare = run.kept["env"], run.kept.setdefault("spare", [make()])[0]
+    buffer = run.kept.setdefault("buffer", deque(maxlen=7))
+    seen = run.kept.setdefault("seen", [])
+    for _ in run.epochs(3):
+        for x in run.batches(BATCHES):
+            buffer.append((x, env.step()))
+            seen.append(sum(each for _, each in buffer) + (spare.step() if x > 1 else 0.0))
+            session.tick()
+        run.report(seen[-1])
+    assert run.kept["env"] is env
+    return told(seen), env.steps, told(env.env.state)
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (4, 1, 5)], ids=str)
+@pytest.mark.parametrize("always", [False, True], ids=["if it is not there", "always"])
+def test_an_environment_of_a_package_comes_back(
+    always: bool, stops: tuple[int, ...], arcade: Any, tmp_path: Path
+) -> None:
+    """In the object that the objective makes anew, with what it has got since."""
+    train = functools.partial(playing, make=arcade, always=always)
+    assert by_way_of_disk(train, tmp_path, *stops) == train(FakeSession())
+
+
+def test_a_kept_object_that_is_not_made_anew_is_named(arcade: Any, tmp_path: Path) -> None:
+    """The checkpoint alone makes no objects of a package that the code cannot name."""
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        playing(session, arcade, always=True)
+    run = Run(optuna.create_study().ask(), {}, session.again())
+    with pytest.raises(CheckpointError, match=r"run\.kept\['env'\] is restored only where"):
+        list(run.epochs(3))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["of functions", "after the loop began"])
+def test_an_environment_that_cannot_be_kept_is_refused(
+    late: bool, arcade: Any, tmp_path: Path
+) -> None:
+    """At the first unit, with another way."""
+    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path))
+    run.kept["env"] = None if late else arcade(then=arcade)
+
+    def train() -> None:
+        for _ in run.epochs(3):
+            run.kept["env"] = run.kept["env"] or arcade()
+            run.report(0.0)
+
+    with pytest.raises(UnstorableError, match=r"Make it anew in each epoch instead, from a seed"):
+        train()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_cannot_be_kept_is_said_with_its_name(
+    keeps: bool, arcade: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the warning of a variable of the loop, which advises to keep others."""
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    run = Run(optuna.create_study().ask(), {}, session)
+    env = arcade() if keeps else arcade(then=arcade)
+    for _ in run.epochs(3):
+        run.report(env.step())
+    (line,) = [each.getMessage() for each in caplog.records if " changes " in each.getMessage()]
+    assert ("env (a variable of the loop, which run.kept cannot hold)" in line) is not keeps
+    assert "Keep it in run.kept where that can hold it" in line
 
 
 # -- attributes of modules and of their parameters ---------------------------------------------

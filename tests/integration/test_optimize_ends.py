@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -69,6 +70,8 @@ def test_a_worker_that_outlasts_the_call_is_ended_before_its_result_is_read(
     assert lease.ended is not None
 
 
+# A process that is forked from this one takes warnings for errors, too.
+@pytest.mark.filterwarnings("ignore:The reported value is ignored")
 def test_a_trial_that_can_only_wait_in_memory_begins_again(
     study: optuna.Study, stop_when: Any, tmp_path: Path
 ) -> None:
@@ -83,12 +86,37 @@ def test_a_trial_that_can_only_wait_in_memory_begins_again(
         return 0.0
 
     stop_when(lambda mine: mine.counts.parked > 0)
-    states = {trial.state for trial in run(study, forgetful).trials}
-    assert states == {"PENDING"}
+    first = run(study, forgetful)
+    assert {trial.state for trial in first.trials} == {"PENDING"}
+    begun = sum(trial.units > 0 for trial in first.trials)
+    assert begun
+    assert f" and {begun} trial{'s' * (begun > 1)} to begin anew, without a checkp" in first.outlook
     mark.touch()
     stop_when(lambda mine: False)
     again = run(study, forgetful)
     assert [trial.state for trial in again.trials] == ["COMPLETE"] * 3
+
+
+def test_a_loop_over_a_generator_is_warned_of(
+    study: optuna.Study, stop_when: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The console says once that no checkpoint is made, and the log of each trial."""
+
+    def endless(trial: optuna.Trial) -> float:
+        logging.getLogger().handlers.clear()  # those of pytest
+        run = suspendable(trial)
+        for _ in run.epochs(1_000_000):
+            for _ in run.batches(iter([1.0, 2.0])):
+                pass
+            run.report(1.0)
+        return 0.0
+
+    stop_when(lambda mine: mine.counts.parked > 1)
+    result = run(study, endless)
+    assert "to begin anew, without a checkpoint" in result.outlook
+    assert capfd.readouterr().err.count("can only wait in memory: its loader") == 1
+    logs = [path.read_text() for path in tmp_path.rglob("output.log")]
+    assert sum("can only wait in memory: its loader" in text for text in logs) > 1
 
 
 def test_an_objective_that_catches_all(study: optuna.Study, stop_when: Any, tmp_path: Path) -> None:

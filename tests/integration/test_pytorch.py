@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import json
 import os
 import random
@@ -652,6 +653,22 @@ def test_trials_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) ->
     assert not session.states
 
 
+def test_trials_that_cannot_be_stored_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On the console once for a study, and in the log of each trial, by what its loader is."""
+    for number in range(2):
+        run = Run(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path / str(number)))
+        for _ in run.epochs(2):
+            for _ in run.batches(iter([1.0, 2.0])):
+                pass
+    on_console = [each for each in caplog.records if each.name.startswith("optuna_hermes.suspend")]
+    assert len(caplog.records) == len(on_console) + 2 == 3
+    for each in caplog.records:
+        assert each.levelname == "WARNING"
+        assert "only wait in memory: its loader, of list_iterator, is neither" in each.getMessage()
+
+
 @pytest.mark.parametrize(
     ("noise", "kind", "lines"),
     [(0.0, StatefulDataLoader, 0), (0.1, StatefulDataLoader, 1), (0.1, DataLoader, 0)],
@@ -721,7 +738,7 @@ def test_one_call_in_an_objective() -> None:
     """A second call would count the same units: that is refused."""
     session = FakeSession()
     tiny(session)
-    with pytest.raises(InvalidInputError, match="once in an objective, but trial 0"):
+    with pytest.raises(InvalidInputError, match=r"once in an objective, but trial 0.* in one loop"):
         tiny(session)
 
 
@@ -729,7 +746,17 @@ def test_one_loop_over_epochs() -> None:
     """A second loop would have no place to come back to."""
     run = tiny(None)
     with pytest.raises(InvalidInputError, match=r"run\.epochs\(\) must be used once"):
-        next(run.epochs(3))
+        list(run.epochs(3))
+
+
+def test_a_number_of_epochs_that_is_not_known() -> None:
+    """It is refused with what to write, at the call; a number's length shows in progress bars."""
+    run = Run(new_trial(), {}, None)
+    with pytest.raises(InvalidInputError, match=r"got count\(0\): .* leave the loop with break"):
+        run.epochs(itertools.count())  # type: ignore[arg-type]
+    epochs: Any = run.epochs(range(1, 5))
+    assert len(epochs) == 4
+    assert list(epochs) == [1, 2, 3, 4]
 
 
 def test_one_loop_over_batches() -> None:

@@ -47,6 +47,7 @@ RESULT: dict[str, Any] = {
     "devices": ("cpu:0",),
     "elapsed_seconds": 2.0,
     "device_seconds": 1.0,
+    "spent_seconds": 1.0,
     "switches": 0,
     "overhead_fraction": 0.0,
     "overhead_seconds": {},

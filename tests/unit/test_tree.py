@@ -90,6 +90,7 @@ plain = (
     | st.complex_numbers()
     | arrays().filter(lambda array: array.size).map(lambda array: array.flatten()[0])
     | st.sampled_from([torch.float32, torch.device("cuda:1"), torch.Size((2, 3))])
+    | st.sampled_from([np.dtype("f4"), np.dtype(">i2"), np.dtype("U3"), np.dtype("M8[s]")])
 )
 keys = plain | st.tuples(plain, plain)
 tag_like = st.sampled_from(["$tensor", "$dict", "$int", "$", "$anything"])
@@ -267,6 +268,7 @@ def test_a_refusal_names_the_place() -> None:
         (bytearray(b"x"), "builtins.bytearray"),
         (len, "builtins.builtin_function_or_method"),
         (np.str_("x"), "numpy.str_ of <U1"),
+        (np.dtype([("a", "f4")]), "numpy.dtypes.VoidDType"),
         (np.array([None]), "numpy.ndarray of object"),
         (np.array(["2024"], dtype="M8[Y]"), "numpy.ndarray of datetime64[Y]"),
         (np.ma.array([1]), "MaskedArray of int64"),

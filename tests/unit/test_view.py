@@ -420,6 +420,7 @@ def result(*trials: tuple[str, int]) -> dict[str, Any]:
         "devices": ["cpu:0", "cpu:1"],
         "elapsed_seconds": 30.0,
         "device_seconds": 55.0,
+        "spent_seconds": 5.0,
         "watt_hours": None,
         "switches": 1,
         "overhead_fraction": 0.0123,
@@ -443,7 +444,10 @@ def test_the_summary_tells_best_counts_and_costs() -> None:
         "lr=0.001235, kind=[red]",
         "2 complete, 1 stored",
         "2 of 3 trials, 3 times; 1 still are",
-        "1.2 % of device time (opening 0.5 s, resuming 0.2 s)",
+        "55.0 s in all calls",
+        "5.0 s of device time on cpu:0, cpu:1, in 30.0 s",
+        "1.2 % of this call's device time (opening 0.5 s, resuming 0.2 s)",
+        "1 in this call",
     ):
         assert words in text
 

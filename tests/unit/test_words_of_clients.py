@@ -8,6 +8,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,7 @@ def test_an_early_end_says_how_to_go_on(
         devices=("cpu:0",),
         elapsed_seconds=1.0,
         device_seconds=1.0,
+        spent_seconds=1.0,
         switches=0,
         overhead_fraction=0.0,
         overhead_seconds={},
@@ -106,6 +108,12 @@ def test_an_early_end_says_how_to_go_on(
     monkeypatch.setattr(_optimize, "_refuse_unshared", lambda study: None)
     optimize(optuna.create_study(), lambda trial: 0.0, 2)
     assert notes == [f"Stopped with 2 trials suspended: the same call{where} goes on with them."]
+    lost = replace(trial, state="PENDING")
+    not_begun = replace(lost, suspensions=0, units=0)
+    assert replace(result, trials=(trial, lost, not_begun)).outlook == (
+        "Stopped with 2 trials suspended and 1 trial to begin anew, without a checkpoint: the same "
+        f"call{where} goes on with them."
+    )
 
 
 HOW = (

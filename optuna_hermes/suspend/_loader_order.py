@@ -1,4 +1,4 @@
-"""The order of loaders that hooks make: made again, of other weights, they would have another."""
+"""The order of loaders that a training makes: of other weights, they would have another."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ def set_order(loaders: Any, order: dict[str, dict[str, Any]]) -> None:
     for place, own in _samplers(loaders).items():
         for name, value in frozen(order.get(place, {})).items():
             present = own.get(name)
-            if _same(present, value):
+            if _same(_stored(present), value):
                 continue
             # In place where it can be: the objective may hold the same list.
-            if type(present) is list and isinstance(value, np.ndarray):
-                present[:] = value.tolist()
+            if type(present) is list and isinstance(value, np.ndarray | torch.Tensor):
+                plain = not present or type(present[0]) in (int, float)
+                present[:] = value.tolist() if plain else list(value)
             elif type(present) is type(value):
                 own[name] = copied(present, value)
 
@@ -64,8 +65,12 @@ def _samplers(loaders: Any) -> dict[str, dict[str, Any]]:
 
 def _stored(value: Any) -> Any:
     """A value of a sampler as it is stored, lists as arrays; None for what is not."""
-    if type(value) is list and set(map(type, value)) in ({int}, {float}):
-        value = np.asarray(value)  # of objects, if a number is too large
+    if type(value) is list and value and len(kinds := set(map(type, value))) == 1:
+        kind = kinds.pop()
+        if kind in (int, float) or issubclass(kind, np.number):
+            value = np.asarray(value)  # of objects, if a number is too large
+        elif kind is torch.Tensor and not any(each.ndim for each in value):  # ``list(order)``
+            value = torch.stack(value)
     numbers = type(value) is np.ndarray and value.dtype.kind in "biuf"  # in memory, not in a file
     return value if numbers or type(value) in (bool, int, float) or storable(value) else None
 
