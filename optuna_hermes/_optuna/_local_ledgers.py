@@ -24,9 +24,9 @@ from optuna_hermes._optuna._studies import (
     ledger_url,
     named_ledger,
     only_here,
-    state_errors,
     shares_its_ledger,
     state_dir,
+    state_errors,
 )
 from optuna_hermes.errors import InvalidInputError, LedgerError, StorageError
 from optuna_hermes.ledger import open_ledger

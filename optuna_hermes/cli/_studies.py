@@ -97,8 +97,8 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     )
     if not _optuna.shared(study):
         raise StorageError(
-            f"The processes of a study must reach its storage but {storage} is in memory: give "
-            "--storage sqlite:///study.db."
+            f"The processes of a study must reach its storage but {_optuna.hidden(storage)} is "
+            "in memory: give --storage sqlite:///study.db."
         )
     if is_new:
         note(f"Made study {name!r} in {_optuna.hidden(storage)}; it minimises.")

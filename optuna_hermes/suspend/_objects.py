@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._tree import NUMBERS
 
 _NUMBERS = "biufc"  # NumPy's kinds
@@ -50,7 +50,7 @@ class Objects:
         """The state as a tree of arrays and plain values.
 
         Raises:
-            CheckpointError: it leads to something that cannot be restored.
+            UnstorableError: it leads to something that cannot be restored.
         """
         writer = _Writer(self._packages)
         tree = {"object": writer.node(self.root, (self._name,))}
@@ -164,7 +164,7 @@ class _Writer:
             made = value.__reduce__()
             if made[0] is kind and len(made) == 2 and not kind.__flags__ & _HEAP_TYPE:
                 return ["made", *name, self.node(made[1], place)]
-        raise CheckpointError(
+        raise UnstorableError(
             f"{'.'.join(place)} must be an array, a plain value or an object with attributes of "
             f"{' or '.join(sorted(self._packages))}, to be stored, but is a {kind.__module__}."
             f"{kind.__qualname__}: leave it out, or use another one."
@@ -321,8 +321,8 @@ def _is_whole(region: Region) -> bool:
     return False
 
 
-def _overlap(name: str, other: str) -> CheckpointError:
-    return CheckpointError(
+def _overlap(name: str, other: str) -> UnstorableError:
+    return UnstorableError(
         f"{name} must have memory of its own, to be stored, but shares it with {other}: "
         "make it a copy, or use another object."
     )

@@ -43,7 +43,7 @@ def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
     # Here, since it imports this module: it draws what is written here.
     from optuna_hermes.view.notebook import Cell, in_notebook
 
-    if not show:
+    if not show or sys.stderr is None:  # closed, as by `2>&-`
         return Unfailing(None)
     if in_notebook():
         return Unfailing(Cell(total))

@@ -58,6 +58,11 @@ class OptimizeSettings:
         Raises:
             InvalidInputError: an argument is out of its range.
         """
+        if self.checkpoint_dir == "":  # as of a variable that a shell does not know
+            raise InvalidInputError(
+                "checkpoint_dir must be a folder or a URL but got '': leave it out for a folder "
+                "beside the database."
+            )
         if self.checkpoint_dir is not None and _remote.is_url(self.checkpoint_dir):
             _remote.check_url(self.checkpoint_dir)
         if self.ledger is not None:

@@ -180,6 +180,19 @@ def test_nothing_is_left_but_what_is_held() -> None:
     assert (shown.all_held, shown.held, shown.trials[0].override) == (True, (0,), "held")
 
 
+def test_a_new_trial_that_is_about_to_begin_is_left_to_be_trained() -> None:
+    """It has a lease, but no number yet; a driver that ended now would suspend it at once."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2)
+    worker, epoch = training(broker, 0)
+    override(broker, 0, "held")
+    park(broker, worker, epoch)
+    assert not broker.handler.status(broker.now).studies[0].all_held
+    begins = broker.worker()
+    assert broker.last(begins, "Grant").number is None
+    assert not broker.handler.status(broker.now).studies[0].all_held
+
+
 # -- boost -------------------------------------------------------------------------------------
 
 

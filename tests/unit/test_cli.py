@@ -231,6 +231,21 @@ def test_bad_input_is_one_line_and_status_2(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("storage", ["sqlite://", "sqlite:///:memory:"])
+def test_a_storage_in_memory_is_refused(storage: str, runs_with: Any, refuse: Any) -> None:
+    """Before a study is made and workers fail, which cannot reach it."""
+    runs_with()
+    error = refuse(*OPTIMIZE[:2], "--storage", storage, "--study-name", "digits")
+    assert f"{storage} is in memory: give --storage sqlite:///study.db" in error
+
+
+@pytest.mark.parametrize("verb", ["optimize", "status", "top", "trials"])
+def test_an_argument_that_python_cannot_decode_is_refused(verb: str, refuse: Any) -> None:
+    """As of a name in UTF-8 where the locale is another."""
+    error = refuse(verb, "--storage", "sqlite:///s.db", "--study-name", "Gr\udcc3\udcb6")
+    assert r"got 'Gr\udcc3\udcb6': set PYTHONUTF8=1" in error
+
+
 def test_a_storage_in_a_missing_folder(
     refuse: Callable[..., str], here: Path, runs_with: Callable[..., list[Any]]
 ) -> None:

@@ -39,6 +39,33 @@ def test_what_the_encoding_lacks_is_spelled() -> None:
     assert done.stdout == b"digits \\U0001f600 \\u28ff\n"
 
 
+CLOSED = """
+import os, sys
+from optuna_hermes import cli
+
+def is_nowhere(number):
+    there = os.path.samestat(os.fstat(number), os.stat(os.devnull))
+    return there and os.get_inheritable(number)
+
+def run(argv):
+    print("to nobody", file=sys.stderr)
+    sys.stdin.read()
+    return 10 + sum(map(is_nowhere, map(int, argv)))
+
+cli.run = run
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("closed", ["2", "12", "012"])
+def test_a_stream_that_is_closed_is_opened_to_nowhere(closed: str) -> None:
+    """As by ``2>&-``: else its number is that of a socket, and workers write into it."""
+    shell = " ".join(f"{number}>&-" for number in closed)
+    command = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-c", CLOSED, *closed]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert done.returncode == 10 + len(closed)
+
+
 @pytest.mark.parametrize("words", [["status"], ["status", "--json"]])
 def test_a_verb_whose_reader_is_gone_ends_quietly(words: list[str]) -> None:
     """As behind a pipe to ``head``: status 1, and not a word."""

@@ -11,7 +11,7 @@ from sklearn.linear_model import SGDClassifier
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
-from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import pack, unpack
 
@@ -58,7 +58,7 @@ def test_arrays_come_back() -> None:
 def test_arrays_that_are_parts_of_others_are_refused() -> None:
     """They would be apart afterwards."""
     line = np.arange(4)
-    with pytest.raises(CheckpointError, match=r"it\.part must have memory of its own.* it\.line"):
+    with pytest.raises(UnstorableError, match=r"it\.part must have memory of its own.* it\.line"):
         Objects("it", Own(line=line, part=line[1:3])).state_dict()
 
 
@@ -84,7 +84,7 @@ def test_code_stays_the_objective_s() -> None:
 
 def test_what_cannot_be_put_back_is_named() -> None:
     """An object of another package has no place in a checkpoint."""
-    with pytest.raises(CheckpointError, match=r"it\.process must be .*subprocess\.CompletedProc"):
+    with pytest.raises(UnstorableError, match=r"it\.process must be .*subprocess\.CompletedProc"):
         Objects("it", Own(process=subprocess.CompletedProcess([], 0))).state_dict()
 
 

@@ -40,6 +40,7 @@ def test_seeds(seed: Any) -> None:
         *[(name, "60") for name in ("timeout", "device_seconds", "slice_seconds", "hang_seconds")],
         *[("timeout", value) for value in (-1.0, float("nan"), float("inf"))],
         ("grace", "30"),
+        ("checkpoint_dir", ""),
     ],
 )
 def test_values_of_another_kind_are_named(name: str, value: Any) -> None:

@@ -234,15 +234,21 @@ def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == ""
 
 
-def test_progress_fits_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_fits_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a terminal it is plain lines; when nothing shall be shown it is silent."""
     shown = progress.make_progress(True, total=1)
     assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
     silent = progress.make_progress(False, total=1)
-    silent.update(DEVICES, STUDY)
-    silent.note("psst")
-    silent.close()
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stderr", None)
+        nowhere = progress.make_progress(True, total=1)
+        for each in (silent, nowhere):
+            each.update(DEVICES, STUDY)
+            each.note("psst")
+            each.close()
     assert capsys.readouterr() == ("", "")
 
 

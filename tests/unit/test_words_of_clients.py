@@ -429,7 +429,7 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     ("url", "words"),
     [
         ("nonsense", "cannot be reached: .* Check the URL, and that its folder or server is there"),
-        ("sqlite:////nowhere/s.db", "cannot be reached: .* its folder or server is there"),
+        ("sqlite:////nowhere/s.db", "cannot be reached: .* is there, .* and you may read it"),
         ("oracle://u:pw@h/d", "cannot be used: .* Check the URL, and that what it needs is inst"),
     ],
 )
@@ -438,6 +438,22 @@ def test_a_storage_that_is_not_there(url: str, words: str) -> None:
     with pytest.raises(StorageError, match=f"^Storage .* {words}") as error:
         _optuna.load_study(url, "s")
     assert "pw" not in str(error.value)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("file", ["", "optuna-hermes", "optuna-hermes/ledgers"])
+def test_a_state_folder_that_cannot_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """It and the variable that names another one are said, as for a daemon without a home."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    path = tmp_path / "state" / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    with pytest.raises(StorageError, match=r"cannot be written \(.*\): set XDG_STATE_HOME"):
+        _optuna.claim_ledger(study)
 
 
 def test_a_trial_that_somebody_else_finished() -> None:
