@@ -350,21 +350,18 @@ def _result(document: Document) -> Rows:
     counts = (f"{tally[state]} {state.lower()}" for state in _RESULT_STATES if tally[state])
     yield "trials", ", ".join(counts) or "none"
     yield "suspended", suspensions(trials)
-    used, took = document["device_seconds"], document["elapsed_seconds"]
-    devices = ", ".join(document["devices"])
-    yield "device time", f"{formats.duration(used)} in all calls"
+    spent, in_all = (formats.duration(document[f"{of}_seconds"]) for of in ("spent", "device"))
+    took = formats.duration(document["elapsed_seconds"])
+    earlier = "" if spent == in_all else f"; {in_all} in all calls"
+    yield "device time", f"{spent} on {', '.join(document['devices'])}, in {took}{earlier}"
     yield from _energy(document["watt_hours"])
-    spent = formats.duration(document["spent_seconds"])
-    yield "this call", f"{spent} of device time on {devices}, in {formats.duration(took)}"
-    overhead = document["overhead_fraction"], document["overhead_seconds"]
-    yield _overhead(*overhead, whose="this call's ")
-    yield "switches", f"{document['switches']} in this call"
+    yield _overhead(document["overhead_fraction"], document["overhead_seconds"])
+    yield "switches", str(document["switches"])
 
 
-def _overhead(share: float, seconds: Mapping[Any, float], whose: str = "") -> tuple[str, str]:
+def _overhead(share: float, seconds: Mapping[Any, float]) -> tuple[str, str]:
     kinds = ", ".join(f"{kind} {each:.1f} s" for kind, each in seconds.items() if each >= 0.05)
-    kinds = kinds and f" ({kinds})"
-    return "outside of batches", f"{100 * share:.1f} % of {whose}device time{kinds}"
+    return "outside of batches", f"{100 * share:.1f} % of device time{kinds and f' ({kinds})'}"
 
 
 def suspensions(trials: Sequence[Document]) -> str:
