@@ -104,7 +104,8 @@ def read(
     """Read the newest checkpoint that is intact; None only if there is none at all.
 
     Args:
-        states: newest first, as the ledger has them; their paths are checked against ``folder``.
+        states: newest first, as the ledger has them; their paths are checked against ``folder``. It
+            may have been moved or copied since: a file there is taken by its name and digest.
         folder: this trial's own folder, outside of which nothing is read; None if it has none.
         url: its place in a store, as in ``write``.
 
@@ -365,13 +366,14 @@ def _search(
     problems: list[CheckpointError] = []
     for state in states:
         try:
-            if not _is_in(folder, state, url):
+            here = _moved(folder, state, url)
+            if not _is_in(folder, here, url):
                 raise CheckpointError(
                     f"Checkpoint {state.path} of {trial} must lie in its folder, "
                     f"{folder if url is None else url}, that is "
-                    "no link: give the checkpoint_dir that it was written to."
+                    "no link: give the checkpoint_dir that it was written to, or move it there."
                 )
-            return state, _load_here(folder, state, trial), problems
+            return state, _load_here(folder, here, trial), problems
         except CheckpointAwayError:
             raise  # it may be whole: no older one is taken for it
         except CheckpointError as error:
@@ -383,6 +385,24 @@ def _search(
         + " ".join(str(problem) for problem in problems)
         + f" {_BRING_BACK}"
     ) from problems[0]
+
+
+def _moved(folder: Path | None, state: Checkpoint, url: str | None) -> Checkpoint:
+    """A checkpoint as it lies in a trial's folder that was moved or copied; else as it is named."""
+    if folder is None or _remote.is_url(state.path) or _is_in(folder, state, url):
+        return state
+    here = moved_file(folder, state.path)
+    return state if here is None else replace(state, path=str(here))
+
+
+def moved_file(folder: Path, place: str) -> Path | None:
+    """The file of this checkpoint's name in a trial's folder, wherever it was written to."""
+    here = folder / Path(place).name
+    try:
+        there = stat.S_ISREG(os.lstat(here).st_mode)
+    except OSError as error:
+        there = error.errno not in _GONE  # it cannot be read now: ``_load`` says why
+    return here if there and _is_named(here) else None
 
 
 def _is_in(folder: Path | None, state: Checkpoint, url: str | None) -> bool:

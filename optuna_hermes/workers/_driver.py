@@ -70,9 +70,12 @@ STEADY_SECONDS = 1.0
 """Lifetime after which a broker's end no longer counts towards ``MAX_BROKERS``."""
 
 _AWAY = (
-    "The database does not answer, so every trial was suspended to disk: bring it back, then run "
+    "The database {}, so every trial that could be was suspended to disk: bring it back, then run "
     "the same command again."
 )
+
+_DISK_FULL = ("disk is full", "no space left on device")
+"""SQLite's and the system's words for it, in an error of a database."""
 
 _HELD = (
     "Nothing is left but {} that somebody holds: let go with `optuna-hermes release`, then run the "
@@ -497,8 +500,8 @@ class Driver:
             self._away = True
             full = f"{FULL} " if is_full(reason) else ""
             self._progress.note(
-                "The database does not answer; training goes on, and what is reported is written "
-                f"when it is back. {full}".rstrip()
+                f"The database {_how_away(reason)}; training goes on, and what is reported is "
+                f"written when it is back. {full}".rstrip()
             )
         elif seconds is None and self._away:
             self._away = False
@@ -573,7 +576,8 @@ class Driver:
         last = self._last
         away = last is not None and last.away_seconds is not None  # no trial can be read
         if away or self._ended_by_outage:
-            raise DatabaseAwayError(self._problem or _AWAY)
+            reason = "" if last is None else last.away_reason
+            raise DatabaseAwayError(self._problem or _AWAY.format(_how_away(reason)))
         self._refuse_deleted()
         trials = _optuna.patiently(trial_results, self._study, ledger)
         failures = None if last is None else last.failures
@@ -597,6 +601,12 @@ class Driver:
             problem_may_pass=last is not None and last.problem_may_pass,
             failure=None if self._taken_by is not None else failure_of(trials, failures),
         )
+
+
+def _how_away(reason: str) -> str:
+    """The words for an outage: its reason is a database's own."""
+    full = any(each in reason.lower() for each in _DISK_FULL)
+    return "cannot be written, as its disk is full" if full else "does not answer"
 
 
 def _folder_of_copies() -> Path:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -141,6 +142,38 @@ def test_a_row_that_names_another_folder_is_refused(
     ):
         read((named,), RUN, own)
     assert read((state,), RUN, other) is not None
+
+
+@pytest.mark.parametrize("original", [False, True], ids=["moved", "copied"])
+@pytest.mark.parametrize("ahead", [False, True], ids=["read", "read ahead"])
+def test_a_folder_that_was_moved_has_its_checkpoints(
+    tmp_path: Path, original: bool, ahead: bool
+) -> None:
+    """They are taken by name and digest; what is left at the old place is not read."""
+    old, own = tmp_path / "old" / "trial-00007", tmp_path / "new" / "trial-00007"
+    state = stored(old)
+    shutil.copytree(old, own)
+    if original:
+        Path(state.path).write_bytes(b"of the original")
+    else:
+        shutil.rmtree(old)
+    if ahead:
+        read_ahead((state,), RUN)
+    found = read((state,), RUN, own)
+    assert found is not None
+    assert found[0] == state  # as the ledger has it
+    assert stored(own, units=2, known=(state,)).path == str(own / "000002-unit-2.safetensors")
+    here = own / Path(state.path).name
+    assert here.exists()
+    data = here.read_bytes()
+    here.write_bytes(data[:-1] + b"?")
+    with pytest.raises(CheckpointError, match=f"{here} of {RUN} is damaged"):
+        read((state,), RUN, own)
+    here.unlink()
+    (tmp_path / "elsewhere").write_bytes(data)
+    here.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="must lie in its folder"):
+        read((state,), RUN, own)
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:

@@ -143,6 +143,23 @@ def test_a_checkpoint_that_is_gone_fails(here: Path, capsys: pytest.CaptureFixtu
     assert checks(capsys, *STORAGE, "--study-name", "digits")["study 'digits'"]["state"] == "ok"
 
 
+def test_a_checkpoint_that_was_moved_with_its_study_is_there(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row names the old folder; the file is in the present one."""
+    study = optuna.create_study(storage=STORAGE[1], study_name="digits")
+    key, name = _optuna.study_key(study), "000001-unit-1.safetensors"
+    state = Checkpoint(path=f"/gone/trial-00000/{name}", units=1, size_bytes=1, sha256="")
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        ledger.save_trial(TrialRecord(study=key, number=0, trial_id=0, state="stored"))
+        ledger.save_checkpoint(CheckpointRecord(study=key, number=0, checkpoint=state, at=0.0))
+    checks(capsys, *STORAGE, "--study-name", "digits", status=1)
+    folder = _optuna.checkpoint_root(study) / _optuna.trial_folder(0)
+    folder.mkdir(parents=True)
+    (folder / name).write_bytes(b"x")
+    assert checks(capsys, *STORAGE, "--study-name", "digits")["study 'digits'"]["state"] == "ok"
+
+
 def test_a_study_needs_its_storage(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

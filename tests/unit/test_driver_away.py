@@ -47,10 +47,20 @@ def test_it_is_said_once_and_taken_back_once(driver: Driver, notes: Notes) -> No
     ]
 
 
+def test_a_full_disk_is_named(driver: Driver, notes: Notes) -> None:
+    """The database is there: its user has to make room."""
+    reason = "OperationalError: database or disk is full"
+    driver._say_if_away(2 * NOTED_SECONDS, reason)
+    assert notes[0].startswith("The database cannot be written, as its disk is full; training goes")
+    driver._last = study_status(away_seconds=9.0, away_reason=reason)
+    with pytest.raises(DatabaseAwayError, match="as its disk is full, so every trial that could"):
+        driver._result(MemoryLedger(), 1.0)
+
+
 @pytest.mark.parametrize(
     ("problem", "said"),
     [
-        (None, "every trial was suspended to disk: bring it back, then run the same command again"),
+        (None, "trial that could be was suspended to disk: bring it back, then run the same"),
         ("It did not answer for 300 s.", "It did not answer for 300 s."),
     ],
 )

@@ -46,11 +46,16 @@ def study(url: str, name: str) -> Iterator[Check]:
     with study_and_ledger(url, name) as (found, ledger):
         key = _optuna.study_key(found)
         records = ledger.load_trials(key)
-        newest = {row.number: row.checkpoint for row in ledger.load_checkpoints(key)}
+        newest = {row.number: row.checkpoint.path for row in ledger.load_checkpoints(key)}
+        root = _optuna.checkpoint_root(found)
     stored = [each.number for each in records if each.state == "stored" and each.number in newest]
-    gone = [number for number in stored if not _is_there(newest[number].path)]
+    gone = [
+        number
+        for number in stored
+        if not _is_there(newest[number], root / _optuna.trial_folder(number))
+    ]
     problem = (
-        f"The newest checkpoint of {_trials(gone)} is not there, as {newest[gone[0]].path}: mount "
+        f"The newest checkpoint of {_trials(gone)} is not there, as {newest[gone[0]]}: mount "
         "its folder, bring it back, or close them with `optuna-hermes finish`."
         if gone
         else ""
@@ -59,15 +64,18 @@ def study(url: str, name: str) -> Iterator[Check]:
     yield judged(f"study {name!r}", words, problem=problem, state="fail")
 
 
-def _is_there(place: str) -> bool:
-    """True if a checkpoint is there; of one in a store the store is asked.
+def _is_there(place: str, folder: Path) -> bool:
+    """True if a checkpoint is there, or in its trial's present folder; a store is asked.
 
     Raises:
         CheckpointError: the store cannot be reached.
     """
     from optuna_hermes.suspend import _remote
+    from optuna_hermes.suspend._disk import moved_file
 
-    return _remote.exists(place) if _remote.is_url(place) else Path(place).is_file()
+    if _remote.is_url(place):
+        return _remote.exists(place)
+    return Path(place).is_file() or moved_file(folder, place) is not None
 
 
 def _trials(numbers: list[int]) -> str:
