@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 
+from torch import nn
+
 from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
@@ -86,6 +88,7 @@ class Run(CooperativeLoop):
         self._variables: dict[str, str] = {}
         self._caller: FrameType | None = None
         self._reports = False
+        self._due: Callable[[], float] | None = None
         classes = Classes.of_frames(frames_of_user(sys._getframe()))
         super().__init__(trial, NamedObjects(named, classes), session)
         if session is not None:
@@ -203,7 +206,9 @@ class Run(CooperativeLoop):
         Args:
             loader: the loader; the trial may yield between two of its batches.
             report: returns the value to report after each pass, and leaves no trace in the random
-                states; None if the function calls ``trial.report``.
+                states, nor in the modes of named modules (``eval``); None if the function calls
+                ``trial.report``. If a pass is left before its end, but not in its first batch, it
+                is called when the next pass begins.
 
         Raises:
             CheckpointError: the trial was stored in a loop over ``epochs``.
@@ -218,17 +223,36 @@ class Run(CooperativeLoop):
     def _pass_over(
         self, loader: Iterable[Batch], report: Callable[[], float] | None
     ) -> Iterator[Batch]:
+        due, self._due = self._due, None
+        self._report_pass(due)
         self.begin("its loops are in a function, which begins anew")
         self._switch_point(None)
-        for batch in loader:
-            yield batch
-            del batch
-            self._n_batches += 1
-            self._switch_point(None)
-        if report is not None:
-            with kept_rng():
-                value = report()
-            self.report(value)
+        begun = self._n_batches
+        try:
+            for batch in loader:
+                yield batch
+                del batch
+                self._n_batches += 1
+                self._switch_point(None)
+        except GeneratorExit:
+            # Not now: no error, pruning included, can leave from here. Who leaves a pass in its
+            # first batch has only looked at that.
+            if report is not None and self._n_batches > begun:
+                self._due = report
+            raise
+        self._report_pass(report)
+
+    def _report_pass(self, report: Callable[[], float] | None) -> None:
+        """Report what this returns, and train on as if it had not been called."""
+        if report is None:
+            return
+        modules = [each for each in self._named.roots() if isinstance(each, nn.Module)]
+        modes = {part: part.training for module in modules for part in module.modules()}
+        with kept_rng():
+            value = report()
+        for part, training in modes.items():
+            part.training = training
+        self.report(value)
 
     def report(self, value: float) -> None:
         """Report a value: after each epoch, or at any other time.

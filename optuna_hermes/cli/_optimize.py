@@ -53,6 +53,8 @@ Devices = Annotated[
 ]
 
 
+_OVER = ("COMPLETE", "PRUNED", "FAIL")
+
 PowerDown = Annotated[
     str | None,
     typer.Option(
@@ -183,7 +185,7 @@ def optimize(
         result = run_shown(study, pool, settings)
     document = result.document()
     unprinted = show_result(lambda: show_json(document) if json else show(summary_view(document)))
-    status = conclude(result, same_command())
+    status = conclude(result, same_command(), n_trials)
     if requeue and job is not None and status == SUSPENDED:
         _requeue(job)
     return status or unprinted
@@ -210,7 +212,7 @@ def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> Opt
         discard_unwritten()
 
 
-def conclude(result: OptimizeResult, again: str) -> int:
+def conclude(result: OptimizeResult, again: str, n_trials: int | None) -> int:
     """Print the problem of a study, or the command line ``again``; return the exit status."""
     if result.problem is not None:
         return complain(result.problem, SUSPENDED if result.problem_may_pass else BAD_INPUT)
@@ -220,7 +222,11 @@ def conclude(result: OptimizeResult, again: str) -> int:
     if result.taken_by is not None:
         note(f"{result.outlook} To wait again:\n  {again}")
     elif result.unfinished or result.stopped or result.interrupted:
-        note(f"{result.remainder}. To go on:\n  {again}")
+        over = sum(trial.state in _OVER for trial in result.trials)
+        if result.unfinished or n_trials is None or over < n_trials:
+            note(f"{result.remainder}. To go on:\n  {again}")
+        else:
+            note("All trials were over before they could be suspended.")
     if result.interrupted:
         return INTERRUPTED
     return SUSPENDED if result.suspended else 0

@@ -74,7 +74,8 @@ def quickstart(
         lambda: show_json(result.document()) if json else _show_all(study, result, url)
     )
     options = ["--storage", url, "--devices", devices, "--n-trials", str(n_trials)]
-    status = conclude(result, _command("quickstart", *options, "--seed", str(seed)))
+    again = _command("quickstart", *options, "--seed", str(seed))
+    status = conclude(result, again, n_trials)
     return status or unprinted
 
 

@@ -202,12 +202,12 @@ def _is_here(path: Path, places: Collection[Path], parents: Collection[Path] | N
 
     Of a copied study it is in a folder of its own, and the named one is that of the original.
     """
-    place = path.parent.parent.resolve()
+    place, there = path.parent.parent.resolve(), path.exists()
+    if there and place in places:
+        return True
     if any((each / path.parent.name / path.name).is_file() for each in places):
         return True
-    if path.exists():
-        return place in places
-    return parents is None or place.parent in parents
+    return not there and (parents is None or place.parent in parents)
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:

@@ -777,13 +777,16 @@ def test_no_report_outside_of_epochs() -> None:
         run.report(1.0)
 
 
-def by_others(loader: Any, model: nn.Module, epochs: int) -> list[float]:
+Part = Callable[[Any], Iterator[Any]]
+
+
+def by_others(loader: Any, model: nn.Module, epochs: int, part: Part = iter) -> list[float]:
     """A function that has loops and optimizer, and asks its loader for more than batches."""
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     losses = []
     for _ in range(epochs):
         model.train()
-        for x, y in loader:
+        for x, y in part(loader):
             loss = nn.functional.cross_entropy(model(x), y) / len(loader) * len(loader.dataset)
             optimizer.zero_grad()
             loss.backward()
@@ -814,6 +817,64 @@ def test_loops_of_a_function(tier: TierName, tmp_path: Path) -> None:
     assert session.parks == [tier]
     assert session.trainings == [False, False]
     assert run._unit == EPOCHS
+
+
+def by_count(loader: Any) -> Iterator[Any]:
+    """All batches, without asking for one more."""
+    batches = iter(loader)
+    return (next(batches) for _ in range(len(loader)))
+
+
+@pytest.mark.parametrize("part", [lambda loader: itertools.islice(loader, 5), by_count])
+def test_passes_that_a_function_leaves(part: Part, tmp_path: Path) -> None:
+    """Each is reported once, when the next one begins, and nothing changes; a look is no pass."""
+
+    def train(trial: Any, session: FakeSession | None, wrap: bool = True) -> list[float]:
+        def at_begin(loader: Any) -> Iterator[Any]:
+            weights.append(weight())
+            if session is not None:
+                session.tick()
+            return part(loader)
+
+        def weight() -> float:
+            return model[0].weight.sum().item()
+
+        def report() -> float:
+            random.random()
+            return weight() if model.eval() else 0.0
+
+        scramble(1)
+        model, loader = network(), DataLoader(Points(), 8, shuffle=True)
+        batches = Run(trial, {"model": model}, session).loader(loader, report) if wrap else loader
+        next(iter(batches))
+        return by_others(batches, model, EPOCHS, at_begin)
+
+    weights: list[float] = []
+    wanted = train(None, None, wrap=False)
+    reports = [(unit, unit, weights[unit]) for unit in range(1, EPOCHS)]
+    trial, plain, waits = new_trial(), new_trial(), []
+    session = FakeSession({2: "host"}, checkpoint_dir=tmp_path)
+    session._while_parked = lambda: waits.append(len(session.reports))
+    assert train(trial, session) == wanted
+    assert (session.reports, waits) == (reports, [1])
+    assert train(plain, None) == wanted
+    again = FakeSession(checkpoint_dir=tmp_path)  # its process has ended, and it begins anew
+    assert train(trial, again) == wanted
+    assert again.reports == reports
+    for each in (trial, plain):
+        values = each.study.trials[0].intermediate_values
+        assert values == {unit: value for unit, _, value in reports}
+
+
+def test_a_pass_that_was_left_is_reported_once() -> None:
+    """Whole passes follow, which are reported at their ends, and one that is only looked at."""
+    trial = new_trial()
+    loader = Run(trial, {}, None).loader("abc", report=lambda: 1.0)
+    reported = []
+    for batches in (2, 4, 4, 1, 3, 1):
+        list(itertools.islice(loader, batches))
+        reported.append(len(trial.study.trials[0].intermediate_values))
+    assert reported == [0, 2, 3, 3, 3, 4]
 
 
 def test_loops_of_a_function_do_not_go_on_from_a_loop(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
-from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
+from optuna_hermes.errors import InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import TierName
 from optuna_hermes.sklearn import make_run, suspendable
 from optuna_hermes.testing import FakeSession
@@ -114,5 +114,5 @@ def test_what_cannot_be_named() -> None:
 
 def test_an_estimator_that_cannot_be_stored_is_named(tmp_path: Path) -> None:
     """At its first checkpoint, with the place."""
-    with pytest.raises(CheckpointError, match=r"model\.\w+.* must have memory of its own"):
+    with pytest.raises(UnstorableError, match=r"model\.\w+.* must have memory of its own"):
         train(FakeSession(checkpoint_dir=tmp_path), "tree", model=Birch(threshold=0.1))

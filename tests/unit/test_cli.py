@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -440,6 +441,17 @@ def test_ctrl_c_is_status_130(
     """After Ctrl-C the way on is shown, and the status is the one shells know."""
     runs_with(interrupted=True)
     assert run(OPTIMIZE) == 130
+    assert "To go on:" in capsys.readouterr().err
+
+
+def test_ctrl_c_once_all_trials_are_over(
+    runs_with: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is nothing to go on with, unless the study shall have more trials."""
+    runs_with(interrupted=True, stopped=True, trials=(replace(STORED, state="FAIL"),))
+    assert run([*OPTIMIZE, "--n-trials", "1"]) == 130
+    assert capsys.readouterr().err.endswith("were over before they could be suspended.\n")
+    assert run([*OPTIMIZE, "--n-trials", "2"]) == 130
     assert "To go on:" in capsys.readouterr().err
 
 

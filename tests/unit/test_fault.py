@@ -14,6 +14,7 @@ from optuna_hermes.errors import (
     InvalidInputError,
     MonitorError,
     StorageError,
+    UnstorableError,
 )
 from optuna_hermes.workers._fault import is_misuse, is_out_of_memory
 
@@ -75,6 +76,7 @@ def test_other_errors_are_not_of_memory(error: Exception) -> None:
         (DatabaseAwayError("the database is away"), False),
         (BrokerError("no broker"), False),
         (CheckpointError("it cannot be read"), False),
+        (UnstorableError("it cannot be written"), True),
         (HermesError("something else"), False),
     ],
     ids=str,
