@@ -198,16 +198,11 @@ def _sorted_out(
 
 
 def _is_here(path: Path, places: Collection[Path], parents: Collection[Path] | None) -> bool:
-    """True if a checkpoint lies in a study's folder in ``places``, or is gone.
-
-    Of a copied study it is in a folder of its own, and the named one is that of the original.
-    """
-    place, there = path.parent.parent.resolve(), path.exists()
-    if there and place in places:
-        return True
-    if any((each / path.parent.name / path.name).is_file() for each in places):
-        return True
-    return not there and (parents is None or place.parent in parents)
+    """True if a checkpoint lies in a study's folder in ``places``, or is gone."""
+    place = path.parent.parent.resolve()
+    if path.exists():
+        return place in places
+    return parents is None or place.parent in parents
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:

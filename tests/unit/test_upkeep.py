@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -457,22 +456,6 @@ def test_gc_removes_nothing_outside_the_studys_folders(house: House, tmp_path: P
     upkeep.remove(house.study, house.ledger, litter)
     assert not path.exists()
     assert house.ledger.load_checkpoints(house.key) == []
-
-
-def test_gc_of_a_copied_study_leaves_the_original_alone(house: House, tmp_path: Path) -> None:
-    """The copy's rows name the original's files; its own ones are removed for them."""
-    over, stored = house.finished(), house.suspended(1.0)
-    for number in (over, stored):
-        house.checkpoint(number)
-    copied = tmp_path / "copy.db.hermes" / house.key
-    shutil.copytree(house.root, copied)
-    before = sorted(house.root.rglob("*"))
-    litter = upkeep.find_litter(house.study, house.ledger, [copied], (), NOW)
-    assert litter.elsewhere == ()  # else ``gc`` advises to clear away what the original needs
-    upkeep.remove(house.study, house.ledger, litter)
-    assert sorted(house.root.rglob("*")) == before
-    assert [path.parent.name for path in copied.rglob("*.ckpt")] == [f"trial-{stored:05d}"]
-    assert [row.number for row in house.ledger.load_checkpoints(house.key)] == [stored]
 
 
 def test_a_row_without_a_file_is_forgotten(house: House) -> None:
