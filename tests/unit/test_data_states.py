@@ -928,7 +928,7 @@ def test_a_look_that_takes_the_workers_away(
             if (epoch, batch) == (0, 1):
                 next(iter(loader))
     assert session.parks == ["resident"]
-    (line,) = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
+    line, *_ = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
     assert line.startswith("A trial can only wait in memory from here on: within an epoch it ")
 
 
