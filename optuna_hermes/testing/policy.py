@@ -91,6 +91,12 @@ _trainings = st.lists(
     min_size=1,
     max_size=5,
 )
+LONG = 600
+"""Number of units within which every trial must have its turn, twice."""
+
+ENDLESS = 4 * LONG
+"""Number of units of a training that does not come near its end: there others may wait longer."""
+
 _endless = st.lists(
     st.lists(_values, min_size=1, max_size=3).map(
         lambda values: Recording(values=(*values * ENDLESS,)[:ENDLESS], seconds=(1.0,) * ENDLESS)
@@ -98,12 +104,6 @@ _endless = st.lists(
     min_size=2,
     max_size=4,
 )
-
-LONG = 600
-"""Number of units within which every trial must have its turn, twice."""
-
-ENDLESS = 4 * LONG
-"""Number of units of a training that does not come near its end: there others may wait longer."""
 
 MANY = 10_000
 """Number of trials of the largest study that a policy must support."""
