@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._broker_state import Reservation
 from optuna_hermes.broker._core._checkpoints_away import MOST_FAILED, RETRY_SECONDS
 from optuna_hermes.broker._core._failed_returns import end_study
 from optuna_hermes.model import Checkpoint
@@ -283,3 +284,18 @@ def test_the_next_command_tries_at_once() -> None:
     broker.hang_up(4)
     broker.driver(policy="round-robin", unstarted=0)
     assert broker.last(idle, "Grant").number == failed
+
+
+def test_a_new_trial_that_has_a_reservation_keeps_the_study_going() -> None:
+    """It is no longer among those to be opened, and has no lease yet."""
+    broker = stored(1, unstarted=1)
+    state = broker.handler.state
+    study = state.studies["s"]
+    study.failed_returns[0], study.unstarted = ["so"], 0
+    (slot,) = state.slots.values()
+    slot.reservation = Reservation(study="s", number=None, slice_seconds=None)
+    end_study(state, study)
+    assert study.problem is None
+    slot.reservation = None
+    end_study(state, study)
+    assert study.problem == "so"

@@ -247,6 +247,11 @@ class BrokerState:
         begun = sum(lease.number is None for lease in self.leases_of(study))
         return begun + sum(bool(self.clients[each].opening) for each in study.workers)
 
+    def count_promised(self, study: Study) -> int:
+        """Number of new trials that are about to begin, or have a reservation for that."""
+        reserved = sum(each.number is None for each in self.reserved(study.spec.key))
+        return reserved + self.count_begun(study)
+
     def listed(self, study: Study) -> dict[int, TrialView]:
         """The listed trials of a study that nobody has taken, or is about to."""
         if not study.listed:

@@ -177,9 +177,8 @@ class Sharing:
         """Count the trials that may still be created, by all that is known of all hosts."""
         if study.limit is None:
             return
-        begun = self._state.count_begun(study)
-        begun += sum(1 for each in self._state.reserved(study.spec.key) if each.number is None)
-        study.unstarted = max(0, study.limit - len(study.trials) - begun - study.coming)
+        promised = self._state.count_promised(study)
+        study.unstarted = max(0, study.limit - len(study.trials) - promised - study.coming)
 
     # -- races ---------------------------------------------------------------------------------
 

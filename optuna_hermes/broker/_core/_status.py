@@ -165,7 +165,7 @@ def study_status(
         held=_wanted(study, "held"),
         boosted=_wanted(study, "boosted"),
         finishing=_wanted(study, "finishing"),
-        all_held=study.all_held and not _begins(study, state),
+        all_held=study.all_held and not state.count_promised(study),
         no_room=tuple(sorted(trial.number for trial in study.trials.values() if trial.stranded)),
         finished=finished(study, state),
         unstarted=study.unstarted,
@@ -184,12 +184,6 @@ def study_status(
         best=_best(study),
         trials=trials,
     )
-
-
-def _begins(study: Study, state: BrokerState) -> bool:
-    """True if a new trial of a study is about to begin: it has no number yet."""
-    reserved = any(each.number is None for each in state.reserved(study.spec.key))
-    return reserved or state.count_begun(study) > 0
 
 
 def _wanted(study: Study, override: Override) -> tuple[int, ...]:
