@@ -52,9 +52,6 @@ Devices = Annotated[
     ),
 ]
 
-
-_OVER = ("COMPLETE", "PRUNED", "FAIL")
-
 PowerDown = Annotated[
     str | None,
     typer.Option(
@@ -222,8 +219,7 @@ def conclude(result: OptimizeResult, again: str, n_trials: int | None) -> int:
     if result.taken_by is not None:
         note(f"{result.outlook} To wait again:\n  {again}")
     elif result.unfinished or result.stopped or result.interrupted:
-        over = sum(trial.state in _OVER for trial in result.trials)
-        if result.unfinished or n_trials is None or over < n_trials:
+        if result.unfinished or n_trials is None or result.finished < n_trials:
             note(f"{result.remainder}. To go on:\n  {again}")
         else:
             note("All trials were over before they could be suspended.")

@@ -366,8 +366,8 @@ def _search(
     problems: list[CheckpointError] = []
     for state in states:
         try:
-            here = _moved(folder, state, url)
-            if not _is_in(folder, here, url):
+            here = _located(folder, state, url)
+            if here is None:
                 raise CheckpointError(
                     f"Checkpoint {state.path} of {trial} must lie in its folder, "
                     f"{folder if url is None else url}, that is "
@@ -387,12 +387,14 @@ def _search(
     ) from problems[0]
 
 
-def _moved(folder: Path | None, state: Checkpoint, url: str | None) -> Checkpoint:
-    """A checkpoint as it lies in a trial's folder that was moved or copied; else as it is named."""
-    if folder is None or _remote.is_url(state.path) or _is_in(folder, state, url):
+def _located(folder: Path | None, state: Checkpoint, url: str | None) -> Checkpoint | None:
+    """A checkpoint in its trial's folder, which may have been moved or copied; None if outside."""
+    if _is_in(folder, state, url):
         return state
+    if folder is None or os.path.islink(folder) or _remote.is_url(state.path):
+        return None
     here = moved_file(folder, state.path)
-    return state if here is None else replace(state, path=str(here))
+    return None if here is None else replace(state, path=str(here))
 
 
 def moved_file(folder: Path, place: str) -> Path | None:

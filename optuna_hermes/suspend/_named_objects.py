@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import (
-    CheckpointError,
     InvalidInputError,
     SuspendError,
     UnstorableError,
@@ -36,7 +35,7 @@ _LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
 SMALL_BYTES = 1 << 20
 """Most bytes that are copied of all values at each epoch's begin."""
 _PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
-"""What a number in a plain value, another part of a value, and an array count at least."""
+"""Least sizes of a number in a plain value, of another part of a value, and of an array."""
 _MOST_EPOCHS = 64
 """Most epochs until an object whose state was too large is asked for it again."""
 _SETTINGS = (type(None), bool, int, float, str)
@@ -252,10 +251,7 @@ class NamedObjects:
         in_trees = {memory_of(each) for each in writer.objects}
         shared = sharing(plain, lambda memory: memory in in_trees or owned.holds(memory))
         trees |= {name: self._tree(writer, name) for name in shared}
-        try:
-            writer.refuse_overlaps()
-        except CheckpointError as error:
-            raise UnstorableError(str(error)) from error
+        writer.refuse_overlaps()
         self._check_readable(trees, owned)
         nodes = {name: [tree, False, True] for name, tree in trees.items()}
         for name in (each for each in plain if each not in trees):

@@ -107,7 +107,7 @@ class OptimizeResult:
 
     @property
     def remainder(self) -> str:
-        """What is left, in words: suspended trials, and those that must begin anew."""
+        """Words for the suspended trials, and for those that must begin anew."""
         # They have trained, and there is no checkpoint.
         anew = sum(1 for t in self.trials if t.state == "PENDING" and (t.units or t.suspensions))
         suspended = f"Stopped with {plural(self.unfinished - anew, 'trial')} suspended"
@@ -119,6 +119,11 @@ class OptimizeResult:
     def unfinished(self) -> int:
         """The number of suspended trials, which a later call resumes or begins anew."""
         return sum(1 for t in self.trials if t.state in ("PARKED", "STORED", "PENDING"))
+
+    @property
+    def finished(self) -> int:
+        """The number of trials that have ended, well or not."""
+        return sum(1 for t in self.trials if t.state in ("COMPLETE", "PRUNED", "FAIL"))
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict[str, str]:
         """The representations that a notebook shows."""
