@@ -85,7 +85,7 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def end_of_job(known: Surroundings) -> float | None:
-    """When the job ends, in seconds since 1970: SLURM is asked if its environment does not say."""
+    """End of the job, in seconds since 1970: SLURM is asked if its environment does not say."""
     if known.job is None or known.ends_at is not None:
         return known.ends_at
     command = ["squeue", "--noheader", "--jobs", known.job, "--format", "%e"]

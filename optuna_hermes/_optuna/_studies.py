@@ -50,7 +50,7 @@ _known: set[tuple[str, str]] = set()
 """Databases, each with a key that its ledger is known to have."""
 
 _places: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
-"""Where storages are, by their objects."""
+"""Places of storages, by the objects that open them."""
 
 _in_memory: weakref.WeakKeyDictionary[InMemoryStorage, dict[int, str]] = weakref.WeakKeyDictionary()
 """Keys of studies in memory, by their ids.
@@ -108,7 +108,7 @@ def identity(study: optuna.Study) -> StudyIdentity:
 
 
 def _place(study: optuna.Study, backend: object) -> object | None:
-    """Where a storage is, for all objects that open it; None if it is nowhere else."""
+    """Place of a storage, the same for all objects that open it; None if it is this object."""
     with contextlib.suppress(InvalidInputError):  # of a URL that is refused where a key is drawn
         url: str | None = database_url(study)
         if url:

@@ -259,7 +259,7 @@ def _length(records: Sequence[TrialRecord], curves: Mapping[int, Curve]) -> int 
 def _standing(
     curves: Mapping[int, Curve], number: int, state: str, length: int | None
 ) -> Document | None:
-    """Why it waits, or trains: its rank at equal age. None where there is no such reason."""
+    """Rank of a trial at equal age, by which it waits or trains; None where it has none."""
     from optuna_hermes.model import LIVE_STATES
     from optuna_hermes.policies import standing
 

@@ -148,7 +148,7 @@ def _device(device: DeviceStatus) -> tuple[str, str, str, str, str]:
 
 
 def _resident(resident: ResidentStatus) -> tuple[str, str, str, str, str]:
-    """Who has memory of a device: a trial, and its process beside that."""
+    """Cells of a trial that has memory of a device: its own, and its process's beside that."""
     held, rest = resident.held_bytes, resident.process_bytes
     about = "" if resident.measured else "about "
     return (

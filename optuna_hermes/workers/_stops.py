@@ -85,7 +85,7 @@ class Stops:
 
     @property
     def at(self) -> float:
-        """When all is to be suspended, on the monotonic clock; infinite if no time is set."""
+        """Time of the monotonic clock to suspend all at; infinite if no time is set."""
         return min(self._call_ends, self._job_ends - self.grace_seconds)
 
     @property

@@ -51,7 +51,7 @@ _NO_BROKER = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.lo
 
 
 class _Phase(Enum):
-    """How far a trial is that may have been created without a lease."""
+    """Phase of a trial, which may have been created without a lease."""
 
     SETTING_UP = "on its way to its first batch: it must yield there, and waits for its first lease"
     GRANTED_EARLY = "that lease came on the way: it may have read that it must yield, and need not"
@@ -116,7 +116,7 @@ class TrialSession:
         self._granted_at: float | None = None
         self._phase = _Phase.TAKES_TURNS
         self._refused: str | None = None
-        """Why the trial may not go on here; None unless its lease is another process's by now."""
+        """The reason not to go on here; None unless the lease is another process's by now."""
         self._noted_end = False
         self._decided = threading.Event()
         self._decided.set()

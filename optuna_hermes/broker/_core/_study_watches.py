@@ -13,7 +13,7 @@ from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import DeviceStatus, StudyChanged, WatchStudy
 
 Problem = Callable[[Slot], str]
-"""Why a device cannot be granted; empty if it can."""
+"""Returns the reason not to grant a device; empty if it can be granted."""
 
 
 def watch(turn: Turn, connection: int, message: WatchStudy, problem: Problem) -> None:

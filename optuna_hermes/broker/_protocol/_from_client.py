@@ -332,7 +332,7 @@ class Quit(Message, frozen=True, kw_only=True):
 
 
 UserCommand = SetOverrides | Finish | Finished | ChangePolicy
-"""What a person asks of a study that is served: each is answered at once."""
+"""Requests of a person about a study that is served: each is answered at once."""
 
 FromClient = (
     Hello
