@@ -928,8 +928,10 @@ def test_a_look_that_takes_the_workers_away(
             if (epoch, batch) == (0, 1):
                 next(iter(loader))
     assert session.parks == ["resident"]
-    line, *_ = (r.getMessage() for r in caplog.records if r.levelno == logging.WARNING)
-    assert line.startswith("A trial can only wait in memory from here on: within an epoch it ")
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    reason = "Trial 0 can only wait in memory: its loader does not go by its sampler."
+    assert [reason in each for each in said] == [False, True, True]  # on the screen, in its log
+    assert said[0].startswith("A trial can only wait in memory from here on: within an epoch it ")
 
 
 class Doubling(DataLoader[Any]):
