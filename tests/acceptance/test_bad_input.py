@@ -177,7 +177,6 @@ def _cut(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2])
 
 
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("make", [_text, _folder, _damaged, _cut])
 @pytest.mark.parametrize(
     "words",

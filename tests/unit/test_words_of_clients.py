@@ -440,7 +440,6 @@ def test_a_storage_that_is_not_there(url: str, words: str) -> None:
     assert "pw" not in str(error.value)
 
 
-@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("file", ["", "optuna-hermes", "optuna-hermes/ledgers"])
 def test_a_state_folder_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
