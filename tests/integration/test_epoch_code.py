@@ -124,7 +124,7 @@ def subset(order: torch.Tensor) -> DataLoader[Any]:
 LOADERS: dict[str, Callable[[torch.Tensor], DataLoader[Any]]] = {
     "subset": subset,
     "of a tensor": lambda order: DataLoader(Subset(DATA, order), batch_size=4),  # type: ignore[arg-type]
-    "of tensors": lambda order: DataLoader(Subset(DATA, list(order)), batch_size=4),  # type: ignore[arg-type]
+    "of tensors": lambda order: DataLoader(Subset(DATA, list(order)), batch_size=4),
     "of NumPy's numbers": lambda order: DataLoader(Subset(DATA, list(order.numpy())), batch_size=4),
     "sampler": lambda order: DataLoader(DATA, 4, sampler=SubsetRandomSampler(order.tolist())),
     "weights": lambda order: DataLoader(DATA, 4, sampler=WeightedRandomSampler(order / 9 + 1, 12)),

@@ -846,7 +846,7 @@ class Looks(Net):
     """Looks at a first batch before the first one."""
 
     def on_train_start(self) -> None:
-        next(iter(self.trainer.train_dataloader))  # type: ignore[call-overload]
+        next(iter(self.trainer.train_dataloader))
 
 
 class Centred(Net):
@@ -908,10 +908,10 @@ class Evaluates(Net):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
-            next(iter(self.trainer.train_dataloader))  # type: ignore[call-overload]
+            next(iter(self.trainer.train_dataloader))
 
     def on_train_epoch_end(self) -> None:
-        for batch in self.trainer.train_dataloader:  # type: ignore[attr-defined]
+        for batch in self.trainer.train_dataloader:
             self.loss(batch)
 
 

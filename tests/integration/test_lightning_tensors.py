@@ -212,7 +212,7 @@ class Sharp(torch.optim.Optimizer):
         self.base_optimizer = torch.optim.SGD(self.param_groups, **options)
         self.param_groups = self.base_optimizer.param_groups
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         with torch.enable_grad():
             loss = closure()
         parameters = [each for group in self.param_groups for each in group["params"]]
@@ -243,7 +243,7 @@ class Lookahead(torch.optim.Optimizer):
     def _parameters(self) -> list[torch.Tensor]:
         return [each for group in self.param_groups for each in group["params"]]
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = self.optimizer.step(closure)
         with torch.no_grad():
             for each in self._parameters():
@@ -318,7 +318,7 @@ def test_what_optimizers_and_schedules_hold_comes_back(net: type[Net], tmp_path:
 class FullStatistics(torch.optim.Optimizer):
     """Keeps averages in full precision of parameters in half precision."""
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         loss = closure()
         with torch.no_grad():
             for group in self.param_groups:

@@ -469,7 +469,7 @@ def test_generators_have_the_same_children_afterwards(bits: Any) -> None:
 def test_generators_without_seeds_come_back() -> None:
     """Old checkpoints have none, and others may bring a sequence of their own."""
 
-    class Sequence(np.random.bit_generator.ISeedSequence):  # type: ignore[misc]
+    class Sequence(np.random.bit_generator.ISeedSequence):
         def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
             return np.arange(n_words, dtype=dtype)
 
