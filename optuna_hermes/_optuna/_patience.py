@@ -64,15 +64,17 @@ def patiently(
 
 def waits(error: Exception) -> str:
     """The warning about a database that is waited for."""
-    full = f" {ledger.FULL}" if ledger.is_full(line(error)) else ""
-    return f"Waiting for the study's database, which does not answer: {_reason(error)}{full}"
+    reason = line(error)
+    full = f" {ledger.FULL}" if ledger.is_full(reason) else ""
+    how = ledger.how_away(reason)
+    return f"Waiting for the study's database, which {how}: {_reason(error)}{full}"
 
 
 def away(error: Exception) -> DatabaseAwayError:
     """The error of a database that was waited for in vain."""
     return DatabaseAwayError(
-        f"The study's database does not answer: {_reason(error)} Bring it back, then run the same "
-        "command again: nothing that was trained is lost."
+        f"The study's database {ledger.how_away(line(error))}: {_reason(error)} Bring it "
+        "back, then run the same command again: nothing that was trained is lost."
     )
 
 

@@ -32,17 +32,6 @@ _FASTER_SQLITE = ("already exists", "unique constraint failed")
 # PostgreSQL's, of a server that is a standby just now or that ran out of disk.
 _READ_ONLY = "25006"
 
-_FULL = ("too many clients", "too many connections", "connection slots", "max_user_connections")
-FULL = (
-    "It takes no more connections: end what else is connected, or raise its limit "
-    "(max_connections)."
-)
-
-
-def is_full(reason: str) -> bool:
-    """True if a database refuses because it takes no more connections."""
-    return any(each in reason.lower() for each in _FULL)
-
 
 def is_transient(error: BaseException) -> bool:
     """True if the error, or one it wraps, is a transient database failure."""

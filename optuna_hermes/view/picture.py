@@ -12,6 +12,7 @@ from msgspec import structs
 
 from optuna_hermes.broker._core._curve_shape import shape_of
 from optuna_hermes.broker._protocol import TrialRow
+from optuna_hermes.ledger import how_away
 from optuna_hermes.model import Curve, Override, TrialStatus
 from optuna_hermes.view import formats
 from optuna_hermes.view.history import StudyHistory, TrialHistory, best_so_far
@@ -214,7 +215,7 @@ def _problem(study: StudyStatus) -> str:
     if study.problem:
         return study.problem
     if study.away_seconds is not None:
-        return "The database does not answer: training goes on."
+        return f"The database {how_away(study.away_reason)}: training goes on."
     if study.draining:
         return "The study is being suspended."
     return ""

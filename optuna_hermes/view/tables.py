@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from optuna_hermes.ledger import how_away
 from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def _served(study: StudyStatus) -> Rows:
     if study.away_seconds is not None:
         away = formats.duration(study.away_seconds)
         then = "training goes on" if study.problem is None else "every trial is to be on disk"
-        yield "database", f"does not answer since {away}: {then}"
+        yield "database", f"{how_away(study.away_reason)} since {away}: {then}"
     overrides = (("held", study.held), ("boosted", study.boosted), ("finishing", study.finishing))
     for override, numbers in overrides:
         if numbers:

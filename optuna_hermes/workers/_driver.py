@@ -38,7 +38,7 @@ from optuna_hermes.errors import (
     StudyDeletedError,
     StudyTakenError,
 )
-from optuna_hermes.ledger import FULL, Ledger, is_full, open_ledger
+from optuna_hermes.ledger import FULL, Ledger, how_away, is_full, open_ledger
 from optuna_hermes.suspend import _remote
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._saver import forget_warnings
@@ -73,9 +73,6 @@ _AWAY = (
     "The database {}, so every trial that could be was suspended to disk: bring it back, then run "
     "the same command again."
 )
-
-_DISK_FULL = ("disk is full", "no space left on device")
-"""SQLite's and the system's words for it, in an error of a database."""
 
 _HELD = (
     "Nothing is left but {} that somebody holds: let go with `optuna-hermes release`, then run the "
@@ -500,7 +497,7 @@ class Driver:
             self._away = True
             full = f"{FULL} " if is_full(reason) else ""
             self._progress.note(
-                f"The database {_how_away(reason)}; training goes on, and what is reported is "
+                f"The database {how_away(reason)}; training goes on, and what is reported is "
                 f"written when it is back. {full}".rstrip()
             )
         elif seconds is None and self._away:
@@ -577,7 +574,7 @@ class Driver:
         away = last is not None and last.away_seconds is not None  # no trial can be read
         if away or self._ended_by_outage:
             reason = "" if last is None else last.away_reason
-            raise DatabaseAwayError(self._problem or _AWAY.format(_how_away(reason)))
+            raise DatabaseAwayError(self._problem or _AWAY.format(how_away(reason)))
         self._refuse_deleted()
         trials = _optuna.patiently(trial_results, self._study, ledger)
         failures = None if last is None else last.failures
@@ -601,12 +598,6 @@ class Driver:
             problem_may_pass=last is not None and last.problem_may_pass,
             failure=None if self._taken_by is not None else failure_of(trials, failures),
         )
-
-
-def _how_away(reason: str) -> str:
-    """The words for an outage: its reason is a database's own."""
-    full = any(each in reason.lower() for each in _DISK_FULL)
-    return "cannot be written, as its disk is full" if full else "does not answer"
 
 
 def _folder_of_copies() -> Path:

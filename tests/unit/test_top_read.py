@@ -172,9 +172,10 @@ class FakeReader:
     def __init__(self) -> None:
         self.reads = 0
         self.away_seconds: float | None = None
+        self.away_reason = ""
 
     def status(self) -> wire.BrokerStatus:
-        mine = study_status(key="s", away_seconds=self.away_seconds)
+        mine = study_status(key="s", away_seconds=self.away_seconds, away_reason=self.away_reason)
         return broker_status(mine, study_status(key="t"))
 
     def history(self, broker: wire.BrokerStatus | None) -> StudyHistory:
@@ -195,6 +196,9 @@ def test_past_leases_are_read_while_their_study_is_shown_and_its_database_answer
     reads, reader.away_seconds = reader.reads, 1.0
     picture = source.look("s")
     assert picture.problem == "The database does not answer: training goes on."
+    reader.away_reason = "database or disk is full"
+    full = "The database cannot be written, as its disk is full: training goes on."
+    assert source.look("s").problem == full
     assert source.past() == ()
     assert reader.reads == reads
     reader.away_seconds = None

@@ -395,6 +395,9 @@ def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> No
     text = rendered(tables.status_view(broker, None))
     assert f"does not answer since 1:15 min: {words}" in text
     assert problem is None or problem in text
+    full = digits(away_seconds=75.0, away_reason="database or disk is full", problem=problem)
+    text = rendered(tables.status_view(broker_status(full), None))
+    assert "cannot be written, as its disk is full since 1:15 min" in text
 
 
 def test_status_without_a_broker_still_shows_a_ledger() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
+from optuna_hermes.ledger import how_away
 from optuna_hermes.view import formats
 from optuna_hermes.view.history import (
     Bar,
@@ -157,7 +158,7 @@ def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> It
         # In whole minutes: a screen reader reads the note again whenever it changes.
         minutes = int(study.away_seconds / 60)
         since = f" since {formats.plural(minutes, 'minute')}" if minutes else ""
-        yield f"The database does not answer{since}; training goes on."
+        yield f"The database {how_away(study.away_reason)}{since}; training goes on."
     if study.no_room:
         yield (
             f"No device has the memory for {formats.ranges(study.no_room)} until another trial "
