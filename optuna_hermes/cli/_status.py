@@ -203,7 +203,7 @@ def _trial_document(
         "where": _where(record, states[number], broker),
         "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
         "curve": _curve(curves.get(number), _optuna.sign(study)),
-        "standing": _standing(curves, number, states[number], _length(records, curves)),
+        "standing": _rank_at_age(curves, number, states[number], _length(records, curves)),
         "units_trained": record.units,
         **_figures(record),
         "submitted": record.submitted,
@@ -256,14 +256,14 @@ def _length(records: Sequence[TrialRecord], curves: Mapping[int, Curve]) -> int 
     return max(units, default=None)
 
 
-def _standing(
+def _rank_at_age(
     curves: Mapping[int, Curve], number: int, state: str, length: int | None
 ) -> Document | None:
     """Rank of a trial at equal age, by which it waits or trains; None where it has none."""
     from optuna_hermes.model import LIVE_STATES
-    from optuna_hermes.policies import standing
+    from optuna_hermes.policies import rank_at_age
 
-    found = standing(curves, number, length) if state in LIVE_STATES else None
+    found = rank_at_age(curves, number, length) if state in LIVE_STATES else None
     return None if found is None else asdict(found)
 
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from optuna_hermes.policies._hermes import Hermes as Hermes
     from optuna_hermes.policies._hermes_slope import HermesSlope as HermesSlope
     from optuna_hermes.policies._las import LeastAttainedService as LeastAttainedService
+    from optuna_hermes.policies._rank_at_age import rank_at_age as rank_at_age
     from optuna_hermes.policies._round_robin import RoundRobin as RoundRobin
     from optuna_hermes.policies._slaq import Slaq as Slaq
-    from optuna_hermes.policies._standing import standing as standing
     from optuna_hermes.policies.base import Policy as Policy
     from optuna_hermes.policies.base import Ranked as Ranked
     from optuna_hermes.policies.base import opened as opened
@@ -46,7 +46,7 @@ _NAMED = {
 _BASE = ("Policy", "Ranked", "opened", "place", "unopened", "with_openings")
 _PLACES = (*_NAMED.values(), "cluster.energy:Energy")
 _MODULES = {name: module for module, _, name in (each.partition(":") for each in _PLACES)}
-_MODULES.update(dict.fromkeys(_BASE, "policies.base"), standing="policies._standing")
+_MODULES.update(dict.fromkeys(_BASE, "policies.base"), rank_at_age="policies._rank_at_age")
 
 ENERGY = "energy:"
 """Prefix of a policy's name: the same policy, with idle devices powered down."""

@@ -273,10 +273,10 @@ def _trial_rows(document: Document) -> Rows:
     yield "value", _value(curve)
     if len(curve["values"]) > 1:
         yield "curve", formats.sparkline(curve["values"], _CURVE_WIDTH, log=False)
-    if standing := document["standing"]:
-        age = formats.plural(standing["units"], "unit")
-        rank = f"{standing['rank']} of {standing['among']} after {age}"
-        yield "rank", f"{rank}; {standing['chance']:.0%} to end as the best of all so far"
+    if ranked := document["standing"]:
+        age = formats.plural(ranked["units"], "unit")
+        rank = f"{ranked['rank']} of {ranked['among']} after {age}"
+        yield "rank", f"{rank}; {ranked['chance']:.0%} to end as the best of all so far"
     trained = formats.plural(document["units_trained"], "unit")
     yield "trained", f"{trained}, {formats.duration(document['device_seconds'])} of a device"
     yield from _energy(document["watt_hours"])

@@ -75,8 +75,8 @@ def test_the_event_log_of_a_trial_as_json(capsys: pytest.CaptureFixture[str]) ->
         "steps": [1, 2],
         "best": {"value": 0.7, "unit": 2},
     }
-    standing = document["standing"]
-    assert (standing["rank"], standing["among"], standing["units"]) == (1, 1, 2)
+    ranked = document["standing"]
+    assert (ranked["rank"], ranked["among"], ranked["units"]) == (1, 1, 2)
     assert document["checkpoints"] == [{"path": "/c", "units": 2, "size_bytes": 9, "at": 3.0}]
     assert document["events"] == [{"at": 1.0, "kind": "admitted", "detail": {}}]
 

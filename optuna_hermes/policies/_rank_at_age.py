@@ -1,4 +1,4 @@
-"""Standing of a trial among those of its study: its rank at equal age, and what that promises."""
+"""Rank of a trial among those of its study at equal age, and what that promises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optuna_hermes.policies._smoothing import noise, smoothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class RankAtAge:
     """Rank of a trial among those that were as old as it is, by their smoothed values.
 
     Args:
@@ -32,9 +32,9 @@ class Standing:
     chance: float
 
 
-def standing(
+def rank_at_age(
     curves: Mapping[int, Curve], number: int, length: int | None = None
-) -> Standing | None:
+) -> RankAtAge | None:
     """Rank a trial among all of a study; None if it has no finite value.
 
     The chance is that of its place among all, each pair compared at the age of the younger one.
@@ -50,7 +50,7 @@ def standing(
         >>> def curve(*values):
         ...     units = tuple(range(1, len(values) + 1))
         ...     return Curve(steps=units, values=values, device_seconds=units)
-        >>> standing({0: curve(0.9, 0.7), 1: curve(0.5), 2: curve(0.8, 0.8)}, 2).rank
+        >>> rank_at_age({0: curve(0.9, 0.7), 1: curve(0.5), 2: curve(0.8, 0.8)}, 2).rank
         2
     """
     known = {each: curve for each, curve in curves.items() if curve.values}
@@ -73,4 +73,4 @@ def standing(
     score = -float(ndtri((ahead + 0.5) / len(known)))
     best = -float(ndtri(1 / len(known))) if len(known) > 1 else -math.inf
     chance = float(ndtr((found * score - best) / math.sqrt(max(1 - found**2, 1e-6))))
-    return Standing(rank=rank, among=len(then), units=age, chance=chance)
+    return RankAtAge(rank=rank, among=len(then), units=age, chance=chance)

@@ -1,4 +1,4 @@
-"""The standing of a trial: its rank at equal age, and its chance to end as the best."""
+"""The rank of a trial at equal age, and its chance to end as the best."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optuna_hermes.model import Curve
-from optuna_hermes.policies import standing
+from optuna_hermes.policies import rank_at_age
 
 
 def curve(*values: float) -> Curve:
@@ -20,10 +20,10 @@ def curve(*values: float) -> Curve:
 def test_trials_are_ranked_as_they_were_at_its_age() -> None:
     """What older ones have reached since does not count, nor do trials that are younger."""
     curves = {0: curve(0.9, 0.1), 1: curve(0.5), 2: curve(0.7, 0.6), 3: curve(0.6)}
-    found = standing(curves, 1)
+    found = rank_at_age(curves, 1)
     assert found is not None
     assert (found.rank, found.among, found.units) == (1, 4, 1)
-    found = standing(curves, 2)
+    found = rank_at_age(curves, 2)
     assert found is not None
     assert (found.rank, found.among, found.units) == (2, 2, 2)
 
@@ -31,13 +31,13 @@ def test_trials_are_ranked_as_they_were_at_its_age() -> None:
 def test_there_is_none_without_a_finite_value() -> None:
     """Nothing is said of a trial that has not reported, or has diverged."""
     curves = {0: curve(0.9), 1: curve(), 2: curve(0.8, math.nan), 3: curve(math.inf)}
-    assert [standing(curves, number) for number in (1, 2, 3, 4)] == [None] * 4
-    assert standing(curves, 0) is not None
+    assert [rank_at_age(curves, number) for number in (1, 2, 3, 4)] == [None] * 4
+    assert rank_at_age(curves, 0) is not None
 
 
 def test_one_trial_alone_is_the_best() -> None:
     """There is no other that could end better."""
-    found = standing({5: curve(0.3)}, 5)
+    found = rank_at_age({5: curve(0.3)}, 5)
     assert found is not None
     assert (found.rank, found.among, found.chance) == (1, 1, 1.0)
 
@@ -48,7 +48,7 @@ def test_the_chance_falls_with_the_rank_and_is_shared_by_all() -> None:
     curves[50] = curve(2.0, *np.linspace(1.9, 1.0, 29).tolist())  # how long a training is
     chances = []
     for number in range(50):
-        found = standing(curves, number, length=30)
+        found = rank_at_age(curves, number, length=30)
         assert found is not None
         chances.append(found.chance)
     assert chances == sorted(chances, reverse=True)
@@ -60,7 +60,7 @@ def test_the_oldest_that_leads_is_the_likeliest() -> None:
     """It is compared with those that are younger as it was at their age."""
     curves = {number: curve(*[0.5 + number / 10] * 5) for number in range(1, 10)}
     curves[0] = curve(*np.linspace(0.4, 0.1, 20).tolist())
-    found = standing(curves, 0)
+    found = rank_at_age(curves, 0)
     assert found is not None
     assert (found.rank, found.among) == (1, 1)
     assert found.chance > 0.5
@@ -70,7 +70,7 @@ def test_one_unit_settles_nothing() -> None:
     """Where all have trained one unit of many, the first may still be overtaken."""
     curves = {number: curve(0.1 + number / 10) for number in range(10)}
     for length, most in ((27, 0.5), (None, 0.9)):
-        found = standing(curves, 0, length)
+        found = rank_at_age(curves, 0, length)
         assert found is not None
         assert 0.2 < found.chance < most
 
@@ -82,11 +82,11 @@ def test_one_unit_settles_nothing() -> None:
         max_size=12,
     )
 )
-def test_any_curves_have_standings_within_bounds(values: list[list[float]]) -> None:
+def test_any_curves_have_ranks_within_bounds(values: list[list[float]]) -> None:
     """Ranks are among those there are, and chances are probabilities."""
     curves = {number: curve(*each) for number, each in enumerate(values)}
     for number in curves:
-        found = standing(curves, number)
+        found = rank_at_age(curves, number)
         assert (found is None) == (not math.isfinite(values[number][-1]))
         if found is not None:
             assert 1 <= found.rank <= found.among <= len(values)
