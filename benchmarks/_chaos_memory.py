@@ -8,11 +8,11 @@ from pathlib import Path
 
 LIMIT_MB = 64
 _FILES = {"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"}
-"""Where groups are, in version 1 and 2 of them, and the file of their limit."""
+"""Folders of memory groups, version 1 and 2, each with the name of the file of the limit."""
 
 
 class SmallMemory:
-    """What a process took before it joined does not count."""
+    """Memory group with a small limit; memory taken before a process joined does not count."""
 
     def __init__(self) -> None:
         self._folder: Path | None = None

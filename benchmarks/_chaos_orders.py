@@ -67,7 +67,7 @@ class Orders:
         new.replace(self._path(trial))
 
     def withdraw(self, trial: int) -> bool:
-        """Whether the trial has not begun to obey, and will not."""
+        """Withdraw the order; True if the trial had not begun to obey it, and so will not."""
         try:
             self._path(trial).unlink()
         except FileNotFoundError:

@@ -110,7 +110,7 @@ class Postgres:
         engine.dispose()
 
     def n_connections(self) -> int:
-        """How many there are to the database, without the one that asks; 0 if not known."""
+        """Count the connections to the database, without the one that asks; 0 if not known."""
         engine = sqlalchemy.create_engine(self._url("postgres"))
         try:
             with engine.connect() as connection:

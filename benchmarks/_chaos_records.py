@@ -25,7 +25,7 @@ _LOOK_SECONDS = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a trial trains.
+    """Size of the training of each trial.
 
     Args:
         epochs: units of each trial.
@@ -85,7 +85,7 @@ class Records:
 
     @property
     def pace_seconds(self) -> float:
-        """How long a batch pretends to take, besides its computation."""
+        """Seconds that a batch pretends to take, besides its computation."""
         return float((self.folder / "pace").read_text())
 
     def set_pace(self, seconds: float) -> None:
@@ -184,7 +184,7 @@ def _locked(file: int) -> bool:
 
 
 def _dying(holder: str) -> bool:
-    """Whether the process was killed, and the kernel is about to close its files.
+    """True if the process was killed, and the kernel is about to close its files.
 
     Its socket may be closed already, and the device rightly given on.
     """

@@ -33,7 +33,7 @@ class StuckError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What was done, from when to when by the wall clock, and how long until all went on."""
+    """Fault, with its begin and end by the wall clock, and the time until all went on."""
 
     kind: str
     began: float

@@ -66,7 +66,7 @@ class Stage:
         self.orders = Orders(self.records.folder)
         self.orders.prepare()
         self.statuses: list[int] = []
-        """How calls of ``optimize`` ended that nobody killed."""
+        """Exit statuses of the calls of ``optimize`` that nobody killed."""
         self.driver: subprocess.Popen[bytes] | None = None
         self._over = False
         self._command = [
@@ -118,7 +118,7 @@ class Stage:
             )
 
     def finished(self) -> bool:
-        """Whether the call has ended well; one that ended by itself otherwise is made again."""
+        """True if the call has ended well; one that ended by itself otherwise is made again."""
         assert self.driver is not None
         status = None if self._over else self.driver.poll()
         if status is not None:
@@ -197,7 +197,7 @@ class Stage:
 
 
 def values_of(trials: Sequence[optuna.trial.FrozenTrial]) -> dict[int, dict[str, Any]]:
-    """What a trial came to, with every bit of it."""
+    """Return parameters, reports and value of each trial, by number, with every bit."""
     return {
         trial.number: {
             "params": {name: float(value).hex() for name, value in trial.params.items()},

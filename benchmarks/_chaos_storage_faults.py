@@ -114,7 +114,7 @@ def freeze_postgres(scene: Scene) -> str | None:
 
 
 def kill_workers_without_postgres(scene: Scene) -> str | None:
-    """What they have trained meanwhile is on disk only."""
+    """Kill workers without PostgreSQL: what they have trained meanwhile is on disk only."""
     if not scene.stage.records.holders():
         return None
     scene.postgres.freeze()

@@ -20,7 +20,7 @@ ENDING_SECONDS = 1.0
 def verdict(
     stage: Stage, calm: Stage, damaged: Sequence[tuple[int, float]], faults: Sequence[Fault]
 ) -> dict[str, Any]:
-    """What came of the promises.
+    """Check every promise, and return the findings.
 
     Args:
         stage: the study that was disturbed.
@@ -54,7 +54,7 @@ def verdict(
 
 
 def kept(result: dict[str, Any]) -> bool:
-    """Whether every promise was."""
+    """True if every promise was kept."""
     return (
         result["trials"] == result["completed"] == N_TRIALS
         and result["values_lost"] == 0

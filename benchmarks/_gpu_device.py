@@ -20,7 +20,7 @@ Add = Callable[..., None]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where a part runs.
+    """Device and folder of a part of the benchmark.
 
     Args:
         dry: True on the simulated accelerator, where everything is to be small.

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of the devices, and the cost of hooks."""
+"""Readings of the devices from NVIDIA's driver, and the cost of hooks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _handles(pynvml: Any) -> Iterator[Any]:
 
 
 def _answer(call: Callable[..., Any], *args: Any) -> Any:
-    """What the driver answers, or the name of its error."""
+    """Return the driver's answer, or the name of its error."""
     import pynvml
 
     try:
@@ -152,7 +152,7 @@ def _slices(pynvml: Any, handle: Any) -> Iterator[str]:
 
 
 def _seen_in(uuid: str) -> dict[str, Any]:
-    """What a process that is given a slice sees."""
+    """Return the devices and memory that a process with a slice sees."""
     script = (
         "import json, torch; torch.ones(1, device='cuda')\n"
         "print(json.dumps({'devices': torch.cuda.device_count(), "

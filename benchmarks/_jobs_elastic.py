@@ -102,7 +102,7 @@ def rows(
 
 
 def row(trace_name: str, policy: str, trace: JobTrace, cpu_seconds: float) -> dict[str, Any]:
-    """What a policy did with a workload."""
+    """Return the measures of a policy on a workload."""
     metrics = measure_jobs(trace)
     return {
         "trace": trace_name,

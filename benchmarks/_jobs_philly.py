@@ -39,7 +39,7 @@ FEWER_NOISE_SEEDS = tuple(range(3))
 """In the other settings."""
 
 TARGETS = {"qssf": (1.5, 2.5), "qssf-noise": (2.3, 7.0)}
-"""How many times shorter mean completion and mean queueing are to be than under `fifo`."""
+"""Factors by which mean completion and mean queueing are to be shorter than under `fifo`."""
 
 # Devices of each of Philly's nodes, as in its authors' replay; the trace does not give them.
 DEVICES_OF_A_NODE = 8

@@ -34,7 +34,7 @@ def as_in(case: str, drawn: Sequence[Recording], seed: int) -> list[Recording]:
 
 
 def as_reported(case: str, trainings: Sequence[Recording], seed: int) -> list[Recording]:
-    """What a policy is told of trainings, which are measured by what they are."""
+    """Return trainings as a policy is told of them; they are measured by what they are."""
     return _REPORTED.get(case, _as_recorded)(trainings, np.random.default_rng([_SEED, seed]))
 
 
@@ -102,4 +102,4 @@ CASES: Mapping[str, str] = {
     "lengths": "trainings end after 8 units or more",
     "crashes": "5 % of the trainings fail",
 }
-"""What is different in each."""
+"""Cases by name, with what is different in each."""

@@ -38,7 +38,7 @@ STEPS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What one table is about."""
+    """Rules, number of seeds and case of one table."""
 
     rules: SimulationRules
     n_seeds: int

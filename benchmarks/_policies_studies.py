@@ -25,7 +25,7 @@ from optuna_hermes.simulator import CurveSet
 from optuna_hermes.simulator._metrics import span_of
 
 OPENINGS = (0.05, 0.3, 1.0)
-"""What opening a trial costs, in units."""
+"""Costs of opening a trial, in units."""
 UNTOLD = f"{__name__}:HermesUntold"
 TPE = "TPESampler"
 SURROGATE = "surrogate"

@@ -62,7 +62,7 @@ class Steps:
         return np.array([math.inf, *self.values])[index]
 
     def reach(self, value: float) -> float | None:
-        """When there was a value as low as this one."""
+        """Return the time of the first value as low as this one; None if there is none."""
         return next((t for t, v in zip(self.times, self.values, strict=True) if v <= value), None)
 
 
@@ -169,7 +169,7 @@ def _end_regrets(
 def _speed_up(
     contests: Contests, cells: Sequence[Cell], name: str, kind: str, n_units: int
 ) -> dict[str, Any] | None:
-    """How many times as soon as the reference a contestant has the reference's final best.
+    """Return the ratio of times, the reference's to a contestant's, to the reference's final best.
 
     One that never has it counts as if it had it at the end of the budget; so does the reference
     where it has no value at all, and any value is as good as its best.

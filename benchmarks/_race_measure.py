@@ -40,7 +40,7 @@ class Lease(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a contestant did in its budget. All times are seconds from the start of its command.
+    """Record of a contestant's budget. All times are seconds from the start of its command.
 
     Args:
         setting: the contest's.
@@ -186,7 +186,7 @@ def figures(record: Record, n_units: int) -> dict[str, Any]:
 
 
 def differing(records: Iterable[Record]) -> dict[str, int]:
-    """How many units several contestants trained, and how many of those had unequal values."""
+    """Count the units that several contestants trained, and those of them with unequal values."""
     seen: dict[tuple[str, str, int], list[float]] = {}
     for record in records:
         task = record.setting["task"]

@@ -145,7 +145,7 @@ class Runner:
 
 
 def _path(here: Path, contest: Contest) -> str:
-    """Where a contestant's processes find the race's modules; Ray's do not get our packages."""
+    """Return the module path of a contestant's processes; Ray's do not get our packages."""
     inherited = "" if contest.contestant in RAY else os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(each for each in (str(here), inherited) if each)
 

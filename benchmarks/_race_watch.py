@@ -25,7 +25,7 @@ _files: dict[int, TextIO] = {}
 
 @dataclass(frozen=True)
 class Watch:
-    """What paces the batches of a trial, and writes down what it did.
+    """Pace of the batches of a trial, and record of what it did.
 
     Args:
         trial: its name among those of its contestant.
@@ -67,7 +67,7 @@ def _write(*line: Any) -> None:
 
 
 def read_lines(folder: Path) -> Iterator[list[Any]]:
-    """What all processes of a contest have written; the half line of one that was killed is not."""
+    """Yield the lines of all processes of a contest, but no half line of one that was killed."""
     for path in sorted(folder.glob(PATTERN)):
         for line in path.read_text().splitlines(keepends=True):
             if line.endswith("\n"):

@@ -1,4 +1,4 @@
-"""What every contestant of ``switch_cost.py`` trains, and how its switches are read off.
+"""Training of every contestant of ``switch_cost.py``, and the reading of its switches.
 
 Each batch of each trial leaves a line ``trial process start end`` in one file: seconds of the
 monotonic clock, which all processes of a host share. A switch is where the next line is another

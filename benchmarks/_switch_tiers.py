@@ -104,7 +104,7 @@ class Run:
 
 
 def makers(sizes_mb: list[float]) -> dict[str, Callable[[], torch.nn.Module]]:
-    """What is measured, by name."""
+    """Return makers of the networks to measure, by name."""
     made: dict[str, Callable[[], torch.nn.Module]] = {
         f"{size:g} MB": partial(Net, int(1e6 * size)) for size in sizes_mb
     }

@@ -94,7 +94,7 @@ def _leases(key: str, trials: int, points: int, begin: float) -> list[dict[str, 
 
 
 def value(number: int, unit: int) -> float:
-    """What a trial reports after a unit: a curve of its own."""
+    """Return the value that a trial reports after a unit: each has a curve of its own."""
     return 0.1 + number % 37 / 50 + (1 + number % 11 / 5) / unit**0.7
 
 

@@ -1,4 +1,4 @@
-"""How a broker bears a crowd: its answers, its processor time and its memory.
+"""Load test of a broker with many clients: its answers, its processor time and its memory.
 
     python benchmarks/broker_load.py [--clients 1000] [--seconds 20] [--trials 10000] [--json]
 

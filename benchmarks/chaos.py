@@ -46,14 +46,14 @@ BUSY = 0.8
 BATCHES = 23
 """In a unit."""
 PACES = (0.5, 5.0)
-"""How much faster or slower batches may become, so that neither study nor faults end first."""
+"""Limits of the factor on a batch's time: neither study nor faults are to end first."""
 POSTPONED = 4
-"""How often, for each fault, it may be that there is nothing to do it to."""
+"""Number of times, for each fault, that there may be nothing to do it to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much there is to do in the minutes that were asked for."""
+    """Amount of work for the minutes that were asked for."""
 
     minutes: float
     faults: int | None = None

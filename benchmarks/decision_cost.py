@@ -1,4 +1,4 @@
-"""What one decision of a policy costs, by the number of live trials.
+"""Cost of one decision of a policy, by the number of live trials.
 
     python benchmarks/decision_cost.py [--policy hermes,asha] [--trials 100,1000] [--json]
 
@@ -36,7 +36,7 @@ RUNS = (100, 1_000, 3_000, 10_000)
 POPULATIONS = ("level", "spread")
 N_POINTS = 100
 N_UNITS = 150
-"""What a trial has in all."""
+"""Units of a trial in all."""
 LIMIT_MS = 10.0
 LIMIT_RUNS = 10_000
 CELL_SECONDS = 20.0
@@ -180,7 +180,7 @@ def _exponent(seconds: dict[int, float]) -> float | None:
 
 
 def _met(rows: list[dict[str, Any]]) -> bool | None:
-    """Whether ``hermes`` kept its limit; None if that was not measured."""
+    """True if ``hermes`` kept its limit; None if that was not measured."""
     found = [row["median_ms"].get(LIMIT_RUNS) for row in rows if row["policy"] == "hermes"]
     return all(ms <= LIMIT_MS for ms in found) if found and None not in found else None
 

@@ -1,4 +1,4 @@
-"""What a broker bears from processes that misuse its socket, and what others notice of it.
+"""Attacks on a broker by processes that misuse its socket, and what others notice of them.
 
     python benchmarks/fuzz_broker.py [--minutes 5] [--seed 0] [--json]
 
@@ -86,7 +86,7 @@ def _fuzz(folder: Path, seconds: float, seed: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What was seen of the broker while it was attacked, and after everybody had hung up."""
+    """Measures of the broker while it was attacked, and after everybody had hung up."""
 
     honest: Honest
     counted: Counter[str]

@@ -1,4 +1,4 @@
-"""What Hermes costs a training loop per batch when there is nothing to do.
+"""Cost of Hermes to a training loop, per batch, when there is nothing to do.
 
 Run it with ``python benchmarks/hook_cost.py [--json]``. It fits a network of four weights, stops
 before a batch in the second epoch, and times there, over and over, what Lightning calls before it

@@ -1,4 +1,4 @@
-"""What hosts that share a study cost their database, and their brokers.
+"""Cost of hosts that share a study, to their database and to their brokers.
 
     python benchmarks/hosts.py [--hosts 1,2,4,8] [--trials 500] [--seconds 15] [--json]
 

@@ -36,7 +36,7 @@ PARTS = {
     "Elastic jobs": (("elastic/workloads",), _jobs_elastic),
     "Nodes powered down": (("philly/nodes_per_minute.csv.gz", "helios"), _energy_rows),
 }
-"""What is compared: one of these files or folders must be there, and the module that has the rows
+"""Comparisons: one of these files or folders must be there, and the module that has the rows
 (``rows(folder)``), their Markdown (``text(rows)``) and, in its first lines, the setting."""
 
 

@@ -1,4 +1,4 @@
-"""How much the greedy knapsack of ``smd`` misses of the exact one, and what each of them takes.
+"""Gap of the greedy knapsack of ``smd`` to the exact one, and the time that each of them takes.
 
     python benchmarks/knapsack_gap.py [--seeds N] [--json]
 

@@ -62,7 +62,7 @@ COSTS = (0.005, 0.05, 0.25)
 MAIN = ((1, 0.005), (4, 0.005))
 """Devices and cost of the settings that get all seeds."""
 ALWAYS = ("hermes", "fifo")
-"""What every table compares with."""
+"""Policies that every table compares with."""
 
 TARGETS = {
     (1, "fifo"): 7.7,

@@ -1,4 +1,4 @@
-"""Whether a broker that serves for long stays as small as it was.
+"""Soak test of a broker: one that serves for long is to stay as small as it was.
 
     python benchmarks/soak.py [--minutes 30] [--json]
 
@@ -161,7 +161,7 @@ class Study:
             self._ended += 1
 
     def chance(self, share: float) -> bool:
-        """Whether something that happens in this share of cases happens now."""
+        """Draw at random: True in this share of cases."""
         with self._lock:
             return self._random.random() < share
 

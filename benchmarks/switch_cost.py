@@ -1,4 +1,4 @@
-"""What it costs to give a device from one run to another, by tier and size of state.
+"""Cost of giving a device from one run to another, by tier and size of state.
 
 Three parts, all measured in one call: a plain copy of as many bytes; one run that parks and
 resumes in a process of its own accord; and a study of two trials that take turns on one device
@@ -139,7 +139,7 @@ def _switches(batches: Path, size: float, by: str) -> dict[str, Any]:
 
 
 def _ratios(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times longer Ray takes than each tier: below 1 we lose."""
+    """Return the ratio of Ray's time to each tier's: below 1 we lose."""
     return [
         {
             "size_mb": ours["size_mb"],

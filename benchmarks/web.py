@@ -1,4 +1,4 @@
-"""How soon the web page is there, how soon it shows a report, and what it costs the broker.
+"""Time until the web page is there, and until it shows a report, and its cost to the broker.
 
     python benchmarks/web.py [--trials 200] [--points 100] [--pages 20] [--seconds 15] [--json]
 
@@ -132,7 +132,7 @@ def _paint(browser: Browser, address: str) -> dict[str, float]:
 
 
 def _updates(seen: list[list[float]], said: list[tuple[int, int, float]]) -> dict[str, float]:
-    """How long after each report the table had it, or one that was later."""
+    """Measure the time from each report until the table had it, or one that was later."""
     first, last = min(at for *_, at in seen), max(at for *_, at in seen)
     late = []
     for number, unit, at in said:
@@ -160,7 +160,7 @@ def _cores(process: psutil.Process, seconds: float) -> float:
 
 
 class _Listener:
-    """What another page does as far as server and broker see: it reads the stream of events."""
+    """Another page, as far as server and broker see: it reads the stream of events."""
 
     def __init__(self, address: str) -> None:
         self._answer = urllib.request.urlopen(f"{address}api/events", timeout=30.0)

@@ -41,7 +41,7 @@ def main(storage: str, name: str, target: str) -> None:
 
 
 def draw_schedule(axes: Axes, leases: list[LeaseRecord], colours: dict[int, object]) -> None:
-    """Who held which device when."""
+    """Draw the holders of each device over time."""
     begin = min(lease.started for lease in leases)
     devices = sorted({lease.devices[0] for lease in leases})
     for lease in leases:
@@ -60,7 +60,7 @@ def draw_schedule(axes: Axes, leases: list[LeaseRecord], colours: dict[int, obje
 
 
 def draw_curves(axes: Axes, curves: dict[int, Curve], colours: dict[int, object]) -> None:
-    """What the trials reached: value by device time of their own."""
+    """Draw the values of the trials by device time of their own."""
     for number, curve in curves.items():
         axes.plot(curve.device_seconds, curve.values, color=colours[number], lw=1.2)
     axes.set_yscale("log")

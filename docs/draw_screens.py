@@ -116,13 +116,13 @@ def without_fonts(picture: str) -> str:
 
 
 def runs() -> list[TrialRow]:
-    """What the broker tells of the trials; nothing while there is none."""
+    """Return the broker's rows of the trials; nothing while there is no broker."""
     status = broker_status()
     return list(status.studies[0].trials) if status and status.studies else []
 
 
 def interesting(known: list[TrialRow]) -> bool:
-    """Whether trials are in several states, and nearly all have begun."""
+    """True if trials are in several states, and nearly all have begun."""
     states = [each.state for each in known]
     waiting = states.count("parked") + states.count("stored")
     return len(states) >= N_TRIALS - 2 and "done" in states and waiting > 3

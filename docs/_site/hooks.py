@@ -1,4 +1,4 @@
-"""What the site has that is no page of ``docs``: the README and its like, and the command line.
+"""Parts of the site that are no pages of ``docs``: the README and its like, the command line.
 
 Pages link to files of the repository as they lie there, so that they can be read there too. Here
 those files become pages of the site, and the links follow.
@@ -22,7 +22,7 @@ from optuna_hermes.cli._app import GROUPS, VERBS, app
 ROOT = Path(__file__).parents[2]
 TEXTS = ("README.md", "CHANGELOG.md", "SECURITY.md", "CONTRIBUTING.md")
 BESIDE = ("LICENSE", "constraints.txt", "benchmarks/**/*", "examples/**/*", "integrations/**/*")
-"""What pages link to besides."""
+"""Other files that pages link to."""
 
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -69,14 +69,14 @@ def _beside() -> Iterator[Path]:
 
 
 def _in_repository(uri: str) -> str:
-    """Where a page of the site lies in the repository."""
+    """Return the path in the repository of a page of the site."""
     if uri == "index.md":
         return "README.md"
     return uri if (ROOT / uri).exists() and uri != "README.md" else f"docs/{uri}"
 
 
 def _on_site(path: str) -> str:
-    """Where a file of the repository lies on the site; a folder is its README."""
+    """Return the path on the site of a file of the repository; a folder is its README."""
     if (ROOT / path).is_dir():
         path = posixpath.join(path, "README.md")
     return "index.md" if path == "README.md" else path.removeprefix("docs/")

@@ -1,4 +1,4 @@
-"""What the scripts with Lightning share, and what none of them may change."""
+"""Parts that the scripts with Lightning share, and that none of them may change."""
 
 import lightning.pytorch as pl
 import torch

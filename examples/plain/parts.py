@@ -1,4 +1,4 @@
-"""What the scripts share, and what none of them may change: data, a network, a training."""
+"""Parts that the scripts share, and that none of them may change: data, a network, a training."""
 
 import torch
 from torch import nn
