@@ -1,4 +1,4 @@
-"""What of CUDA is said beforehand to differ in the next process."""
+"""Reasons, given beforehand, for CUDA to differ in the next process."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Devices:
 
 
 def test_a_generator_that_nobody_has_used_is_left_alone() -> None:
-    """Who sets it has cuDNN seed the dropout of recurrent layers anew."""
+    """Setting its state would have cuDNN seed the dropout of recurrent layers anew."""
     make = Accelerator("cpu")
     make.module = Devices()
     make.set_rng_states([torch.tensor([1]), torch.tensor([3])])

@@ -125,7 +125,7 @@ def test_the_next_command_tries_at_once() -> None:
 
 
 def test_a_checkpoint_that_is_read_in_between_begins_the_count_anew() -> None:
-    """What cannot be read now and then ends nothing."""
+    """A checkpoint that cannot be read only now and then ends nothing."""
     broker = stored()
     for _ in range(2 * MOST_FAILED):
         fail_to_read(broker)

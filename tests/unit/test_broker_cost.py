@@ -19,7 +19,7 @@ CROWDS = (10, 300)
 
 
 def calls_of(function: Callable[[], object]) -> int:
-    """How often functions and generators of Python were entered meanwhile."""
+    """Count the entries into functions and generators of Python during a call."""
     count = 0
 
     def look(frame: FrameType, event: str, argument: Any) -> None:

@@ -192,8 +192,8 @@ def test_what_a_trial_did_to_its_gpu_is_in_its_event_log() -> None:
     broker = on_gpus(1)
     begin(broker, broker.worker(), 0)
     slot = broker.handler.state.slots["GPU-0"]
-    heard = (Xid(device="GPU-0", code=31), Xid(device="GPU-0", code=48), Xid(device="x", code=31))
-    broker.apply(DevicesPolled(devices=(slot.device,), heard=heard))
+    xids = (Xid(device="GPU-0", code=31), Xid(device="GPU-0", code=48), Xid(device="x", code=31))
+    broker.apply(DevicesPolled(devices=(slot.device,), xids=xids))
     reason = "XID 31 (a memory fault of a kernel) was reported."
     assert told(broker, "xid") == [(0, {"device": "GPU-0", "xid": 31, "reason": reason})]
     assert broker.killed() == []
@@ -206,7 +206,7 @@ UNSEEN = {"unlisted": True, "memory_bytes": 80 * GIB}
 
 
 def test_memory_that_nobody_holds_is_a_strangers() -> None:
-    """Where no process is listed, a GPU whose memory is taken is granted to nobody."""
+    """A GPU whose memory is taken is granted to nobody where no process is listed."""
     broker = on_gpus(1)
     broker.poll("GPU-0", **UNSEEN, memory_free_bytes=70 * GIB)
     worker = broker.worker()
@@ -221,7 +221,7 @@ def test_memory_that_nobody_holds_is_a_strangers() -> None:
 
 
 def test_memory_of_our_own_trials_is_no_strangers() -> None:
-    """What parked trials say to hold, and a context for each, is known."""
+    """Memory that parked trials say to hold, and a context for each, is known."""
     broker = on_gpus(1)
     broker.poll("GPU-0", **UNSEEN, memory_free_bytes=80 * GIB)
     first, second = broker.worker(), broker.worker()

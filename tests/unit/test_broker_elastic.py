@@ -161,7 +161,7 @@ def test_a_size_beyond_the_limits_ends_the_study(
 def test_a_size_for_a_trial_that_has_none_ends_the_study(
     broker: FakeBroker, sizing: Sizing
 ) -> None:
-    """What is not elastic is left alone, by contract."""
+    """A trial that is not elastic is left alone, by contract."""
     begin(broker, alone(broker), 0, sizes=None)
     sizing.sizes[0] = 8
     broker.advance(1.0)

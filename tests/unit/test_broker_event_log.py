@@ -145,7 +145,7 @@ def test_a_kill_is_told_with_its_reason() -> None:
 
 
 def stored(host: str, units: int = 5) -> StudyRead:
-    """What a driver reads of a study with one run that another process has stored."""
+    """Return a driver's read of a study with one run that another process has stored."""
     study = wire.StudySpec(key="s", name="s", ledger_url="memory:")
     trial = TrialRecord(study="s", number=0, trial_id=0, state="stored", host=host, slices=2)
     checkpoints = tuple(

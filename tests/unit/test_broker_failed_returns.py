@@ -263,7 +263,7 @@ def test_after_the_death_of_a_broker_nothing_has_trained_either() -> None:
 
 
 def test_another_host_tries_at_once() -> None:
-    """What fails here goes on there, and this host waits for it."""
+    """A trial that fails here goes on there, and this host waits for it."""
     ledger = MemoryLedger(clock=lambda: 0.0, shared=True)
     here = stored(2, ledger=ledger)
     train(here)

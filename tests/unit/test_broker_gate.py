@@ -157,7 +157,7 @@ def test_slices_end_together(began: float, end: float) -> None:
 
 
 def test_slices_of_other_studies_end_as_they_did() -> None:
-    """Where no trial may have several devices nothing waits for anything."""
+    """Nothing waits for anything where no trial may have several devices."""
     broker = FakeBroker(devices=2)
     broker.driver(slice_seconds=10.0, unstarted=2)
     broker.worker()

@@ -62,7 +62,7 @@ class Hosts(RuleBasedStateMachine):
             self._disturb(name)
 
     def _disturb(self, name: str) -> None:
-        """What a host has in memory may be trained again."""
+        """Allow the trials that a host has in memory to be trained again."""
         for number in self.hosts[name].holders():
             self.trained.pop(number, None)
 
@@ -126,7 +126,7 @@ class Hosts(RuleBasedStateMachine):
         assert len(self.optuna.opened) <= N_TRIALS
 
     def teardown(self) -> None:
-        """When nobody dies any more every trial is trained to its end, and nothing is left."""
+        """Let nobody die any more: every trial is trained to its end, and nothing is left."""
         for name in NAMES:
             self.wake(name)
             self.start(name)

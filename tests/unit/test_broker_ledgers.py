@@ -36,11 +36,11 @@ class Desk:
 
     def __init__(self) -> None:
         self.calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self.heard: list[Any] = []
+        self.outcomes: list[Any] = []
         self.made: dict[str, MemoryLedger] = {}
         self.here = threading.Event()
         self.here.set()
-        self.ledgers = Ledgers(self.heard.append, self.calls.put, self._open)
+        self.ledgers = Ledgers(self.outcomes.append, self.calls.put, self._open)
 
     def _open(self, url: str) -> Ledger:
         if url == "away":
@@ -51,7 +51,7 @@ class Desk:
 
     def heard_of_grants(self) -> list[str]:
         """The kinds of the events of grants that are to be logged."""
-        told = (each.granted for each in self.heard if isinstance(each, Committed))
+        told = (each.granted for each in self.outcomes if isinstance(each, Committed))
         return [event.kind for events in told for event in events]
 
     def serve(self, study: str = "s", url: str = "one") -> None:
@@ -62,10 +62,10 @@ class Desk:
         curves = ask.result(DEADLINE)
         return curves[0].units if curves else 0
 
-    def hear(self, kind: type[Any]) -> Any:
-        while not any(isinstance(news, kind) for news in self.heard):
+    def wait_for(self, kind: type[Any]) -> Any:
+        while not any(isinstance(news, kind) for news in self.outcomes):
             self.calls.get(timeout=DEADLINE)()
-        return next(news for news in self.heard if isinstance(news, kind))
+        return next(news for news in self.outcomes if isinstance(news, kind))
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_reports_wait_for_what_may_not(desk: Desk) -> None:
 
 
 def test_reading_comes_after_what_waits(desk: Desk) -> None:
-    """Who reads a study sees its last report."""
+    """A process that reads a study sees its last report."""
     desk.serve()
     desk.ledgers.write([report(1)])
     read = desk.ledgers.read("s", "one", lambda ledger: ledger.load_curves("s"))
@@ -109,12 +109,12 @@ def test_what_is_committed_and_what_is_refused_is_heard(
     desk.serve()
     carried_on = EventRecord(study="s", number=0, kind="carried on", at=0.0)
     desk.ledgers.write([lease(3), carried_on])
-    while not any(isinstance(n, Committed) and n.epochs for n in desk.heard):
+    while not any(isinstance(n, Committed) and n.epochs for n in desk.outcomes):
         desk.calls.get(timeout=DEADLINE)()
     assert desk.heard_of_grants() == ["carried on"]
     monkeypatch.setattr(desk.made["one"], "commit_lease", refuse)
     desk.ledgers.write([lease(4), carried_on, report(1)])
-    failed = desk.hear(WritesFailed)
+    failed = desk.wait_for(WritesFailed)
     assert (failed.study, failed.epochs) == ("s", (4,))
     assert desk.units() == 1
     asked = desk.ledgers.read("s", "one", lambda ledger: ledger.load_events("s"))
@@ -129,9 +129,9 @@ def test_a_database_that_is_away_is_heard_of_once(desk: Desk) -> None:
     desk.ledgers.read("t", "away", lambda ledger: None)
     writes: list[Write] = [report(1), lease(1)]
     desk.ledgers.write(writes)
-    assert desk.hear(LedgerAway).studies == ("s", "t")
+    assert desk.wait_for(LedgerAway).studies == ("s", "t")
     desk.calls.get(timeout=DEADLINE)()
-    assert sum(isinstance(news, LedgerAway) for news in desk.heard) == 1
+    assert sum(isinstance(news, LedgerAway) for news in desk.outcomes) == 1
     desk.ledgers.write([report(2)])
     desk.ledgers.flush()
     assert len(desk.ledgers._waiting["s"]) == 1
@@ -144,9 +144,9 @@ def test_a_database_that_hangs_counts_as_away(desk: Desk, monkeypatch: pytest.Mo
     desk.here.clear()
     desk.serve("s", "hangs")
     desk.ledgers.flush()
-    assert desk.hear(LedgerAway).studies == ("s",)
+    assert desk.wait_for(LedgerAway).studies == ("s",)
     desk.here.set()
-    assert desk.hear(LedgerBack).studies == ("s",)
+    assert desk.wait_for(LedgerBack).studies == ("s",)
 
 
 def test_a_ledger_that_nobody_needs_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_a_study_that_has_ended_is_forgotten_where_others_go_on(desk: Desk) -> N
 def test_a_ledger_with_something_to_write_stays(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What waits for a database is not thrown away with it."""
+    """Records that wait for a database are not thrown away with its ledger."""
     monkeypatch.setattr(_ledgers, "UNUSED_SECONDS", 0.0)
     desk.here.clear()
     desk.serve("s", "hangs")

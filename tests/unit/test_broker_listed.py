@@ -98,7 +98,7 @@ def test_of_a_long_list_those_are_meant_that_shall_be_trained() -> None:
 
 
 def test_a_policy_that_names_none_gets_the_first_ones() -> None:
-    """What a worker then finds is not listed any more."""
+    """A trial that a worker then finds is not listed any more."""
     broker, _ = served()
     broker.handler.state.studies["s"].policy = in_order = Backwards()
     in_order.decide = lambda snapshot: Decision(  # type: ignore[method-assign]

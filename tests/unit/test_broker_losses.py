@@ -112,7 +112,7 @@ def test_who_ends_with_the_driver_is_not_counted(driver_first: bool) -> None:
 
 
 def test_a_device_that_fails_is_not_its_trials_fault() -> None:
-    """What was on it goes on elsewhere."""
+    """The trial that was on it goes on elsewhere."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()

@@ -40,7 +40,7 @@ from support.broker_world import World
 
 STEPS = 50
 EXAMPLES = int(os.environ.get("HERMES_EXAMPLES", "40"))
-"""How many lives of a broker are played; some thousands by hand, see CONTRIBUTING.md."""
+"""Number of lives of a broker that are played; some thousands by hand, see CONTRIBUTING.md."""
 
 WANTED = 4
 OVERRIDES: tuple[Literal["held", "boosted"] | None, ...] = ("held", "held", "boosted", None)
@@ -215,7 +215,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(which=numbers, how=st.sampled_from(["twice", "late"]))
     def mix_up(self, which: int, how: Mixed) -> None:
-        """What a process says next about its lease arrives twice, or after what it says then."""
+        """Have a process's next message on its lease arrive twice, or after the following one."""
         if process := self.process(which):
             process.mixed = how
 
@@ -229,7 +229,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seed=numbers)
     def say_late(self, seed: int) -> None:
-        """What is about a lease that is over, or another's, changes nothing at all.
+        """Check that a message about a lease that is over, or another's, changes nothing at all.
 
         Whoever says that it is over is told that this is known.
         """
@@ -476,7 +476,7 @@ def nobody_is_asked_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_machine_sees_a_planted_bug(
     plant: Callable[[pytest.MonkeyPatch], None], seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the attack is there to find, it finds."""
+    """The attack finds what it is there to find."""
     plant(monkeypatch)
     assert_seen(seen, CrampedMachine)
 

@@ -33,7 +33,7 @@ def states(broker: FakeBroker) -> list[str]:
 
 
 def test_a_worker_waits_for_one_trial() -> None:
-    """Who says twice that it is ready gets one device, and is told why not two."""
+    """A worker that says twice that it is ready gets one device, and is told why not two."""
     broker = FakeBroker(devices=2)
     broker.driver()
     worker = broker.worker()
@@ -81,7 +81,7 @@ def test_a_trial_that_is_trained_is_not_registered_again() -> None:
 
 
 def test_a_trial_that_has_ended_is_not_registered_again() -> None:
-    """What is done stays done, and the study that was read for it is left alone."""
+    """A trial that is done stays done, and the study that was read for it is left alone."""
     broker = FakeBroker(devices=1)
     trial = broker.connect("plain")
     register(broker, trial, 0, trials=(TrialRecord(study="s", number=0, trial_id=0, state="done"),))
@@ -106,7 +106,7 @@ def test_a_trial_that_has_ended_is_not_begun_again() -> None:
 
 
 def test_a_lease_keeps_its_trial() -> None:
-    """Who holds one trial's lease cannot take another trial with it."""
+    """A process that holds one trial's lease cannot take another trial with it."""
     broker = FakeBroker(devices=1)
     broker.driver()
     worker = broker.worker()

@@ -263,7 +263,7 @@ def test_host_memory_is_promised_to_one_trial_only() -> None:
 
 
 def test_a_device_is_granted_only_when_its_memory_is_free() -> None:
-    """What a trial says is not believed before the device says so too."""
+    """The memory that a trial says is free is not granted before the device says so too."""
     broker = on_gpu()
     first, second = leaving(broker)
     park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
@@ -348,7 +348,7 @@ def test_a_worker_that_does_not_answer_is_killed() -> None:
 
 
 def test_a_worker_that_does_not_end_is_killed() -> None:
-    """Who said that it leaves and is still there keeps its place from others."""
+    """A worker that said that it leaves and is still there keeps its place from others."""
     broker = on_gpu()
     first, _ = leaving(broker)
     broker.say(first, wire.Ended(epoch=1, state="done"))
@@ -465,7 +465,7 @@ def test_trials_in_host_memory_go_to_disk_for_their_processes() -> None:
 
 
 def test_what_a_process_takes_is_measured() -> None:
-    """What is listed for a parked trial's process, without what the trial holds, is the rest."""
+    """A parked trial's process takes what is listed for it, without what the trial holds."""
     broker = on_gpu(context=40, unstarted=3, max_alive=3)
     first, second = broker.worker(), broker.worker()
     epoch = train(broker, first, need=20)
@@ -641,7 +641,7 @@ def test_a_trial_is_not_alone_while_memory_of_a_dead_process_may_be_in_use() -> 
 
 
 def test_a_trial_is_alone_when_nobody_can_leave() -> None:
-    """Who cannot go stays; the grant says that there is no second chance."""
+    """A trial that cannot go stays; the grant says that there is no second chance."""
     broker = on_gpu(unstarted=2)
     first, second = broker.worker(), broker.worker()
     epoch = train(broker, first, need=30, stores=False)

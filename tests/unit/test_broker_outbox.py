@@ -50,7 +50,7 @@ def test_a_grant_waits_for_its_lease_and_others_do_not(sent: Sent) -> None:
 
 
 def test_messages_to_one_client_keep_their_order(sent: Sent) -> None:
-    """What follows a message that waits, waits with it."""
+    """A message that follows one that waits, waits with it."""
     leave = wire.Yield(epoch=5, tier="disk")
     sent.put(1, grant(5), {5})
     sent.put(1, leave, ())

@@ -36,7 +36,7 @@ def test_a_device_is_idle_until_the_first_worker_comes() -> None:
 
 
 def test_a_trial_is_opening_until_its_first_batch() -> None:
-    """What its objective does before it trains counts."""
+    """Time that its objective takes before it trains counts."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker, epoch = opened(broker)
@@ -60,7 +60,7 @@ def test_a_device_that_no_trial_could_use_is_not_idle() -> None:
 
 
 def test_a_trial_that_stands_still_to_be_saved_costs_its_device() -> None:
-    """What copying its state off the device took, and waiting for the checkpoint before, counts."""
+    """Time to copy its state off the device, and to wait for the checkpoint before, counts."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker, epoch = opened(broker)

@@ -140,7 +140,7 @@ def test_overrides_outlive_the_broker() -> None:
 
 
 def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None:
-    """What was asked for while the broker died counts once the next one hears of the trial."""
+    """A request made while the broker was dead counts once the next one hears of the trial."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
     worker, epoch = training(broker, 0)
@@ -278,7 +278,7 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
 
 
 def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
-    """What waits in memory is stored, and given to nobody."""
+    """A trial that waits in memory is stored, and given to nobody."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2, policy="round-robin")
     worker, epoch = training(broker, 0)

@@ -75,7 +75,7 @@ def test_an_elastic_trial_wants_as_many_devices_as_it_may_have() -> None:
 
 
 def test_without_commands_nothing_is_switched() -> None:
-    """What a policy has no use for stays as it is where nobody can power it down."""
+    """A device that a policy has no use for stays as it is where nobody can power it down."""
     broker = FakeBroker(devices=3)
     broker.driver(unstarted=1, policy="energy:fifo")
     _begin(broker, broker.worker(), 0)
@@ -155,7 +155,7 @@ def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
 
 
 def test_a_device_that_is_off_is_not_lost() -> None:
-    """What its driver says of it then is no news, and no trial's trouble."""
+    """A fault that its driver reports then is no news, and no trial's trouble."""
     broker = _one_trial()
     _switched(broker, "cpu:2", up=False)
     broker.poll("cpu:2", healthy=False, lost=True, problem="gone")
@@ -164,7 +164,7 @@ def test_a_device_that_is_off_is_not_lost() -> None:
 
 
 def test_the_next_broker_wakes_what_was_down() -> None:
-    """What an earlier broker powered down is given to nobody before it was woken."""
+    """A device that an earlier broker powered down is given to nobody before it was woken."""
     devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
     handler = EventHandler(host="h", devices=devices, powers=True)
     handler.expect_off(("cpu:1", "cpu:9"))

@@ -84,7 +84,7 @@ def unstarted(broker: FakeBroker) -> int | None:
 
 @pytest.mark.parametrize("driver_first", [True, False])
 def test_a_holder_goes_on_under_its_old_epoch(driver_first: bool) -> None:
-    """Whether its driver is back before it or not: no lease is new, and reports count."""
+    """Its driver may be back before it or after it: no lease is new, and reports count."""
     broker, pid, epoch = holding()
     after = broker.successor()
     if driver_first:
@@ -125,7 +125,7 @@ def test_device_time_of_a_parked_trial_counts() -> None:
 
 
 def test_a_new_lease_is_above_all_old_ones() -> None:
-    """What the next broker grants has an epoch that the ledger has never seen."""
+    """A lease of the next broker has an epoch that the ledger has never seen."""
     broker, pid, epoch = holding()
     after = broker.successor()
     after.driver(policy="round-robin")
@@ -265,7 +265,7 @@ def test_a_trial_that_has_parked_meanwhile_resumes_as_parked() -> None:
 
 @pytest.mark.parametrize("heard", [True, False])
 def test_a_trial_that_went_to_disk_is_stored_with_its_checkpoint(heard: bool) -> None:
-    """Whether the dead broker heard it or not, the ledger has the file before the process ends."""
+    """Heard by the dead broker or not, the file is in the ledger before the process ends."""
     broker, pid, epoch = holding()
     stored = parked(epoch, tier="disk", checkpoint=checkpoint(3))
     if heard:

@@ -81,7 +81,7 @@ def test_an_objective_that_does_not_wait_at_its_first_batch_is_not_called_early(
 
 
 def test_none_is_set_up_where_a_process_sees_only_the_gpu_of_its_lease() -> None:
-    """Which one that will be is not known before."""
+    """The GPU of a lease is not known before."""
     gpu = Device(id="GPU-1", kind="gpu", free=True, memory_bytes=8, memory_free_bytes=8)
     broker, workers, _ = served(devices=[gpu])
     assert told(broker, workers) == []

@@ -175,7 +175,7 @@ def test_a_trial_that_does_not_reach_the_disk_is_not_waited_for(host: Host) -> N
 
 
 def test_a_policy_sees_devices_and_speeds(host: Host) -> None:
-    """What was measured on one device is remembered when it trains on two."""
+    """The speed measured on one device is remembered when the trial trains on two."""
     host.grow()
     host.broker.advance(1.0)
     seen = host.policy.trial(0)
@@ -262,7 +262,7 @@ def test_a_broken_device_ends_the_lease_of_all(host: Host) -> None:
 
 
 def test_a_device_that_breaks_is_not_waited_for(host: Host) -> None:
-    """What needed it is given up on the others too."""
+    """A reservation that needed it is given up on the others too."""
     host.policy.counts[0] = 2
     host.broker.advance(1.0)
     host.policy.counts[0] = 1

@@ -130,7 +130,7 @@ def test_trials_of_a_host_that_is_gone_are_carried_on() -> None:
 
 
 def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
-    """Whether it was created nobody knows: the next new trial is that one, if there is one."""
+    """Nobody knows if it was created: the next new trial is that one, if there is one."""
     hosts = Hosts()
     hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
     lost = hosts.a.last(hosts.a.worker(), "Grant").epoch
@@ -144,7 +144,7 @@ def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
 
 
 def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
-    """When it comes back its worker is killed, and nothing that it writes undoes what was done."""
+    """The worker of a host that comes back is killed, and undoes nothing by what it writes."""
     hosts = Hosts()
     worker, epoch = training(hosts, unstarted=1, limit=1)
     hosts.b.driver(policy="round-robin", unstarted=0, limit=1)

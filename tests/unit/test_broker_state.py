@@ -178,7 +178,7 @@ def test_nobody_reports_for_someone_else() -> None:
 
 
 def test_a_dead_worker_frees_its_device_and_its_trial_is_stored() -> None:
-    """What is left of a trial is its last checkpoint, and the next worker gets that one."""
+    """The last checkpoint is what is left of a trial, and the next worker gets that one."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()
@@ -268,7 +268,7 @@ def test_a_trial_that_is_found_though_it_was_adopted_is_counted_once() -> None:
 
 
 def test_a_trial_that_went_on_meanwhile_is_not_begun_again() -> None:
-    """Who finds it by itself knows no checkpoint of it: it is ended, and nobody looks any more."""
+    """A worker that finds it and knows no checkpoint of it is ended, and nobody looks any more."""
     broker, finder = adopted_while_it_is_looked_for()
     other = broker.worker()
     epoch = broker.last(other, "Grant").epoch
@@ -406,7 +406,7 @@ def test_progress_puts_the_grace_period_off() -> None:
 
 
 def test_a_trial_whose_silences_are_long_is_waited_for_longer() -> None:
-    """Who was heard from every fifty seconds is killed after 500, not after 300."""
+    """A worker that was heard from every fifty seconds is killed after 500, not after 300."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", slice_seconds=20.0)
     first, _ = broker.worker(), broker.worker()
@@ -537,7 +537,7 @@ def test_a_study_that_comes_late_gets_half_from_then_on(trials: int) -> None:
 
 
 def test_a_study_that_was_held_does_not_wait_until_others_have_had_as_much() -> None:
-    """What it had before is not made up for, though nothing was at work when the other one came."""
+    """The time it had before is not made up for, though nothing ran when the other one came."""
     turns = Turns(FakeBroker(devices=1))
     turns.open("a", 1)
     turns.advance(100.0)
@@ -649,7 +649,7 @@ def checkpoint_record(study: str, number: int):  # type: ignore[no-untyped-def]
 
 
 def test_a_lease_that_was_not_written_is_not_held() -> None:
-    """When the ledger refuses, the device is empty and the study stops with the reason."""
+    """The device is empty and the study stops with the reason when the ledger refuses."""
     broker = FakeBroker(devices=1)
     broker.driver()
     epoch = broker.last(broker.worker(), "Grant").epoch

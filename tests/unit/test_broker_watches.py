@@ -23,7 +23,7 @@ def watching(devices: int = 1) -> tuple[FakeBroker, int]:
 
 
 def told(broker: FakeBroker) -> list[wire.StudyChanged]:
-    """What drivers are told of changes at this moment."""
+    """Return the messages to drivers about changes at this moment."""
     found = []
     for command in broker.handler.changes(broker.now):
         assert isinstance(command, Send)
@@ -153,7 +153,7 @@ def test_what_is_heard_is_asked_for_again() -> None:
     """Each change that is read lets the broker tell of the next."""
     script = Script(change(asked=True), change(switches=2))
     study = watched(script)
-    study.hear()
+    study.receive_change()
     assert study.status()[0].switches == 2
     assert script.sent[1:] == [wire.WatchStudy(study="s")]
 

@@ -95,7 +95,7 @@ class Bench:
         self.news: queue.SimpleQueue[WriteOutcome] = queue.SimpleQueue()
         self.writer = Writer("any", self.news.put, opener=lambda url: self.ledger)  # type: ignore[arg-type,return-value]
 
-    def hear(self, kind: type[Any]) -> Any:
+    def wait_for(self, kind: type[Any]) -> Any:
         """The next news of a kind; others before it are dropped."""
         while True:
             news = self.news.get(timeout=DEADLINE)
@@ -121,9 +121,9 @@ def test_what_is_given_is_written_in_order_and_told(bench: Bench) -> None:
     bench.writer.write("s", [lease(2)])
     assert bench.writer.stuck_since is not None
     bench.ledger.gate.set()
-    told = [*bench.hear(Written).items]
+    told = [*bench.wait_for(Written).items]
     while len(told) < 3:
-        told += bench.hear(Written).items
+        told += bench.wait_for(Written).items
     assert told == [report(1), lease(1), lease(2)]
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [1, 2]
     assert bench.writer.pending == 0
@@ -152,9 +152,9 @@ def test_a_database_that_is_away_gets_everything_later(bench: Bench) -> None:
         bench.ledger.before.put(LedgerAwayError("no route to host"))
     bench.writer.write("s", [report(1), lease(1)])
     bench.writer.write("s", [report(2)])
-    assert bench.hear(Unreachable).reason == "no route to host"
-    bench.hear(Unreachable)
-    bench.hear(Written)
+    assert bench.wait_for(Unreachable).reason == "no route to host"
+    bench.wait_for(Unreachable)
+    bench.wait_for(Written)
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 2
     assert bench.ledger.inner.last_epoch() == 1
 
@@ -166,8 +166,8 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(bench: Bench, record: An
     """The connection breaks after the commit: the batch is looked for, and is there."""
     bench.ledger.after.put(LedgerAwayError("connection reset"))
     bench.writer.write("s", [record])
-    bench.hear(Unreachable)
-    assert bench.hear(Written).items == (record,)
+    bench.wait_for(Unreachable)
+    assert bench.wait_for(Written).items == (record,)
     assert bench.flushed(lambda ledger: ledger.last_epoch()) in (0, 1)
     assert bench.ledger.transactions == 1
 
@@ -176,17 +176,17 @@ def test_what_came_after_a_doubtful_commit_is_written(bench: Bench) -> None:
     """Only what was in the transaction counts as written by it."""
     bench.ledger.after.put(LedgerAwayError("connection reset"))
     bench.writer.write("s", [lease(1)])
-    bench.hear(Unreachable)
+    bench.wait_for(Unreachable)
     bench.writer.write("s", [lease(2)])
     assert bench.flushed(lambda ledger: ledger.last_epoch()) == 2
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [1, 2]
 
 
 def test_a_refused_lease_takes_nothing_else_with_it(bench: Bench) -> None:
-    """What has happened is written although the lease of the same answer is refused."""
+    """Records of what has happened are written although the lease of the same answer is refused."""
     bench.ledger.refused.append(LeaseRecord)
     bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
-    refused = bench.hear(RecordsRefused)
+    refused = bench.wait_for(RecordsRefused)
     assert (refused.items, refused.reason) == ((lease(5),), "no leases here")
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
@@ -196,10 +196,10 @@ def test_a_refused_lease_takes_nothing_else_with_it(bench: Bench) -> None:
 def test_a_stale_lease_is_to_be_granted_again(bench: Bench) -> None:
     """Another broker of the file has taken its epoch; what came with the lease is written."""
     bench.writer.write("s", [lease(5)])
-    bench.hear(Written)
+    bench.wait_for(Written)
     bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
     bench.writer.write("s", [lease(6)])
-    assert bench.hear(ClaimConflict) == ClaimConflict(study="s", epochs=(5,), last_epoch=5)
+    assert bench.wait_for(ClaimConflict) == ClaimConflict(study="s", epochs=(5,), last_epoch=5)
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [5, 6]
@@ -209,7 +209,7 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
     """A report that the ledger will not have is kept, and nothing else waits for it."""
     bench.ledger.refused.append(ReportRecord)
     bench.writer.write("s", [report(1), checkpoint(1)])
-    assert bench.hear(RecordsRefused).items == (report(1),)
+    assert bench.wait_for(RecordsRefused).items == (report(1),)
     assert len(bench.flushed(lambda ledger: ledger.load_checkpoints("s"))) == 1
     assert bench.writer.pending == 1
     bench.ledger.refused.clear()
@@ -221,7 +221,7 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
 def test_a_memory_that_is_not_json_is_refused_alone(bench: Bench) -> None:
     """A policy is the user's code: what it remembers may be impossible, and is not kept."""
     bench.writer.write("s", [report(1), SaveMemory(study="s", memory={1, 2})])
-    assert bench.hear(RecordsRefused).reason == (
+    assert bench.wait_for(RecordsRefused).reason == (
         "The ledger cannot hold what it was given (Object of type set is not JSON serializable): a "
         "policy's memory must be JSON."
     )
@@ -230,7 +230,7 @@ def test_a_memory_that_is_not_json_is_refused_alone(bench: Bench) -> None:
 
 
 def test_a_question_that_fails_says_why(bench: Bench) -> None:
-    """Who asks gets the error; the next question is answered."""
+    """A process that asks gets the error; the next question is answered."""
 
     def ask(ledger: Any) -> None:
         raise LedgerError("of a later version")
@@ -299,5 +299,5 @@ def test_a_question_whose_answer_nobody_waits_for_ends_no_writer(bench: Bench) -
     assert answer.cancel()
     bench.ledger.gate.set()
     bench.writer.write("s", [report(1)])
-    while not bench.hear(Written).items:
+    while not bench.wait_for(Written).items:
         pass

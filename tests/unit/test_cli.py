@@ -120,7 +120,7 @@ def test_help_of_every_verb_has_an_example(verb: str, capsys: pytest.CaptureFixt
 
 
 def test_help_of_optimize_names_every_policy(capsys: pytest.CaptureFixture[str]) -> None:
-    """Who asks for help learns all the names that ``--policy`` takes."""
+    """The help has all the names that ``--policy`` takes."""
     assert run(["optimize", "--help"]) == 0
     words = set(capsys.readouterr().out.replace(",", " ").replace(";", " ").split())
     assert words.issuperset(POLICIES)
@@ -227,7 +227,7 @@ def test_light_verbs_import_nothing_heavy(
 def test_bad_input_is_one_line_and_status_2(
     words: list[str], said: str, refuse: Callable[..., str], here: Path
 ) -> None:
-    """What is wrong is said in a line, with the value, and nothing is changed."""
+    """The error is one line, with the value, and nothing is changed."""
     assert said in refuse(*words)
     assert list(here.iterdir()) == []
 
@@ -280,7 +280,7 @@ def test_a_database_that_stays_away_is_status_75(
 def test_a_database_that_comes_back_is_waited_for(
     runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the study's name is looked for or the study is made: a fail-over takes a moment."""
+    """A fail-over is waited for, as the study's name is looked for and as the study is made."""
     monkeypatch.setattr(_patience, "FIRST_PAUSE_SECONDS", 0.001)
     get = optuna.storages.get_storage
     away = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("connection refused"))
@@ -324,7 +324,7 @@ def test_a_study_that_was_never_run_here(verb: str, refuse: Callable[..., str]) 
 def test_a_file_made_for_a_refused_trial_is_gone_again(
     runs_with: Callable[..., list[Any]], here: Path
 ) -> None:
-    """Where there was no database, none is left by an objective that is not there."""
+    """An objective that is not there leaves no database where there was none."""
     runs_with(raises=ObjectiveError("No."))
     assert run(OPTIMIZE) == 2
     assert list(here.iterdir()) == []
@@ -549,7 +549,7 @@ def test_a_reader_that_is_gone_does_not_change_the_status(
 def test_the_job_is_requeued_without_a_reader(
     runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What SLURM is asked for does not depend on who reads the result."""
+    """The request to SLURM does not depend on who reads the result."""
     asked: list[str] = []
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setattr("optuna_hermes.cli._optimize.ask_for_requeue", asked.append)

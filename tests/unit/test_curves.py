@@ -19,14 +19,14 @@ def curve(*values: float) -> Curve:
 
 
 def test_a_table_of_long_curves_is_asked_for_none() -> None:
-    """What it keeps of others does not matter."""
+    """Other curves that it keeps do not matter."""
     table = CurveTable()
     table.rows([curve(*[0.5] * 5000)])
     assert table.rows([]).tolist() == []
 
 
 def reach_of(*values: float) -> float:
-    """Where one curve gets."""
+    """Return the reach of one curve."""
     last, before = values[-1], values[-1 - len(values) // 2]
     return float(reach(np.array([last]), np.array([before]), np.array([len(values)]))[0])
 

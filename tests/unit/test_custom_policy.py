@@ -91,7 +91,7 @@ def test_what_was_changed_in_the_file_counts(folder: Path) -> None:
 
 
 def test_a_module_of_a_package_is_imported() -> None:
-    """What can be imported is, with its package."""
+    """A module that can be imported is, with its package."""
     policy = make_policy("optuna_hermes.policies:Fifo")
     assert type(policy) is type(make_policy("fifo"))
 

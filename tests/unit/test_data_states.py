@@ -1,4 +1,4 @@
-"""What data sets, collate functions and samplers hold comes back with a trial from disk."""
+"""State of data sets, collate functions and samplers comes back with a trial from disk."""
 
 from __future__ import annotations
 
@@ -776,7 +776,7 @@ class Steered(Sampler[int]):
 def test_an_attribute_set_in_one_epoch(
     at: int, stops: tuple[int, ...], anew: bool, tmp_path: Path
 ) -> None:
-    """What an epoch's code sets in a sampler stays, however often the trial is resumed."""
+    """An attribute that an epoch's code sets in a sampler stays, however often a trial resumes."""
 
     def objective(trial: Trial) -> None:
         sampler = Steered()
@@ -874,7 +874,7 @@ def test_what_the_training_sets_in_data_of_another_loader(tmp_path: Path) -> Non
 
 
 def test_persistent_workers_have_their_own_data_set(tmp_path: Path) -> None:
-    """What the training sets after their start does not reach them, before and after a return."""
+    """Values that the training sets after their start never reach them, also after a return."""
 
     def objective(trial: Trial) -> None:
         data = Harder()

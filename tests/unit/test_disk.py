@@ -44,7 +44,7 @@ def found(*states: Checkpoint) -> tuple[Checkpoint, Any]:
 
 
 def as_written(path: Path) -> Checkpoint:
-    """What the ledger would say of a file as it is now."""
+    """Return the ledger's record of a file as it is now."""
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     return Checkpoint(path=str(path), units=1, size_bytes=len(data), sha256=digest)
@@ -69,7 +69,7 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 
 
 def test_size_and_digest_are_those_of_the_file(tmp_path: Path) -> None:
-    """What is said of a checkpoint is what is in its file."""
+    """The record of a checkpoint says what is in its file."""
     state = stored(tmp_path / "run", 3)
     assert state == Checkpoint(
         path=str(tmp_path / "run" / "000001-unit-3.safetensors"),
@@ -235,7 +235,7 @@ def test_a_mount_that_goes_away_once_a_checkpoint_is_safe(
 def test_stopped_before_the_rename(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was not renamed does not count, and is not left behind."""
+    """A file that was not renamed does not count, and is not left behind."""
     state = stored(tmp_path)
 
     def replace(source: Path, target: Path) -> None:
@@ -489,7 +489,7 @@ def read_threads() -> Callable[[], None]:
 
 
 def test_read_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
-    """What was read ahead is not read again, and not kept."""
+    """A checkpoint that was read ahead is not read again, and not kept."""
     states = [stored(tmp_path)]
     read_ahead(states, RUN)
     read_threads()
@@ -500,7 +500,7 @@ def test_read_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
 
 
 def test_a_warning_of_reading_ahead(tmp_path: Path, read_threads: Callable[[], None]) -> None:
-    """What was wrong is said where the checkpoint is asked for."""
+    """A fault found in reading ahead is told where the checkpoint is asked for."""
     older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
     cut(Path(newest.path))
     read_ahead((newest, older), RUN)
@@ -582,7 +582,7 @@ def test_the_tier_gives_back_what_it_stored_last(tmp_path: Path) -> None:
 
 
 def test_the_tier_keeps_what_the_ledger_names_now(tmp_path: Path) -> None:
-    """Which files must stay is asked at each suspension."""
+    """Each suspension asks which files must stay."""
     known: list[Checkpoint] = []
     disk = Disk(tmp_path, lambda: known)
     states = [disk.suspend(Run(units)).stored for units in (1, 2)]

@@ -32,7 +32,7 @@ def stored(folder: Path, units: int = 1, **options: Any) -> Checkpoint:
 
 
 def as_written(path: Path) -> Checkpoint:
-    """What a forged ledger would say of a file: all that can be checked is right."""
+    """Return a forged ledger's record of a file: all that can be checked is right."""
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     return Checkpoint(path=str(path), units=1, size_bytes=len(data), sha256=digest)

@@ -38,7 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def checks(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
-    """What was looked at, by its name."""
+    """Return the checks of ``doctor``, by name."""
     assert run(["doctor", *words, "--json"]) == status
     document = json.loads(capsys.readouterr().out)
     assert document["ok"] is (status == 0)

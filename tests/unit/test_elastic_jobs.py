@@ -182,7 +182,7 @@ class Scripted(Policy):
 
 
 def finish(policy: Scripted) -> tuple[float, int]:
-    """When a job that wants two devices ends, and how often it restarts at 7 seconds each."""
+    """Return the end of a job that wants two devices, and its restarts, of 7 seconds each."""
     work = ElasticWork(application=application(), batch_size=40, most_devices=4)
     job = Job(number=0, submitted=0.0, work=work, devices=2)
     trace = JobSimulator(
@@ -203,7 +203,7 @@ def remaining(done: float, shape: tuple[int, ...], batch_size: int) -> float:
 
 
 def test_other_devices_cost_a_restart_and_another_batch_size_does_not() -> None:
-    """What a change of devices costs is added once, and to change the batch is free."""
+    """The cost of a change of devices is added once, and to change the batch is free."""
     assert finish(Scripted((2, None))) == (pytest.approx(remaining(0, (2,), 40)), 0)
     done = SLICE * application().speed(0, (2,), 40)
     batch, restarts = finish(Scripted((2, None), (2, 160)))

@@ -127,7 +127,7 @@ def test_bad_rules_are_refused() -> None:
     future=st.lists(st.integers(0, 20), min_size=1, max_size=20),
 )
 def test_features_know_nothing_of_the_future(past: list[int], future: list[int]) -> None:
-    """What is known at a tick is the same whatever comes after it."""
+    """The features of a tick are the same whatever comes after it."""
     here = np.array([len(past) - 1])
     known = features(np.array(past, dtype=float), here)
     np.testing.assert_array_equal(features(np.array(past + future, dtype=float), here), known)

@@ -90,7 +90,7 @@ def test_what_is_wanted_again_is_woken_and_kept() -> None:
 
 
 def test_demand_that_has_risen_may_do_so_again() -> None:
-    """Where runs come from elsewhere, what was wanted within hours keeps its power."""
+    """Devices wanted within hours keep their power where runs come from elsewhere."""
     study = Played()
     for n_trials in (1, 3, 1):
         study.now += 2 * TICK_SECONDS
@@ -116,7 +116,7 @@ def test_devices_are_awake_before_the_load_of_every_day() -> None:
 
 
 def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
-    """What is on a device would be lost with its power."""
+    """State on a device would be lost with its power."""
     devices = tuple(Device(id=f"cpu:{index}", free=index > 0) for index in range(4))
     trials = (
         TrialView(number=0, state="running", device="cpu:0"),
@@ -191,7 +191,7 @@ def test_demand_goes_on_where_it_was_remembered() -> None:
     ],
 )
 def test_strange_memory_is_forgotten(known: object) -> None:
-    """What another host, a clock before a restart or another version left means nothing."""
+    """Memory of another host, of a clock before a restart or of another version means nothing."""
     assert restore_demand(known, host="h", level=2, now=0.0) == Demand(
         host="h", tick=0, level=2, peak=2
     )

@@ -57,7 +57,7 @@ def test_an_empty_tuple_is_stored_though_others_have_it_too() -> None:
 
 
 def test_a_type_of_numbers_between_shared_parts_shifts_nothing() -> None:
-    """What is numbered when it is written is numbered when it is read."""
+    """A value that is numbered when it is written is numbered when it is read."""
     shared = [1]
     value = {"a": (torch.float32, torch.Size([2])), "b": shared, "c": (torch.float32, shared)}
     again = through_disk(value)

@@ -69,7 +69,7 @@ def test_workers_that_were_alive_together_count_once() -> None:
 
 
 def test_a_trial_that_begins_is_a_new_beginning() -> None:
-    """What was in the way is over."""
+    """Failures before it do not count any more."""
     starts = Starts()
     worker(starts, 1)
     worker(starts, 2)

@@ -82,7 +82,7 @@ def test_other_errors_are_not_of_memory(error: Exception) -> None:
     ids=str,
 )
 def test_misuse_is_a_trial_s_own_fault(error: HermesError, its_own: bool) -> None:
-    """What is wrong with its surroundings is not."""
+    """A fault of a trial's surroundings is not its own."""
     assert is_misuse(error, anything_reported=False) == its_own
 
 

@@ -133,7 +133,7 @@ def short_of_memory(room: int) -> Iterator[None]:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What a GPU is told, where there is none: its tensors are the CPU's."""
+    """Log of the calls to a GPU, where there is none: its tensors are the CPU's."""
     told: list[str] = []
 
     class Stream:
@@ -359,7 +359,7 @@ def test_a_gpu_is_waited_for_before_and_after(gpu: list[str]) -> None:
 def test_memory_that_is_not_the_trials_own_stays(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What NumPy, a file or another process sees is not moved, but counted and said, once."""
+    """Memory that NumPy, files or other processes see is not moved, but counted and said, once."""
     caplog.set_level(logging.INFO)
     file = tmp_path / "numbers"
     file.write_bytes(bytes(12))
@@ -403,7 +403,7 @@ def test_history_and_inference_survive() -> None:
 
 
 def test_a_tier_that_its_trial_leads_to_is_no_part_of_it() -> None:
-    """What is kept is not kept again with the next suspension."""
+    """State that is kept is not kept again with the next suspension."""
     run = Holder(x=ones(), host=Host())
     for _ in range(3):
         held = run.host.suspend(Point(run))
@@ -523,7 +523,7 @@ def test_only_what_could_be_stored_has_a_tree() -> None:
 
 
 def test_an_abandoned_trial_can_be_touched() -> None:
-    """Who reads its tensors while the process unwinds finds no elements, and all memory is back."""
+    """Tensors read while the process unwinds have no elements, and all memory is back."""
     net = nn.Linear(2, 2)
     net(torch.ones(1, 2)).sum().backward()
     other = ones()

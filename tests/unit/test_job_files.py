@@ -85,7 +85,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: s
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
-    """What is missing or damaged is an error of its caller's."""
+    """A file that is missing or damaged is an error of its caller's."""
     with pytest.raises(InvalidInputError, match="cannot be read"):
         read_jobs(tmp_path / "missing.csv")
     for name, data in (("jobs.csv.gz", b"\x1f\x8bno"), ("jobs.csv", b"\xff\xfe\x00")):
@@ -110,7 +110,7 @@ def test_every_policy_runs_jobs(tiny: Path) -> None:
 
 
 def test_what_came_before_is_learned_from(tiny: Path) -> None:
-    """Who has read the first half makes better estimates of the second from the start."""
+    """A policy that has read the first half estimates the second better from the start."""
     jobs = read_jobs(tiny).jobs
     rules = JobRules(groups={"a": [1], "b": [2]})
     cold = measure_jobs(simulate_jobs(jobs[20:], "qssf", rules))

@@ -34,7 +34,7 @@ def ends(trace: JobTrace) -> dict[int, tuple[float, float]]:
 
 
 class Shortest(Ranked):
-    """What takes least is first, by what is expected of it."""
+    """Policy that puts the trial first that is expected to take least."""
 
     def rank(self, trial: TrialView) -> tuple[float, int]:
         assert trial.expected_seconds is not None

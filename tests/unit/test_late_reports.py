@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_removed_stops_no_values(
     monkeypatch: pytest.MonkeyPatch,
     wait_for: Callable[..., Any],
 ) -> None:
-    """What is in it is written again by the next process, with the same values."""
+    """The next process writes the values in the file again, and they are the same."""
 
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

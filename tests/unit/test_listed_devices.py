@@ -54,7 +54,7 @@ def test_a_list_that_changes_counts_as_it_was_read(tmp_path: Path) -> None:
 
 
 def test_memory_that_is_not_listed_is_unknown(tmp_path: Path) -> None:
-    """Where the driver says nothing of what is in use, trials are believed."""
+    """Trials are believed where the driver says nothing of the memory in use."""
     spec = write(tmp_path, FIRST | {"memory_bytes": 100}, SECOND)
     first, second = Devices(parse_devices(spec)).poll()
     assert (first.memory_bytes, first.memory_free_bytes) == (100, None)

@@ -64,7 +64,7 @@ def devices(n: int) -> tuple[Device, ...]:
 
 
 def test_examples_hold() -> None:
-    """What the docstring shows is so."""
+    """The example in the docstring holds."""
     assert doctest.testmod(_points).failed == 0
 
 

@@ -69,7 +69,7 @@ def _loads(name: str) -> bool:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """What each imported name stands for."""
+    """Return the full name that each imported name stands for."""
     names = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

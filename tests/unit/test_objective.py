@@ -90,7 +90,7 @@ def test_a_file_that_raises_is_said_to(tmp_path: Path) -> None:
 def test_arguments_are_those_of_the_script_alone(
     script: str | None, target: str, own: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What else is imported gets none of them, though it may parse some at its top level."""
+    """Any other import gets none of them, though it may parse some at its top level."""
     monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
     monkeypatch.setattr(sys, "argv", ["script", "--seed", "3"])
     place = target.rpartition(":")[0]

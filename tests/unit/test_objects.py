@@ -90,7 +90,7 @@ def test_what_cannot_be_put_back_is_named() -> None:
 
 @pytest.mark.parametrize("model", [SGDClassifier(random_state=0), MLPClassifier(random_state=0)])
 def test_a_new_estimator_goes_on_as_the_old_one(model: Any) -> None:
-    """What it learns afterwards has the same bits, losses of Cython and optimizers included."""
+    """Its later training has the same bits, losses of Cython and optimizers included."""
     x = np.random.default_rng(0).normal(size=(60, 4))
     y = (x[:, 0] > 0).astype(int)
     model.partial_fit(x[:30], y[:30], classes=[0, 1])

@@ -204,7 +204,7 @@ def holding(view: TrialView, *devices: str) -> TrialView:
 
 
 def test_a_trial_stays_unless_a_change_wins_enough() -> None:
-    """Who is on devices keeps them while it is not a tenth faster elsewhere."""
+    """A trial on devices keeps them while it is not a tenth faster elsewhere."""
     measured = elastic(*speeds(0.01, 3.0, 0.4, (1, 16), (1, 1024), (3, 1024), (4, 1024)))
     parked = holding(trial(0, 1, 9, elastic=measured), "0:1", "0:2", "0:3")
     snapshot = Snapshot(now=50.0, devices=cluster(4), trials=(parked,))
@@ -227,7 +227,7 @@ def test_what_a_restart_costs_is_counted() -> None:
 
 @pytest.mark.parametrize("memory", [None, [], "x", {"plans": 3}, {"plans": [7, {"0:0": "?"}]}])
 def test_the_memory_of_another_policy_does_no_harm(memory: object) -> None:
-    """What cannot be read is as if nothing were remembered."""
+    """Memory that cannot be read is as if nothing were remembered."""
     snapshot = Snapshot(devices=cluster(2), trials=(trial(0, 1, 5), trial(1, 1, 5)), memory=memory)
     assert set(given_out(snapshot)) == {0, 1}
 

@@ -1,4 +1,4 @@
-"""What a driver tells a broker when it opens a study."""
+"""Message of a driver to a broker when it opens a study."""
 
 from __future__ import annotations
 

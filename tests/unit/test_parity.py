@@ -31,7 +31,7 @@ CURVES = "OPTUNA_HERMES_CURVES"
 COSTS = SwitchCosts(fraction=0.004)
 
 Start = tuple[float, str, int]
-"""When a unit was begun, where, and of which trial."""
+"""Start of a unit: its time, its device and its trial."""
 
 
 class Watched(Policy):
@@ -275,7 +275,7 @@ def check_parity(policy: str, recordings: list[Recording], n_devices: int, *, fi
 
 
 def comparable(snapshot: Snapshot) -> object:
-    """What a policy may build on, whoever asks it; device time to a billionth of a second.
+    """Return what a policy may build on, whoever asks it; device time to a billionth of a second.
 
     A broker knows no more of a trial than it was told with a report, and what a switch will cost
     only from those it has seen.

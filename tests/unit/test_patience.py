@@ -25,7 +25,7 @@ DEADLINE = 20.0
 
 
 def lost() -> Exception:
-    """What Optuna raises where SQLAlchemy lost its connection."""
+    """Return the error that Optuna raises where SQLAlchemy lost its connection."""
     error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
     error.__cause__ = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("server closed"))
     return error
@@ -196,7 +196,7 @@ def test_calls_are_repeated_until_they_succeed(flaky: Flaky, study: optuna.Study
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_no_second_trial_is_made(flaky: Flaky, study: optuna.Study, moment: str) -> None:
-    """Whether or not the broken call had made one, there is one."""
+    """There is one trial, made by the broken call or not."""
     setattr(flaky, moment, {"create_new_trial": [lost()]})
     trial = _optuna.open_trial(study)
     assert [each.number for each in study.trials] == [trial.number]
@@ -214,7 +214,7 @@ def test_an_enqueued_trial_is_taken_once(flaky: Flaky, study: optuna.Study, mome
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_trial_is_told_once(flaky: Flaky, study: optuna.Study, moment: str) -> None:
-    """Whether or not the broken call had told it, it is told, after its values."""
+    """A trial is told, after its values, also if the broken call has done so already."""
     trial = _optuna.open_trial(study)
     trial.report(0.5, 1)
     setattr(flaky, moment, {"set_trial_state_values": [lost()]})
@@ -281,7 +281,7 @@ def test_a_wrapped_pruner_is_not_asked_what_it_cannot_know(
 
 
 def test_values_of_a_process_that_died_are_written_by_the_next(tmp_path: Path) -> None:
-    """What it kept in its file is reported before anything else, whatever number it is."""
+    """Values kept in its file are reported before anything else, whatever numbers they are."""
     _journal.change(tmp_path, unwritten=((3, 0.5), (4, math.nan)))
     written: list[tuple[int, int, float]] = []
     reports = Reports(lambda *each: written.append(each))

@@ -19,7 +19,7 @@ def pins() -> list[Requirement]:
 
 
 def needed_python(name: str) -> SpecifierSet:
-    """What an installed distribution asks of Python; anything, if it is not installed here."""
+    """Return the Python versions that a distribution takes; any, if it is not installed here."""
     try:
         needed = importlib.metadata.metadata(name)["Requires-Python"]
     except (importlib.metadata.PackageNotFoundError, KeyError):

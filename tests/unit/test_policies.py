@@ -47,7 +47,7 @@ def decide(
     fixed: bool = False,
     finished: tuple[TrialView, ...] = (),
 ) -> list[int | None]:
-    """Which trials get the devices, best first."""
+    """Return the trials that get the devices, best first."""
     snapshot = Snapshot(
         devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(devices)),
         trials=trials,
@@ -64,7 +64,7 @@ def replay(
     slices: int,
     ages: Mapping[int, int] | None = None,
 ) -> list[int]:
-    """Who gets each slice of one device, one unit a slice, all trials being known."""
+    """Return the trial of each slice of one device, one unit a slice, all trials being known."""
     age = dict.fromkeys(curves, 0) | dict(ages or {})
     since = dict.fromkeys(curves, 0.0)
     trace: list[int] = []
@@ -151,7 +151,7 @@ def test_a_trial_that_will_overtake_goes_before_one_that_has_settled() -> None:
 
 
 def test_one_lucky_value_does_not_count_for_much() -> None:
-    """Where values are noisy the trial goes first that is lower on the whole."""
+    """The trial that is lower on the whole goes first where values are noisy."""
     noise = [0.1 * (-1) ** (unit + number) for number in range(8) for unit in range(24)]
     others = [
         parked(10 + number, *[1.0 + each for each in noise[24 * number : 24 * number + 24]])
@@ -177,7 +177,7 @@ def test_where_ranks_say_nothing_trials_are_finished(noise: float, expected: int
 
 
 def test_a_trial_that_got_worse_is_no_longer_in_the_way() -> None:
-    """Who was lower once and is higher now does not count."""
+    """A trial that was lower once and is higher now does not count."""
     behind = parked(0, 0.6, 0.5)
     worse, better = parked(1, 0.5, 0.4, 0.9, 0.9), parked(1, 0.5, 0.4, 0.3, 0.3)
     # 2 < (2 * 1) ** 0.75 * 4 of trial 1, and (2 * 2) ** 0.75 * 2 = 5.66 > 4.
@@ -340,7 +340,7 @@ def test_several_devices_are_decided_one_after_another() -> None:
 
 
 def test_an_idle_device_opens_a_trial_whatever_the_threshold() -> None:
-    """Where no trial waits a trial is opened."""
+    """A trial is opened where no trial waits."""
     busy = TrialView(number=0, state="running", curve=curve([0.5]))
     assert decide(Hermes(opening=1e9), busy, unstarted=None) == [None]
 
@@ -436,7 +436,7 @@ POOR = ending(2, 9.0, 8.9, 8.8, 8.7, left=1)
 
 
 def last(budget: Budget, *trials: TrialView, **fields: Any) -> int:
-    """Who gets the one device that is free."""
+    """Return the trial that gets the one device that is free."""
     devices = (Device(id="cpu:0", free=True), *fields.pop("others", ()))
     snapshot = Snapshot(devices=devices, trials=trials, left=budget, **fields)
     (chosen,) = Hermes().decide(snapshot).assignments
@@ -461,7 +461,7 @@ def test_what_is_due_is_due_until_it_ends() -> None:
 
 
 def test_what_cannot_end_any_more_is_not_due() -> None:
-    """Where the best cannot end, the next one does; where none can, nothing changes."""
+    """The next trial ends where the best cannot; where none can, nothing changes."""
     assert last(Budget(seconds=1.5), BEST, YOUNG, POOR) == 2
     assert last(Budget(seconds=0.5), BEST, YOUNG, POOR) == 1
 

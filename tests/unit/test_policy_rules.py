@@ -37,7 +37,7 @@ ids = [type(policy).__name__ + getattr(policy, "acquisition", "") for policy in 
 
 
 def trace_of(policy: Policy, *trainings: Sequence[float], n_devices: int = 1) -> list[int]:
-    """Who got each unit, in the order of their ends; all units take one second."""
+    """Return the trial of each unit, in the order of their ends; all units take one second."""
     recordings = [Recording(values=tuple(v), seconds=(1.0,) * len(v)) for v in trainings]
     trace = TrialSimulator(policy, FixedList(recordings), n_devices=n_devices).run()
     return [each.number for each in trace.slices]
@@ -58,7 +58,7 @@ def decide(
     now: float = 100.0,
     seed: int = 0,
 ) -> list[int | None]:
-    """Which trials get the devices, best first."""
+    """Return the trials that get the devices, best first."""
     snapshot = Snapshot(
         now=now,
         seed=seed,
@@ -125,7 +125,7 @@ def test_asha_is_the_textbook(table: list[list[float]], eta: int) -> None:
 
 
 def asha_by_the_rules(table: list[list[float]], eta: int) -> list[int]:
-    """Who gets each unit; promotions are remembered here, not read from ages."""
+    """Return the trial of each unit; promotions are remembered here, not read from ages."""
 
     def key(value: float, trial: int) -> tuple[bool, float, int]:
         return (True, 0.0, trial) if math.isnan(value) else (False, value, trial)
@@ -231,7 +231,7 @@ def test_convergence_by_hand() -> None:
 
 
 def test_hermes_slope_prefers_the_fastest() -> None:
-    """Who falls fastest goes first, who rises or diverges last, newcomers before all."""
+    """The fastest to fall goes first, one that rises or diverges last, newcomers before all."""
     trials = (
         parked(0, 1.0, 1.1, 1.2),
         parked(1, 1.0, 0.5, 0.4),
@@ -380,7 +380,7 @@ def test_a_samplers_trial_is_opened_when_it_is_due(
 
 @pytest.mark.parametrize("policy", BY_CURVES, ids=ids)
 def test_an_idle_device_opens_a_trial(policy: Policy) -> None:
-    """Where no trial waits a trial is opened, due or not; a first unit is finished before."""
+    """A trial is opened where no trial waits, due or not; a first unit is finished before."""
     busy = TrialView(number=0, state="running", curve=parked(0, 1.0).curve)
     assert decide(policy, busy, unstarted=Unstarted(count=None)) == [None]
     unreported = parked(1)

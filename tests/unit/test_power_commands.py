@@ -43,7 +43,7 @@ def test_commands_are_words_and_their_programs_are_found_from_anywhere(
     ],
 )
 def test_bad_commands_are_refused(down: str | None, up: str | None, message: str) -> None:
-    """What cannot be run is refused before anything starts, in one line that says what to do."""
+    """A bad command is refused before anything starts, in one line that says what to do."""
     with pytest.raises(InvalidInputError, match=re.escape(message)) as raised:
         power_commands(down, up)
     assert "\n" not in str(raised.value)

@@ -1,4 +1,4 @@
-"""How much early ranks say about late ones, measured."""
+"""Predictivity of early ranks for late ones, measured."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_ranks_that_stay_say_more_than_usual() -> None:
 
 
 def test_a_reversed_order_says_less_than_usual() -> None:
-    """Where the first are the last in the end, early ranks say nothing."""
+    """Early ranks say nothing where the first are the last in the end."""
     slopes = np.linspace(0, 1, N)
     values = (1 - slopes)[:, None] + (2 * slopes - 1)[:, None] * np.linspace(0, 1, LENGTH)
     assert measured(values) < -0.3
@@ -86,7 +86,7 @@ def test_equal_values_are_as_usual() -> None:
 
 
 def test_nothing_is_known_that_is_not_seen() -> None:
-    """What was measured before changes no later measure, of more trials or of others."""
+    """An earlier measure changes no later one, of more trials or of others."""
     again = Predictivity()
     for n, alike, age in [(9, 0.3, 4), (20, 0.3, 4), (20, 0.3, 16), (20, 0.9, 16)]:
         values, rows = curves(alike), np.arange(n)

@@ -236,7 +236,7 @@ def test_unknown_types_are_refused() -> None:
     ],
 )
 def test_numbers_that_cannot_be_are_refused(fields: dict[str, object]) -> None:
-    """What no client measures cannot upset sums, promises of memory or the ledger's columns."""
+    """Numbers that no client measures cannot upset sums, promises of memory or ledger columns."""
     with pytest.raises(ProtocolError):
         wire.decode_from_client(msgspec.msgpack.encode(fields))
 
@@ -252,7 +252,7 @@ def test_numbers_that_cannot_be_are_refused(fields: dict[str, object]) -> None:
     ids=["map", "list", "text", "depth"],
 )
 def test_lengths_inside_of_a_message_are_not_believed(data: bytes) -> None:
-    """What announces four gigabytes, or nests without end, costs no more than it is long."""
+    """Data that announces four gigabytes, or nests without end, costs no more than it is long."""
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):

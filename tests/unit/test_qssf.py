@@ -126,7 +126,7 @@ def test_a_new_trial_is_a_typical_one() -> None:
 
 
 def test_a_short_trial_goes_before_one_that_has_begun() -> None:
-    """What is expected of it counts, be it learned or what the trial itself brings."""
+    """The expected time of a trial counts, be it learned or what the trial itself brings."""
     short = TrialView(number=1, state="pending", submitted=5.0, expected_seconds=2.0)
     trials = (parked(0, 1.0), short)
     snapshot = Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS))
@@ -204,7 +204,7 @@ def estimates(jobs: Sequence[Job]) -> dict[int, float | None]:
 
 @pytest.mark.parametrize("now", [600.0, 9_000.0, 15_000.0])
 def test_the_future_changes_no_estimate(now: float) -> None:
-    """What is not over, and what has not come, can be changed: estimates up to now are the same."""
+    """Jobs that are not over, or have not come, may change: estimates up to now are the same."""
 
     def changed(each: Job) -> Job:
         over = each.submitted + each.work.total

@@ -35,7 +35,7 @@ FORK = multiprocessing.get_context("fork")
 
 
 class Place:
-    """What a rank dumps where it stops: its number and its point."""
+    """State that a rank dumps where it stops: its number and its point."""
 
     name = "trial 1"
     units = 0
@@ -173,7 +173,7 @@ def stops(session: Asking) -> list[int]:
 
 
 def test_all_stop_at_the_point_after_the_one_where_rank_0_noticed() -> None:
-    """Where every batch synchronises, nobody has to try twice, and all can stop again."""
+    """No rank has to try twice where every batch synchronises, and all can stop again."""
     session = Asking(times=3)
     run = Run(loop([True], [True], tries=3), session)
     found = stops(session)
@@ -410,7 +410,7 @@ def test_what_was_saved_is_safe_before_the_trial_is_stored() -> None:
 
 
 def test_all_leave_when_the_trial_is_stored() -> None:
-    """What the session raises is kept, and every rank unwinds."""
+    """The exception that the session raises is kept, and every rank unwinds."""
     run = Run(loop([True], [True], tries=1), Asking(error=Suspended("on disk")))
     assert repr(run.ranks.error) == "Suspended('on disk')"
     assert all("Suspended" in result for result in run.results)
@@ -450,7 +450,7 @@ def test_a_rank_that_is_told_to_end_does_so_while_it_waits() -> None:
 
 
 def test_the_first_error_counts() -> None:
-    """What a rank raises is known where the ranks were started; what cannot be sent is not."""
+    """A rank's error is known where the ranks were started; one that cannot be sent is not."""
 
     def body(rank: Rank) -> None:
         rank.raised(LookupError("first") if rank.rank == 0 else LookupError(threading.Lock()))
@@ -459,5 +459,5 @@ def test_the_first_error_counts() -> None:
 
 
 def test_rank_0_has_the_last_word() -> None:
-    """What it says at its end is kept."""
+    """The end that it reports is kept."""
     assert Run(lambda rank: None, None).ranks.end == {"rank": 0}

@@ -115,7 +115,7 @@ WRONG_FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", WRONG_FILES)
 def test_a_wrong_file_is_named(kind: str, tmp_path: Path) -> None:
-    """What is no curve set is an error in one line with the file's name."""
+    """A file that is no curve set is an error in one line with the file's name."""
     path = tmp_path / "x.npz"
     WRONG_FILES[kind](path)
     with pytest.raises(InvalidInputError, match=r"x\.npz") as caught:
@@ -240,7 +240,7 @@ def test_trials_that_were_cut_short_are_named(house: House) -> None:
 
 
 def test_reports_at_one_moment_are_units_all_the_same(house: House) -> None:
-    """Where the clock saw no time pass, a unit is as short as can be."""
+    """A unit in which the clock saw no time pass is as short as can be."""
     house.train(0.5, 0.4, state=TrialState.COMPLETE, seconds=0.0)
     (recording,) = curve_set_of(house.study, house.ledger).recordings
     assert min(recording.seconds) > 0

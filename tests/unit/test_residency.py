@@ -53,7 +53,7 @@ def test_the_one_wanted_last_goes_first_and_no_more_than_needed() -> None:
 
 
 def test_host_memory_is_promised_once() -> None:
-    """What one trial gets of the budget the next one does not get; it goes to disk."""
+    """A trial does not get what another got of the budget; it goes to disk."""
     assert gone(make_room(20, [resident(1), resident(2)], 15)) == {1: "host", 2: "disk"}
 
 

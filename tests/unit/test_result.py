@@ -62,7 +62,7 @@ def test_a_trial_that_never_reached_the_ledger_is_pending(study: optuna.Study) -
 def test_nothing_runs_when_the_call_is_over(
     study: optuna.Study, state: TrialStatus, stored: bool, shown: str
 ) -> None:
-    """Where the ledger still names a process, what counts is whether there is a checkpoint."""
+    """The state depends on a checkpoint where the ledger still names a process."""
     (trial,) = trial_results(study, ledger_with(study, state, stored=stored))
     assert trial.state == shown
 

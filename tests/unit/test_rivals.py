@@ -38,12 +38,12 @@ def trial(policy: Policy, recordings: Sequence[Recording], n_devices: int = 1) -
 
 
 def order(trace: Trace) -> list[int]:
-    """Who had each slice."""
+    """Return the trial of each slice."""
     return [each.number for each in trace.slices]
 
 
 def units(trace: Trace) -> list[int]:
-    """How many units each trial had."""
+    """Count the units of each trial."""
     return [order(trace).count(number) for number in range(len(trace.recordings))]
 
 
@@ -96,7 +96,7 @@ def test_asha_lets_a_third_go_on() -> None:
 
 
 def test_asha_lets_equal_values_go_on_together() -> None:
-    """Who is as good as the best is not behind it."""
+    """A trial that is as good as the best is not behind it."""
     assert not trial(AshaStop(), flat(0.2, 0.2, 0.2)).pruned
 
 

@@ -600,7 +600,7 @@ def test_an_ending_is_told_to_the_first_broker_that_can_be_started(brokers: Brok
 
 
 def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
-    """What a process leaves that stored its run while nobody could write that down."""
+    """Write the journal of a process that stored its run while nobody could write that down."""
     _journal.change(
         folder,
         at=time.time(),
@@ -672,7 +672,7 @@ def test_what_the_ledger_knows_is_not_told_again(
 
 
 def test_the_parts_of_a_journal_change_apart(tmp_path: Path) -> None:
-    """What one database has leaves what another lacks; the file goes with the last of it."""
+    """Parts that one database has go, those another lacks stay; the file goes with the last."""
     left_behind(tmp_path, 1, 2)
     _journal.change(tmp_path, unwritten=((1, 0.5),))
     _journal.change(tmp_path, reports=(), checkpoints=())

@@ -75,7 +75,7 @@ def test_an_epoch_is_the_same_for_any_number() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
 def test_the_rest_of_an_epoch_goes_on(before: int, after: int) -> None:
-    """Where another number of processes has stopped."""
+    """The epoch goes on where another number of processes has stopped."""
     first = Loaders(before)
     begun = first.train(2)
     assert begun + Loaders(after, state=first.state).train() == Loaders(1).train()

@@ -59,7 +59,7 @@ def give(trial: int | None, device: str) -> Decision:
 
 
 def timetable(choices: Mapping[tuple[float, int], Choice]) -> Rule:
-    """Who gets a device by time and device; where nothing is said it stays idle."""
+    """Make a rule that chooses by time and device; a device without an entry stays idle."""
     return Rule(
         lambda snapshot: choices.get((snapshot.now, int(free(snapshot).split(":")[1])), "idle")
     )
@@ -163,7 +163,7 @@ class TestOneDevice:
         assert (trace.slices, trace.finished, trace.decisions) == ((), {}, 0)
 
     def test_a_policy_that_wants_nobody_ends_it(self) -> None:
-        """Where all devices stay idle nothing will ever happen."""
+        """Nothing will ever happen where all devices stay idle."""
         trace = TrialSimulator(timetable({(0, 0): None}), FixedList([trial(2, 1)])).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1)]
         assert trace.finished == {}
@@ -212,7 +212,7 @@ class TestTwoDevices:
 
 
 class TestIdle:
-    """What a trial costs that its device waited for."""
+    """Cost of a trial that its device waited for."""
 
     costs = SwitchCosts(fraction=0.5)
 
@@ -252,7 +252,7 @@ class TestIdle:
 
 
 class TestSnapshot:
-    """What policies see."""
+    """Snapshots that policies see."""
 
     def test_a_trial_over_its_life(self) -> None:
         """Opened runs are running or parked, with their reports, device time and units left."""
@@ -277,7 +277,7 @@ class TestSnapshot:
         assert (over.units_left, over.device, over.tier) == (0, None, None)
 
     def test_memory_comes_back(self) -> None:
-        """What a policy left in its decision is in its next snapshot, the first one's is None."""
+        """Memory that a policy left in its decision is in its next snapshot; the first has None."""
         policy = Rule(
             lambda s: replace(give(None, free(s)), memory=[*(s.memory or []), len(s.trials)])
         )
@@ -313,7 +313,7 @@ class TestPruning:
         assert source.heard == [(0, 1, 9), (0, True), (1, 1, 5), (1, 2, 4), (1, False)]
 
     def test_pruning_alone_leaves_the_device_idle(self) -> None:
-        """Who prunes the last trial and opens none is done."""
+        """A policy that prunes the last trial and opens none is done."""
         policy = timetable({(0, 0): None, (1, 0): Decision(pruned=(0,))})
         trace = TrialSimulator(policy, FixedList([trial(9, 8)])).run()
         assert (len(trace.slices), trace.pruned) == (1, {0: 1.0})
@@ -359,7 +359,7 @@ class TestUntil:
     """A simulation that is stopped."""
 
     def test_a_unit_that_ends_later_is_not_reported(self) -> None:
-        """What ends at that time is in the trace, what ends after it is not."""
+        """A unit that ends at that time is in the trace, one that ends after it is not."""
         trace = TrialSimulator(make_policy("fifo"), FixedList([trial(3, 2, 1)])).run(until=2)
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 0, 0, 2)]
         assert trace.finished == {}
@@ -379,7 +379,7 @@ class TestUntil:
 
 
 class TestRefused:
-    """What cannot be simulated."""
+    """Input that cannot be simulated."""
 
     @pytest.mark.parametrize("n_devices", [0, -1])
     def test_no_devices(self, n_devices: int) -> None:

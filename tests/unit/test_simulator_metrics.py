@@ -91,7 +91,7 @@ class TestMeasure:
         assert metrics.auc == pytest.approx((1.5 + 6 / 8 + 1.5 * 2 / 8) / 4)
 
     def test_killing_the_best(self) -> None:
-        """Who kills the best trial needs the whole work for it, and is told so."""
+        """A policy that kills the best trial needs the whole work for it, and is told so."""
         trace = simulate(PrunesAtOnce())
         assert trace.finished == {}
         metrics = measure(trace, TRIALS, 1)
@@ -110,7 +110,7 @@ class TestMeasure:
         assert metrics.best_seconds == metrics.top3_seconds == metrics.near_seconds == 3.0
 
     def test_one_of_three(self) -> None:
-        """Where one of the best three has finished, its end counts, however late."""
+        """The end of one of the best three counts if it has finished, however late."""
         trace = replace(simulate(make_policy("fifo"), 4), finished={1: 9.0})
         assert measure(trace, TRIALS, 4).top3_seconds == 9.0
 
@@ -146,7 +146,7 @@ class TestMeasure:
         assert (metrics.best_seconds, metrics.near_seconds, metrics.auc) == (4.0, 4.0, 1.0)
 
     def test_no_span(self) -> None:
-        """Where the best final value is no better than the first ones, the first report is it."""
+        """The first report counts where the best final value is no better than the first ones."""
         trials = [Recording(values=(3.0, 3.0), seconds=(1.0, 1.0), first=3.0)] * 2
         trace = TrialSimulator(make_policy("fifo"), FixedList(trials)).run()
         metrics = measure(trace, trials, 1)
@@ -243,7 +243,7 @@ class TestCurveSet:
         ],
     )
     def test_wrong_arrays(self, changed: dict[str, Any], message: str) -> None:
-        """What is wrong with a set is said in one line that names it."""
+        """An error in a set is told in one line that names the set."""
         with pytest.raises(InvalidInputError, match=message) as caught:
             CurveSet.from_arrays("file", arrays(**changed))
         assert "file" in str(caught.value)

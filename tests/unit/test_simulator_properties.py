@@ -231,7 +231,7 @@ RULES = {"fifo": naive_fifo, "round-robin": naive_round_robin, "asha": naive_ash
 def test_agrees_with_another_simulator(
     name: str, work: list[Recording], n_devices: int, fraction: float
 ) -> None:
-    """Where many units end at once, slices are those of a simulator that shares no code."""
+    """Slices are those of a simulator that shares no code, where many units end at once."""
     assert_same(name, RULES[name], work, n_devices, fraction)
 
 

@@ -54,7 +54,7 @@ def cluster(n_devices: int) -> tuple[Device, ...]:
 
 
 def chosen(snapshot: Snapshot) -> dict[int | None, int]:
-    """How many devices each trial gets."""
+    """Count the devices of each trial."""
     return {each.trial: len(each.devices) for each in Smd().decide(snapshot).assignments}
 
 
@@ -210,7 +210,7 @@ def test_one_trial_trains_however_much_it_takes() -> None:
 
 
 def test_a_new_trial_is_expected_to_take_what_others_take() -> None:
-    """Where the known trials leave no room for another of their size, none is created."""
+    """No trial is created where the known ones leave no room for another of their size."""
     known = stored(0, 9, 3)
     for gigabytes, new in ((5, 0), (6, 1), (9, 2)):
         snapshot = Snapshot(
@@ -234,7 +234,7 @@ def test_a_new_trial_is_expected_to_take_what_others_take() -> None:
 def test_no_more_is_promised_than_there_is(
     sizes: list[tuple[int, str]], memory: int, n_devices: int
 ) -> None:
-    """What runs on devices and in memory were promised fits, but for one that trains alone."""
+    """Trials on devices, and those promised memory, fit, but for one that trains alone."""
     trials = tuple(
         trial(
             number,

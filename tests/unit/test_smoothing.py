@@ -1,4 +1,4 @@
-"""How much of the reported values is noise, measured, and curves without it."""
+"""Noise of the reported values, measured, and curves without it."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def process_of(points: Floats, values: Floats) -> Process:
 
 
 def test_examples_hold() -> None:
-    """What the docstrings show is so."""
+    """The examples in the docstrings hold."""
     assert doctest.testmod(_process).failed == 0
 
 

@@ -149,7 +149,7 @@ def test_a_small_space_may_be_used_up() -> None:
 
 
 def test_failed_and_pruned_trials_are_no_problem() -> None:
-    """What failed is passed over; what was pruned counts at its last value."""
+    """A failed trial is passed over; a pruned one counts at its last value."""
 
     def some_fail(trial: optuna.Trial) -> float:
         x = trial.suggest_float("x", 0, 1)
@@ -187,7 +187,7 @@ def test_trials_that_were_added_count() -> None:
 
 
 def test_what_is_good_only_at_first_is_not_taken_for_good() -> None:
-    """Where ranks turn with age, proposals follow the trials that have grown old."""
+    """Proposals follow the trials that have grown old, where ranks turn with age."""
     study = optuna.create_study(sampler=sampler())
     space = {"x": optuna.distributions.FloatDistribution(0, 1)}
 

@@ -159,7 +159,7 @@ def words(app: Top, id_: str) -> str:
 
 
 def screen(app: Top) -> list[str]:
-    """What is seen, line by line."""
+    """Return the text of the screen, line by line."""
     return [
         "".join(segment.text for segment in strip)
         for strip in app.screen._compositor.render_strips()
@@ -474,7 +474,7 @@ def test_what_is_refused_is_said() -> None:
 
 
 def test_read_only_says_so_and_wants_nothing() -> None:
-    """Where no broker of ours serves the study, keys change nothing and are not offered."""
+    """Keys change nothing and are not offered where no broker of ours serves the study."""
 
     async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
         assert "read-only" in words(app, "head")

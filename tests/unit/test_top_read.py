@@ -53,7 +53,7 @@ def test_a_picture_of_what_a_broker_tells() -> None:
 
 
 def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
-    """What is told of a curve has a bounded length, whatever the run reports."""
+    """The curve that is told has a bounded length, whatever the run reports."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     reporting(broker, 0, *(1000.0 - n for n in range(500)))
@@ -135,7 +135,7 @@ def test_power_is_what_a_counter_counts_between_two_changes() -> None:
 
 
 def test_the_past_shows_who_had_most_of_each_part() -> None:
-    """What the ledger knows of this host and what was seen are one line; it has idle parts."""
+    """The ledger's record of this host and what was seen are one line; it has idle parts."""
     past = Past(100.0)
     mine = [Bar("h/cpu:0", 5, 0.0, 20.0, 1), Bar("h/cpu:0", 6, 20.0, 34.0, 2)]
     bars = [*mine, Bar("other/cpu:0", 9, 0.0, 60.0, 8)]

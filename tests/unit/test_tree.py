@@ -111,7 +111,7 @@ trees = st.recursive(
 
 @given(trees)
 def test_every_tree_comes_back(tree: Any) -> None:
-    """What is packed is unpacked with equal types, bits and order."""
+    """A packed tree is unpacked with equal types, bits and order."""
     assert exact(there_and_back(tree)) == exact(tree)
 
 
@@ -120,7 +120,7 @@ def test_every_tree_comes_back(tree: Any) -> None:
 def test_every_tree_comes_back_from_a_file(
     tmp_path_factory: pytest.TempPathFactory, tree: Any
 ) -> None:
-    """What is written is read with equal types, bits and order."""
+    """A written tree is read with equal types, bits and order."""
     state = write(tmp_path_factory.mktemp("run"), tree, trial="trial 7", units=1)
     assert exact(read((state,), "trial 7", Path(state.path).parent)) == exact((state, tree))
 
@@ -223,7 +223,7 @@ def test_module_and_optimizer() -> None:
 
 
 def test_another_default_device() -> None:
-    """Where new tensors go by default has no say in it."""
+    """The default device of new tensors has no effect."""
     tree = {"tensor": torch.ones(3), "array": np.ones(3), "complex": torch.ones(2).to(torch.cfloat)}
     with torch.device("meta"):
         back, copy = there_and_back(tree), frozen(tree)
@@ -231,7 +231,7 @@ def test_another_default_device() -> None:
 
 
 class Thing:
-    """What a user may have."""
+    """Class that a user may have."""
 
 
 class Table(dict[str, int]):
@@ -291,7 +291,7 @@ def test_keys_are_values_too() -> None:
 
 
 def test_a_list_that_holds_itself() -> None:
-    """What has no end is refused."""
+    """A list without end is refused."""
     endless: list[Any] = []
     endless.append(endless)
     assert "trial 7 must be a tree" in refusal(frozen({"state": endless}))

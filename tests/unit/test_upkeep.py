@@ -106,7 +106,7 @@ class House:
         upkeep.finish(self.study, self.ledger, plan)
 
     def litter(self, *held: int) -> upkeep.Litter:
-        """What may go."""
+        """Find the files that may go."""
         return upkeep.find_litter(self.study, self.ledger, [self.root], held, NOW)
 
     def clear(self, *held: int) -> None:
@@ -199,7 +199,7 @@ def test_finish_completes_at_the_last_value(house: House) -> None:
 
 
 def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> None:
-    """What a broker that is gone still owns can be finished too."""
+    """A trial that is still owned by a broker that is gone can be finished too."""
     number = house.suspended(1.0)
     (trial,) = house.ledger.load_trials(house.key)
     house.ledger.save_trial(dataclasses.replace(trial, owner="gone"))

@@ -73,7 +73,7 @@ class House:
         self.ledger.add_event(EventRecord(study=self.key, number=number, kind="granted", at=at))
 
     def rows(self, *, host: str | None = "here", serving: Collection[str] = ()) -> upkeep.Rows:
-        """What may go."""
+        """Find the rows that may go."""
         return upkeep.find_rows(self.study, self.ledger, host=host, serving=serving, now=NOW)
 
     def clear(self, rows: upkeep.Rows) -> None:
@@ -113,7 +113,7 @@ def test_leases_that_may_be_held_stay(house: House, tmp_path: Path) -> None:
 
 
 def test_a_lease_of_a_broker_that_beats_is_its_own(house: House) -> None:
-    """Where brokers share studies a lease ends with its broker, not with a look at this host."""
+    """A lease ends with its broker where brokers share studies, not with a look at this host."""
     house.ledger.beat(HostRecord(name="here", instance="i"))
     trial = TrialRecord(study=house.key, number=0, trial_id=0, state="running", owner="i")
     house.ledger.save_trial(trial)

@@ -56,7 +56,7 @@ def test_others_may_do(distribution: str, found: str, tested: bool) -> None:
 
 
 def test_the_project_says_the_same() -> None:
-    """What pip is told is what an import refuses."""
+    """The versions that pip is told are those that an import goes by."""
     text = PROJECT.read_text()
     for distribution, known in SUPPORTED.items():
         below = f",<{known.below}" if known.below else ""

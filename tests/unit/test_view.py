@@ -142,7 +142,7 @@ def test_a_falling_curve_falls() -> None:
 
 
 def test_the_best_curve_is_drawn_over_the_others() -> None:
-    """Where all curves coincide only the mark of the best one shows."""
+    """Only the mark of the best curve shows where all curves coincide."""
     text = charts.chart({0: FALLING, 1: FALLING, 2: FALLING}, best=1)
     drawn = [line.split("┤")[-1].split("│")[-1] for line in text.splitlines()[1:-2]]
     assert set("".join(drawn)) <= {charts.BEST_MARK, " "}
@@ -390,7 +390,7 @@ def test_trials_that_fit_nowhere_are_named() -> None:
     [(None, "training goes on"), ("It was away for 300 s.", "every trial is to be on disk")],
 )
 def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> None:
-    """Whether training still goes on without it is said too."""
+    """The message says too if training still goes on without it."""
     broker = broker_status(digits(away_seconds=75.0, problem=problem))
     text = rendered(tables.status_view(broker, None))
     assert f"does not answer since 1:15 min: {words}" in text

@@ -47,13 +47,13 @@ def rendered(document: dict[str, Any]) -> str:
 
 
 def test_examples_hold() -> None:
-    """What the docstrings show is so."""
+    """The examples in the docstrings hold."""
     module = importlib.import_module("optuna_hermes.view.tables")
     assert doctest.testmod(module).failed == 0
 
 
 def test_a_trial_is_told_in_80_columns() -> None:
-    """What it is, what it has reached and what happened, each in a line of its own."""
+    """State, values and events of a trial are told, each in a line of its own."""
     text = rendered(TRIAL)
     assert max(map(len, text.splitlines())) <= 80
     for words in (

@@ -75,7 +75,7 @@ def names(figure: Any) -> list[str]:
 
 
 def test_examples_hold() -> None:
-    """What the docstrings show is so."""
+    """The examples in the docstrings hold."""
     assert doctest.testmod(plot_data).failed == 0
 
 

@@ -160,7 +160,7 @@ def test_a_forged_command_does_nothing(browser: TestClient, study: Study) -> Non
 
 @pytest.mark.parametrize("host", ["localhost:1/style.css?", "127.0.0.1:1/token?"])
 def test_a_host_with_a_path_opens_nothing(browser: TestClient, study: Study, host: str) -> None:
-    """What is checked is the path by which a request is routed."""
+    """The checked path is that by which a request is routed."""
     for method, route in (("GET", "/api/trials/3"), ("POST", "/api/trials/3/hold")):
         answer = browser.request(method, route, headers={"host": host} | OURS)
         assert answer.status_code in (401, 421)
@@ -180,7 +180,7 @@ def test_what_cannot_be_done_is_said(browser: TestClient) -> None:
 
 
 def test_an_event_log_is_json_and_not_html(browser: TestClient) -> None:
-    """What a trial has for text stays text."""
+    """Text of a trial stays text."""
     answer = browser.get("/api/trials/3", headers=BEARER)
     assert answer.headers["content-type"] == "application/json"
     assert answer.json()["params"]["<b>x</b>"] == "<script>alert(1)</script>"

@@ -45,7 +45,7 @@ def test_without_the_token_nothing_is_shown(path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/style.css", "/icon.svg"])
 def test_the_page_that_asks_for_the_token_has_its_looks(path: str) -> None:
-    """What tells nothing of a study is for everybody."""
+    """A file that tells nothing of a study is for everybody."""
     assert status(asked(path=path)) == 200
 
 

@@ -215,7 +215,7 @@ def test_a_database_that_is_away_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_study_that_is_shown_stays_while_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which of two has more running trials changes with the slices."""
+    """The one of two studies with more running trials changes with the slices."""
     page, reader = looking(None, monkeypatch)
     monkeypatch.setattr(reader, "history", lambda broker: None)
 
@@ -339,7 +339,7 @@ def test_of_a_curve_the_new_end_is_sent() -> None:
 
 
 def test_a_long_curve_is_thinned_out_and_keeps_its_ends() -> None:
-    """What is drawn of it has an end on a screen; a further point changes its tail only."""
+    """The drawn curve has a bounded length; a further point changes its tail only."""
 
     def curve(count: int) -> dict[str, list[Any]]:
         points = tuple(Point(unit, 1 / unit, unit, 100.0 + unit) for unit in range(1, count + 1))
@@ -380,7 +380,7 @@ def test_devices_have_names_as_short_as_they_differ() -> None:
 
 
 def applied(page: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """What ``store.js`` makes of a page and its changes."""
+    """Return a page with its changes, as ``store.js`` makes it."""
     page = json.loads(json.dumps(page))
     for name, part in changes.items():
         if name not in ("trials", "bars", "curves"):
@@ -455,7 +455,7 @@ class Counter:
 
 
 def test_twenty_pages_cost_one_look() -> None:
-    """Who comes later is sent what is there; a change is sent to all, and only what has changed."""
+    """A late page is sent what is there; a change is sent to all, and only what has changed."""
     counter = Counter()
 
     async def story() -> None:
@@ -512,7 +512,7 @@ def test_nobody_looks_for_nobody() -> None:
 
 
 def test_a_page_that_does_not_read_is_sent_the_whole() -> None:
-    """What waits for it does not grow for ever."""
+    """The messages that wait for it do not grow for ever."""
     counter = Counter()
 
     async def story() -> None:

@@ -95,7 +95,7 @@ def test_a_trial_that_is_trained_already() -> None:
 
 
 def test_a_trial_that_is_trained_on_another_host() -> None:
-    """Who asks for it here reads where it is."""
+    """A process that asks for it here reads where it is."""
     broker = FakeBroker(devices=1)
     asks = broker.connect("plain")
     far = TrialRecord(
@@ -121,7 +121,7 @@ def test_a_trial_that_is_trained_on_another_host() -> None:
     ],
 )
 def test_what_does_not_agree_with_the_ledger(change: dict[str, Any], words: str) -> None:
-    """Who comes back with another's lease reads what is wrong with it, and what to ask for."""
+    """A process that comes back with another's lease reads what is wrong, and what to ask for."""
     broker = FakeBroker(devices=2)
     broker.driver(policy="round-robin")
     pid = broker.worker()
@@ -215,7 +215,7 @@ def test_a_policy_that_fails_says_how_to_go_on() -> None:
 
 
 def test_a_policy_that_gives_what_is_not_there() -> None:
-    """What it has given wrongly is named."""
+    """The wrong part of its decision is named."""
 
     class Generous(Policy):
         def decide(self, snapshot: Snapshot) -> Decision:
@@ -328,7 +328,7 @@ def test_a_broker_that_speaks_out_of_turn() -> None:
 
 
 def test_a_broker_that_is_gone() -> None:
-    """Whether it is noticed in reading or in writing, its log tells why."""
+    """The error says that its log tells why, in reading and in writing."""
     gone = r"^The broker is gone: look into broker\.log for the reason\.$"
     with Answers(WELCOME) as sock:
         connection = Connection(sock, "viewer")
@@ -341,7 +341,7 @@ def test_a_broker_that_is_gone() -> None:
 
 
 def test_no_broker(runtime_dir: Path) -> None:
-    """Who only looks is told how one is started."""
+    """A process that only looks is told how one is started."""
     with pytest.raises(
         BrokerError, match=r"^No broker runs on this host: start one with `optuna-hermes broker`\.$"
     ):

@@ -263,7 +263,7 @@ def test_brokers_that_end_at_once(
 
 
 def test_a_fork_server_that_has_ended() -> None:
-    """What it printed is above."""
+    """The error says that the reason is printed above."""
     pool = WorkerPool.__new__(WorkerPool)  # without a process, as it is by then
     pool._socket = types.SimpleNamespace(recv=lambda count: b"")  # type: ignore[assignment]
     with pytest.raises(HermesError) as error:
@@ -277,7 +277,7 @@ def test_a_fork_server_that_has_ended() -> None:
 def test_an_objective_that_uses_a_gpu_at_its_import(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What must be moved is said before a worker is forked."""
+    """Code that must be moved is named before a worker is forked."""
     monkeypatch.setattr(_once, "used_accelerator", object)
     monkeypatch.setattr(_fork_server, "preload", lambda objective: None)
     with pytest.raises(ObjectiveError) as error:
@@ -363,7 +363,7 @@ def test_an_objective_that_catches_a_suspension(
 
 
 def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
-    """What is wrong with each is said, and both ways out."""
+    """The error says what is wrong with each, and both ways out."""
     state = write(tmp_path, {"units": 1}, trial="trial 7", units=1)
     Path(state.path).unlink()
     with pytest.raises(CheckpointError) as error:
@@ -434,7 +434,7 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_a_storage_that_is_not_there(url: str, words: str) -> None:
-    """What to check is said, and no password."""
+    """The error says what to check, and no password."""
     with pytest.raises(StorageError, match=f"^Storage .* {words}") as error:
         _optuna.load_study(url, "s")
     assert "pw" not in str(error.value)

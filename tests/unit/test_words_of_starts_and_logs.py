@@ -57,7 +57,7 @@ def test_a_runtime_directory_whose_path_is_too_long(
 def test_a_broker_that_does_not_start(
     python: str, words: str, runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where its last words are is said."""
+    """The error says where its last words are."""
     stand_in = tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\n{python}\n")
     stand_in.chmod(0o700)
@@ -70,7 +70,7 @@ def test_a_broker_that_does_not_start(
 def test_a_broker_that_another_process_has_been_starting_for_long(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who waits for it says so, and where to look."""
+    """A process that waits for it says so, and where to look."""
     monkeypatch.setattr(_starting, "TURN_SECONDS", 0.1)
     with (
         election.lock(runtime_dir / "start.lock", timeout=0),
@@ -86,7 +86,7 @@ def test_a_broker_that_another_process_has_been_starting_for_long(
 def test_gpus_that_lie_idle_are_spoken_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where a driver is installed and does not work, ``auto`` says what it means and why."""
+    """``auto`` says what it means and why, where a driver is installed and does not work."""
 
     def broken() -> Any:
         raise _nvml.NoDriverError("load the driver with `modprobe nvidia`", installed=True)
@@ -122,9 +122,9 @@ def test_what_a_broker_logs_of_its_ledgers(
 ) -> None:
     """A database that is away, one that refuses, and one that is back."""
     caplog.set_level(logging.INFO)
-    server._heard(LedgerAway(studies=("s",), reason="No route to host."))
-    server._heard(WritesFailed(epochs=(), reason="no such table", study="s"))
-    server._heard(LedgerBack(studies=("s",)))
+    server._on_outcome(LedgerAway(studies=("s",), reason="No route to host."))
+    server._on_outcome(WritesFailed(epochs=(), reason="no such table", study="s"))
+    server._on_outcome(LedgerBack(studies=("s",)))
     assert caplog.messages == [
         "a database is away, what is to be written waits: No route to host.",
         "the ledger refused: no such table",
@@ -138,7 +138,7 @@ def test_what_a_broker_logs_of_its_ledgers(
 def test_what_a_broker_logs_of_a_kill(
     server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whom it kills, and why."""
+    """The log names the process that it kills, and the reason."""
     killed: list[int] = []
     monkeypatch.setattr(_server, "kill", killed.append)
     server._carry_out([Kill(connection=1, pid=77)])
@@ -166,7 +166,7 @@ def test_an_xid_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the device that it came from, in words."""
     source = FakeDevices([Device(id="GPU-0", kind="gpu", free=True)])
     read = readings.Readings(source, source.poll())
-    read._heard.put(Xid(device="GPU-0", code=79))
+    read._xids.put(Xid(device="GPU-0", code=79))
     assert len(list(read._reports())) == 1
     assert caplog.messages == ["GPU-0: XID 79 (fallen off the bus) was reported"]
     read.close()

@@ -1,4 +1,4 @@
-"""What a worker does around the training of a trial."""
+"""Work of a worker around the training of a trial."""
 
 from __future__ import annotations
 
