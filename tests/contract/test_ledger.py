@@ -30,7 +30,7 @@ class TestMemoryLedger(LedgerContract):
 
 
 class SqlContract(LedgerContract):
-    """What ledgers in a database share; a subclass gives the ``url`` of an empty one."""
+    """Tests that ledgers in a database share; a subclass gives the ``url`` of an empty one."""
 
     @pytest.fixture
     def url(self) -> str:

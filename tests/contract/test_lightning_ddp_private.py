@@ -107,7 +107,7 @@ def test_the_function_runs_in_every_rank(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_fork_seeds_python_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is why the ranks get the random state of the process that starts them."""
+    """A fork seeds Python anew, so ranks get the random state of the process that starts them."""
     monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)  # another test's, and Lightning's next seed
     random.seed(1)
     expected = random.Random(1).random()

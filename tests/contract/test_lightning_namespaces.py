@@ -103,7 +103,7 @@ def trained(root: str, session: FakeSession, callback: Any = None) -> list[float
 @each_namespace
 @pytest.mark.parametrize(("module", "name"), stand_ins(), ids=lambda each: str(each))
 def test_a_stand_in_is_for_one_class_of_each_namespace(root: str, module: str, name: str) -> None:
-    """What ``isinstance`` goes by is the name under which Lightning defines it."""
+    """The name that ``isinstance`` goes by is the one under which Lightning defines the class."""
     pl = importlib.import_module(module.replace("lightning.pytorch", root))
     kind = getattr(pl, name)
     assert kind.__qualname__ == name

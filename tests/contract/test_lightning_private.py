@@ -163,7 +163,7 @@ def test_weights_that_a_checkpoint_must_fit() -> None:
 
 
 def test_a_loaded_checkpoint_is_restored() -> None:
-    """What ``resume_start`` leaves in the connector is what the loops are restored from."""
+    """The loops are restored from what ``resume_start`` leaves in the connector."""
     trainer = fit()
     checkpoint = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
     assert {"callbacks", "loops", "optimizer_states", "lr_schedulers", "state_dict"} <= set(
@@ -367,7 +367,7 @@ def test_loop_state_there_and_back() -> None:
 
 
 def test_fields_of_a_logged_value() -> None:
-    """How a logged value is described has no parts that would be forgotten."""
+    """The description of a logged value has no parts that would be forgotten."""
     assert [field.name for field in dataclasses.fields(_Metadata)] == [
         "fx",
         "name",
@@ -476,7 +476,7 @@ def test_bar_of_rich() -> None:
 
 
 def test_state_that_callbacks_do_not_save() -> None:
-    """What is saved for Lightning's callbacks is there, and they do not save it themselves."""
+    """State saved for Lightning's callbacks is there, and they do not save it themselves."""
     for callback in (LearningRateMonitor(), ModelCheckpoint(), StochasticWeightAveraging(0.1)):
         names = next(names for kind, names in _FIELDS.items() if isinstance(callback, kind))
         unset = {"lrs", "last_momentum_values", "last_weight_decay_values"}
@@ -561,7 +561,7 @@ def test_default_root() -> None:
 
 
 def test_sigterm() -> None:
-    """Whether the process was told to end is said by an attribute that a handler sets."""
+    """An attribute that a handler sets says that the process was told to end."""
     trainer = fit()
     assert not trainer.received_sigterm
     trainer._signal_connector.received_sigterm = True
@@ -619,7 +619,7 @@ def test_schedulers_are_stepped_by_a_function_of_the_loop() -> None:
 
 
 def test_a_training_loader_is_prepared_by_a_function_of_the_connector() -> None:
-    """What it returns is trained with; validation loaders come there too, told apart by a mode."""
+    """The loader it returns is trained with; validation loaders pass there too, in another mode."""
     modes: list[RunningStage] = []
 
     def stand_between(trainer: Trainer) -> None:
@@ -641,7 +641,7 @@ def test_a_training_loader_is_prepared_by_a_function_of_the_connector() -> None:
 
 
 def test_a_metric_may_synchronise_otherwise_from_now_on() -> None:
-    """What was logged otherwise before is refused, unless it is told; then it counts on."""
+    """A metric logged otherwise before is refused, unless it is told; then it counts on."""
     results = _ResultCollection(training=True)
     said: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 2}
     results.log("training_step", "loss", torch.tensor(1.0), **said)

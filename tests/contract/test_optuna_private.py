@@ -191,7 +191,7 @@ def test_reseeding_makes_proposals_repeatable(storage_url: str) -> None:
 
 
 def test_a_trial_that_goes_on_draws_other_numbers() -> None:
-    """What it is suggested late is no function of what it was suggested first."""
+    """A late suggestion is no function of the first ones."""
 
     def draw(n_given: int) -> float:
         sampler = HermesSampler()
@@ -596,7 +596,7 @@ def test_trials_are_not_read_ahead_from_a_server_or_in_an_outage(tmp_path: Path)
 def test_a_fork_does_not_read_again_what_was_read_before(
     study: optuna.Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has changed since is read where it is needed, when a trial is opened."""
+    """Changes since then are read where they are needed, when a trial is opened."""
     reads: list[bool] = []
     read = study.get_trials
     monkeypatch.setattr(study, "get_trials", lambda **named: (reads.append(True), read(**named))[1])

@@ -28,7 +28,7 @@ from optuna_hermes.testing.policy import curves, snapshots
 N_UNITS = 13
 
 KNOWN = [Recording(values=(final,), seconds=(1.0,)) for final in (0.5, math.nan, 0.1, -math.inf)]
-"""What the oracles know; of trials with higher numbers they know nothing."""
+"""Recordings that the oracles know; of trials with higher numbers they know nothing."""
 
 PRUNERS: Mapping[str, Callable[[], BasePruner]] = {
     "asha-stop": lambda: SuccessiveHalvingPruner(min_resource=1, reduction_factor=3),
@@ -113,7 +113,7 @@ def trainings(seed: int, n_trials: int = 60) -> list[Recording]:
 def pruned_by_optuna(
     pruner: BasePruner, reports: Sequence[tuple[int, int, float]]
 ) -> dict[int, int]:
-    """Whom a pruner stops, and after which unit, told these (number, unit, value) in order."""
+    """Return the last unit of each trial that a pruner stops, by (number, unit, value) in order."""
     study = optuna.create_study(study_name="", pruner=pruner)
     trials = [study.ask() for _ in range(1 + max(number for number, _, _ in reports))]
     pruned: dict[int, int] = {}

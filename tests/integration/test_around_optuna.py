@@ -175,7 +175,7 @@ def test_enqueued_trials_are_opened_best_first(storage_url: str) -> None:
 
 @pytest.mark.slow
 def test_a_sampler_with_nothing_left_ends_the_study(storage_url: str) -> None:
-    """What is alive is trained to its end, and no further trial is opened."""
+    """Trials that are alive are trained to their end, and no further trial is opened."""
     study = make_study(samplers()["brute force"], storage_url)
     result = optimize(study, objective, n_trials=200, devices="cpu:1", show_progress=False)
     assert {*states(study)} == {"COMPLETE"}

@@ -188,7 +188,7 @@ def lightgbm_train(
 
 @functools.cache
 def expected(case: str) -> End:
-    """What the run that is never suspended leaves."""
+    """Return the end of the run that is never suspended."""
     return train(FakeSession(), case)[1]
 
 
@@ -228,7 +228,7 @@ def test_memory(case: str, tiers: tuple[TierName, ...], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", SOME)
 def test_host_memory_is_no_place_for_a_booster(case: str, tmp_path: Path) -> None:
-    """What a library holds outside of torch cannot be moved: the run goes to disk instead."""
+    """State that a library holds outside of torch cannot be moved: the run goes to disk instead."""
     session = FakeSession({8: "host"}, checkpoint_dir=tmp_path)
     again = suspended(session, case)
     assert session.parks == ["disk"]
@@ -237,7 +237,7 @@ def test_host_memory_is_no_place_for_a_booster(case: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("case", ["xgboost-rows", "lightgbm-rows"])
 def test_early_stopping(case: str, tmp_path: Path) -> None:
-    """What counts the rounds without progress counts on, and chooses the same round."""
+    """The count of rounds without progress goes on, and chooses the same round."""
     whole = train(FakeSession(), case, rate=3.0, patience=3)[1]
     assert whole.best is not None
     assert whole.best + 3 < ROUNDS - 1, "it stops early"
@@ -355,7 +355,7 @@ def test_pruned(case: str) -> None:
 def test_what_would_not_be_exact_waits_in_memory(
     case: str, options: Any, reason: str, tmp_path: Path, caplog: Any
 ) -> None:
-    """Where the model is not the whole of the training the run is not stored, and says why."""
+    """A run whose model is not the whole of the training is not stored, and says why."""
     caplog.set_level("INFO")
     session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path)
     end = train(session, case, **options)[1]
@@ -441,7 +441,7 @@ def test_no_data_to_evaluate_with() -> None:
     ],
 )
 def test_refused(call: Callable[[Any], Any]) -> None:
-    """What cannot be suspended is refused in one line."""
+    """A training that cannot be suspended is refused in one line."""
     with pytest.raises(InvalidInputError, match="must be"):
         call(XGBoostCallback(optuna.create_study().ask(), "test-rmse"))
 
@@ -645,7 +645,7 @@ def test_no_good_checkpoint(case: str, tmp_path: Path) -> None:
     ],
 )
 def test_example(name: str, params: dict[str, Any]) -> None:
-    """What the example tunes learns something."""
+    """The model that the example tunes learns something."""
     example = Path(__file__).parents[2] / "examples" / f"{name}_boosting.py"
     trial = FixedTrial({**params, "subsample": 0.7, "bagging_fraction": 0.7})
     assert runpy.run_path(str(example))["objective"](trial) < 0.2

@@ -55,7 +55,7 @@ def hello(role: str = "viewer") -> bytes:
 
 
 async def all_of(reader: asyncio.StreamReader) -> bytes:
-    """What is read until the broker hangs up, with or without reading what it was sent."""
+    """Read until the broker hangs up, also if it has not read all that it was sent."""
     data = b""
     with contextlib.suppress(ConnectionError):
         while part := await reader.read(1 << 16):
@@ -131,7 +131,7 @@ def test_connections_without_hello_are_not_piled_up(
 def test_who_reads_nothing_is_hung_up_on(
     runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a client does not read fills the broker's memory up to a limit only."""
+    """Messages that a client does not read fill the broker's memory up to a limit only."""
     monkeypatch.setattr(_socket_server, "MAX_UNREAD_BYTES", 1 << 16)
 
     async def attack(connect: Callable[[], Awaitable[Streams]]) -> None:

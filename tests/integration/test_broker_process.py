@@ -87,7 +87,7 @@ def test_other_devices_are_refused_while_it_is_used(broker: Connection) -> None:
 
 
 def test_an_idle_broker_makes_way_for_other_devices(runtime_dir: Path) -> None:
-    """When nobody is connected, asking for other devices replaces it."""
+    """A request for other devices replaces the broker when nobody is connected."""
     first = connect_or_start("viewer", "cpu:2")
     first.close()
     second = connect_or_start("viewer", "cpu:3")
@@ -192,7 +192,7 @@ def test_a_driver_is_told_without_asking(broker: Connection, tmp_path: Path) -> 
     worker.send(wire.Ready(study="s"))
     while watched.status()[0].workers.alive == 0:
         assert select.select([watched], [], [], 10)[0]
-        watched.hear()
+        watched.receive_change()
     worker.close()
     os.kill(broker.welcome.pid, signal.SIGKILL)
     with pytest.raises(BrokerError, match="is gone"):
@@ -222,7 +222,7 @@ def test_a_file_that_was_deleted_and_made_again_is_another_ledger(
 def hear_all(watched: WatchedStudy) -> None:
     """Hear changes until none comes for ten seconds."""
     while select.select([watched], [], [], 10)[0]:
-        watched.hear()
+        watched.receive_change()
 
 
 def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_a_gpu_is_free_again_when_its_broker_is_killed() -> None:
 
 
 def test_a_crash_is_told_and_logged(runtime_dir: Path) -> None:
-    """What ends a broker in the background is in its log, and is what its client says."""
+    """The error that ends a broker in the background is in its log, and its client tells it."""
     (runtime_dir / "broker.sock").mkdir()  # no broker can open its socket there
     with pytest.raises(BrokerError, match=r"Error: .*broker\.sock"):
         _starting.start(runtime_dir, "cpu:1")
@@ -337,7 +337,7 @@ def test_a_broker_that_cannot_serve_its_figures_serves_its_clients(
 
 
 def test_words_of_earlier_brokers_do_not_pile_up(runtime_dir: Path) -> None:
-    """What brokers print beside their logs is kept until it is too much."""
+    """Output that brokers print beside their logs is kept until it is too much."""
     words = _starting.words_path(runtime_dir)
     words.write_bytes(b"old\n" * 300_000)
     with pytest.raises(DeviceSpecError, match="cpu:N"):

@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 async def polls_for(directory: Path, source: FakeDevices, *messages: wire.FromClient) -> int:
-    """How often the devices are read for these messages of a client."""
+    """Count the readings of the devices for these messages of a client."""
     server = Server(directory, devices="any", source=source, host="h", idle_seconds=None)
     serving = asyncio.ensure_future(server.serve())
     while not election.socket_path(directory).exists():
@@ -58,7 +58,7 @@ def test_memory_is_read_when_it_has_changed(runtime_dir: Path) -> None:
 
 
 def test_cpu_slots_are_not_read(runtime_dir: Path) -> None:
-    """Where there is no GPU there is nothing to read."""
+    """Nothing is read where there is no GPU."""
     source = FakeDevices([Device(id="cpu:0", free=True)])
     assert asyncio.run(polls_for(runtime_dir, source, PARKED, ENDED)) == 0
 
@@ -119,7 +119,7 @@ class HangingDevices(FakeDevices):
 
 
 async def devices_of(directory: Path, source: HangingDevices) -> list[list[dict[str, Any]]]:
-    """What a client sees of the devices while their driver hangs, late in that, and after it."""
+    """Return a client's view of devices while their driver hangs, late in that, and after it."""
     server = Server(directory, devices="any", source=source, host="h", idle_seconds=0.2)
     serving = asyncio.ensure_future(server.serve())
     while not election.socket_path(directory).exists():

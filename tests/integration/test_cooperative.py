@@ -20,12 +20,12 @@ GENERATIONS = 6
 
 @pytest.fixture
 def shown() -> dict[str, Any]:
-    """What the page's loop of one's own defines."""
+    """Names that the page's loop of one's own defines."""
     return defined(0)
 
 
 def defined(block: int) -> dict[str, Any]:
-    """What a block of the page's code defines."""
+    """Return the names that a block of the page's code defines."""
     codes = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, Any] = {"__name__": "shown"}
     exec(codes[block], names)
@@ -75,7 +75,7 @@ def test_a_new_process_after_each_unit_changes_nothing(
 
 
 def test_waiting_in_memory_changes_nothing(shown: dict[str, Any], tmp_path: Path) -> None:
-    """What others draw while the trial waits is not seen by it."""
+    """The random numbers that others draw while the trial waits are not seen by it."""
     wanted = train(shown, None)
     session = FakeSession(
         {2: "resident", 4: "host"},
@@ -129,7 +129,7 @@ def test_a_callback_that_is_stored_after_each_epoch_changes_nothing(tmp_path: Pa
 
 
 def test_a_callback_that_waits_in_memory_changes_nothing(tmp_path: Path) -> None:
-    """What others draw while the trial waits is not seen by it."""
+    """The random numbers that others draw while the trial waits are not seen by it."""
     wanted = fit(None)
     session = FakeSession(
         {2: "resident", 4: "host"},

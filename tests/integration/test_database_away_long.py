@@ -149,7 +149,7 @@ def kill_broker(runtime_dir: Path, wait_for: Callable[..., Any], but: int = 0) -
 
 
 def served() -> Any:
-    """What the broker says of its only study."""
+    """Return the broker's status of its only study; None if it has none."""
     with closing(connect("viewer")) as connection:
         status = connection.ask_status(trials=False)
         return status.studies[0] if status.studies else None
@@ -193,7 +193,7 @@ def test_an_absence_that_is_too_long_sends_all_to_disk(
 def test_brokers_that_are_killed_while_the_database_is_away(
     scene: Scene, runtime_dir: Path, wait_for: Callable[..., Any]
 ) -> None:
-    """What they had not written comes back from those who train; nothing is lost or repeated."""
+    """Reports that they had not written come back from the workers; nothing is lost or repeated."""
     running = scene.optimize()
     wait_for(scene.begun, 60)
     killed = 0

@@ -56,7 +56,7 @@ def start(runtime_dir: Path, say: Callable[[str], None]) -> Iterator[Callable[[s
 
 
 def second_gpu(broker: Connection) -> DeviceStatus:
-    """What status says of GPU-bbbb."""
+    """Return the status of GPU-bbbb."""
     return broker.ask_status().devices[-1]
 
 

@@ -107,7 +107,7 @@ class MakesLoaders(Net):
 
 
 class Watch(Callback):
-    """What a run did: numbers of its samples, losses, rates, and its weights at the end."""
+    """Record of a run: numbers of its samples, losses, rates, and its weights at the end."""
 
     def __init__(self, seen: dict[Any, Any], session: FakeSession | None) -> None:
         self._seen = seen
@@ -179,7 +179,7 @@ def scramble() -> None:
 
 
 def expected(sizes: dict[int, int] = SIZES, **options: Any) -> dict[Any, Any]:
-    """What a run does that is never suspended, and changes at the same points."""
+    """Return the record of a run that is never suspended, and changes at the same points."""
     return train(FakeSession(batch_sizes=sizes), **options)
 
 
@@ -245,7 +245,7 @@ def generator_of(name: str) -> torch.Generator:
 
 
 SIZES_OF = {"accumulate-more": {4: 16, 10: 5, 22: 32}}
-"""Where batches of four make a step, and where the second change has to wait for an epoch."""
+"""Sizes of a case with four batches a step, whose second change has to wait for an epoch."""
 
 
 def some(*usual: str) -> list[Any]:
@@ -410,7 +410,7 @@ def test_limits() -> None:
 
 
 def test_no_batch_of_one_sample() -> None:
-    """Where batch normalisation would raise, a change waits, or takes the nearest size."""
+    """A change waits, or takes the nearest size, where batch normalisation would raise."""
     seen = expected({3: 13, 16: 89}, elastic=(4, 90))
     sizes = [[len(batch) for batch in samples(seen, epoch)] for epoch in range(EPOCHS)]
     assert sizes == [[8] * 4 + [13] * 4 + [6], [13] * 6 + [12], [88, 2]]
@@ -420,7 +420,7 @@ def test_no_batch_of_one_sample() -> None:
 
 
 def test_speeds_are_measured() -> None:
-    """What is told says what a batch took, for each size that was trained."""
+    """The session is told the time of a batch, for each size that was trained."""
     session = FakeSession({15: "resident"}, batch_sizes={5: 16})
     train(session)
     seconds = session.stretched[-1].seconds

@@ -866,7 +866,7 @@ class Centred(Net):
 
 @pytest.mark.parametrize("net", [Looks, Centred])
 def test_hooks_before_the_first_batch(net: type[Net], tmp_path: Path) -> None:
-    """What they do in the process that goes on is undone, and takes no batch of the training."""
+    """Their effects in the process that goes on are undone, and take no batch of the training."""
     check(functools.partial(fit, net=net), tmp_path)
 
 
@@ -948,7 +948,7 @@ def test_lightning_passes_beside_the_trained_one(workers: int, tmp_path: Path) -
     ),
 )
 def test_lightning(case: str, tmp_path: Path) -> None:
-    """What asks, validates or trains beside the loop, and other loaders."""
+    """Code that asks, validates or trains beside the loop, and other loaders, change nothing."""
     stops = (5, 1) if "train-loader" in case else (BATCHES + 3, 2)
     folder = tmp_path / "root"
     check(functools.partial(fit, default_root_dir=folder, **LIGHTNING[case]), tmp_path, stops=stops)

@@ -168,7 +168,7 @@ optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
 
 
 def test_an_objective_for_a_new_python_must_be_picklable(script: Script) -> None:
-    """What cannot be sent to it is named as ever."""
+    """The object that cannot be sent to the new Python is named as ever."""
     done = script(PICKLED)
     assert done.returncode == 1
     words = "The objective must be picklable, since threads were started, but "
@@ -253,7 +253,7 @@ optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
 
 
 def test_a_forked_server_may_start_new_workers(script: Script, tmp_path: Path) -> None:
-    """Where what it imports for them has threads, workers are new processes, as ever."""
+    """Workers are new processes, as ever, where an import of the server's has started threads."""
     (tmp_path / "late.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     )

@@ -157,7 +157,7 @@ def new_trial(**parts: Any) -> optuna.Trial:
 
 @functools.cache
 def expected(case: str) -> str:
-    """What the run that is never suspended leaves."""
+    """Return the end of the run that is never suspended."""
     with tempfile.TemporaryDirectory() as folder:
         return train(FakeSession(), Path(folder), case)[1]
 
@@ -207,7 +207,7 @@ def test_without_a_broker(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 def test_example(tmp_path: Path, monkeypatch: Any) -> None:
-    """What the example tunes trains for an epoch."""
+    """The model that the example tunes trains for an epoch."""
     monkeypatch.chdir(tmp_path)
     example = Path(__file__).parents[2] / "examples" / "huggingface_trainer.py"
     params = {"log_width": 4, "layers": 1, "learning_rate": 1e-2, "weight_decay": 0.01}
@@ -228,7 +228,7 @@ def test_reports(tmp_path: Path) -> None:
 
 
 def test_training_values(tmp_path: Path) -> None:
-    """What training logs is a value too."""
+    """A value that training logs is reported too."""
     trial = new_trial()
     train(None, tmp_path, trial=trial, monitor="loss", logging_steps=5, eval_strategy="no")
     assert sorted(trial.study.trials[0].intermediate_values) == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""What a loop holds of ``run.kept`` and of its modules stays what is stored, over a return."""
+"""Objects from ``run.kept`` and modules that a loop holds stay what is stored, over a return."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def growing(session: FakeSession) -> Any:
 
 @pytest.mark.parametrize("stops", [(2, 3), (4, 5), (9, 1)], ids=str)
 def test_a_kept_list_may_grow_by_parts(stops: tuple[int, ...], tmp_path: Path) -> None:
-    """What was first in it stays first, though it was shorter at the epoch's begin."""
+    """The first parts of it stay first, though it was shorter at the epoch's begin."""
     torch.manual_seed(1)
     expected = growing(FakeSession())
     assert by_way_of_disk(growing, tmp_path, *stops) == expected

@@ -84,7 +84,7 @@ def execute(url: str, statement: str) -> None:
 
 
 def keys_without_a_study(url: str) -> list[str]:
-    """What ``gc`` looks for: studies of the ledger that Optuna does not have."""
+    """Return the studies of the ledger that Optuna does not have, which ``gc`` looks for."""
     with opened(url) as storage, closing(open_ledger(url)) as ledger:
         names = optuna.get_all_study_names(storage)
         studies = [optuna.load_study(study_name=name, storage=storage) for name in names]

@@ -29,7 +29,7 @@ MYSQL = {"connect_timeout": 10, "read_timeout": 90, "write_timeout": 90}
 
 
 class Enough(Exception):  # noqa: N818
-    """What is asked of a driver has been seen: nobody has to connect."""
+    """Raised once the questions to a driver have been seen: nobody has to connect."""
 
 
 def asked_of_driver(url: str) -> dict[str, Any]:

@@ -72,13 +72,13 @@ def lease(epoch: int, host: str = "a") -> LeaseRecord:
 
 
 def query(file: Path, sql: str) -> list[Any]:
-    """What the file says, read without the package."""
+    """Run a statement on the file, without the package, and return its rows."""
     with closing(sqlite3.connect(file)) as connection, connection:
         return connection.execute(sql).fetchall()
 
 
 def in_processes(work: Work, url: str, count: int) -> list[Any]:
-    """What ``work`` returned in each of ``count`` processes, all started and all reaped."""
+    """Return the results of ``work`` in ``count`` processes, all started and all reaped."""
     context = multiprocessing.get_context("spawn")
     start, answers = context.Barrier(count), context.SimpleQueue()
     processes = [

@@ -114,7 +114,7 @@ class Net(pl.LightningModule):
 
 
 class Trace(Callback):
-    """What a run did, to the bit; it tells the session of every batch."""
+    """Record of a run, to the bit; it tells the session of every batch."""
 
     def __init__(self) -> None:
         self.session = FakeSession()
@@ -366,7 +366,7 @@ class Shortens(Callback):
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """What is special about a run, by name; made anew each time."""
+    """Return the special options of a run, by name; made anew each time."""
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**18, growth_interval=3)
     return {
         "early stopping": {
@@ -422,7 +422,7 @@ def test_state(name: str, tmp_path: Path) -> None:
 
 
 def test_spikes(tmp_path: Path) -> None:
-    """What SpikeDetection compares a loss with comes back, which Lightning fails to load."""
+    """The losses that SpikeDetection compares with come back, which Lightning fails to load."""
 
     def options() -> dict[str, Any]:
         return {"callbacks": [SpikeDetection(atol=1e9, exclude_batches_path=tmp_path / "a.json")]}
@@ -551,7 +551,7 @@ class LogsInTraining(Net):
 
 @pytest.mark.parametrize("validation", [[], [1, 2], range(3)], ids=["empty", "list", "range"])
 def test_validation_without_a_loader(validation: Any, tmp_path: Path) -> None:
-    """What is validated on may be a plain sequence, also an empty one."""
+    """Validation data may be a plain sequence, also an empty one."""
     expected, _ = whole(lambda: {"net": LogsInTraining, "validation": validation})
     trace, _ = suspended(lambda: {"net": LogsInTraining, "validation": validation}, tmp_path)
     assert trace.seen == expected.seen
@@ -679,7 +679,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_time(seconds: list[float], tmp_path: Path) -> None:
-    """What goes by the clock goes by the time that was spent on training, to the second."""
+    """Parts that go by the clock go by the time that was spent on training, to the second."""
 
     def options(folder: Path) -> dict[str, Any]:
         saves = ModelCheckpoint(
@@ -864,7 +864,7 @@ class Counts(Callback):
 
 
 def log_more(trainer: pl.Trainer) -> None:
-    """What an objective may say before the training."""
+    """Log what an objective may log before the training."""
     trainer.logger.log_hyperparams({"more": 1})  # type: ignore[union-attr]
     trainer.logger.log_metrics({"early": 2.0}, 0)  # type: ignore[union-attr]
 
@@ -1064,7 +1064,7 @@ def test_logs_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Lightning writes by itself goes into the run's folder, and no stray file is loaded."""
+    """Files that Lightning writes itself are in the run's folder, and no stray file is loaded."""
     working = tmp_path / "working"
     working.mkdir()
     (working / "hpc_ckpt_1.ckpt").write_text("of another trial")
@@ -1093,7 +1093,7 @@ def test_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_own_root_of_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was logged before the training is not left behind."""
+    """Values logged before the training are not left behind."""
     monkeypatch.chdir(tmp_path)
     session = FakeSession(checkpoint_dir=tmp_path / "run")
     logger = CSVLogger(tmp_path)
@@ -1184,7 +1184,7 @@ class Drawing(Dataset[torch.Tensor]):
 
 
 def batches_of(kind: str, *, watched: bool, **options: Any) -> tuple[list[torch.Tensor], bool]:
-    """What a loader gives, and whether it was found to draw."""
+    """Return a loader's batches, and True if it was found to draw."""
     options = {"num_workers": 2, "multiprocessing_context": "fork", **options}
     loader = options.pop("loader", DataLoader)(Drawing(kind), batch_size=4, **options)
     collate = loader.collate_fn

@@ -65,7 +65,7 @@ class Configured(Line):
 
 @dataclasses.dataclass
 class Oddity:
-    """What only pickle can store."""
+    """Value that only pickle can store."""
 
     text: str = ""
 
@@ -548,7 +548,7 @@ def test_nothing_is_left_in_the_trainer(tmp_path: Path) -> None:
 
 
 def test_users_checkpoints_need_no_hermes(tmp_path: Path) -> None:
-    """What ModelCheckpoint writes in the middle of an epoch loads in a Trainer without us."""
+    """A checkpoint of ModelCheckpoint from the middle of an epoch loads in a Trainer without us."""
     saves = ModelCheckpoint(tmp_path / "models", every_n_train_steps=4, save_top_k=-1)
     session = stored(tmp_path / "run", callbacks=[saves], enable_checkpointing=True, max_epochs=4)
     later = ModelCheckpoint(tmp_path / "models", every_n_train_steps=4, save_top_k=-1)

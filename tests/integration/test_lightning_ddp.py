@@ -73,7 +73,7 @@ class Points(Dataset[tuple[torch.Tensor, int]]):
 
 
 class Net(pl.LightningModule):
-    """What differs by rank: running statistics, dropout, metrics, a plain attribute."""
+    """Network whose parts differ by rank: running statistics, dropout, metrics, an attribute."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Watch(Callback):
 
 
 def seen(folder: Path) -> list[Lines]:
-    """What each rank did; a batch that was trained again must be the same."""
+    """Return the record of each rank; a batch that was trained again must be the same."""
     found: list[Lines] = []
     for rank in range(RANKS):
         lines: Lines = {}
@@ -229,7 +229,7 @@ def _expected(folder: Path, options: tuple[tuple[str, Any], ...]) -> list[Lines]
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Lines]]:
-    """What the ranks of a run that is never suspended do."""
+    """Function that returns the records of the ranks of a run that is never suspended."""
     root = tmp_path_factory.mktemp("expected")
     return lambda **options: _expected(root / repr(options), tuple(options.items()))
 
@@ -323,7 +323,7 @@ def test_logs(tmp_path: Path) -> None:
 
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
-    """What two ranks have stored is not resumed by one."""
+    """A run that two ranks have stored is not resumed by one."""
     session = RankedSession({3: "disk"}, checkpoint_dir=tmp_path / "run")
     session = suspended(session, tmp_path / "seen")
     with pytest.raises(CheckpointError, match="these were 2 and now are 1"):
@@ -354,7 +354,7 @@ def test_a_metric_that_is_not_logged_is_said(tmp_path: Path) -> None:
 
 
 def test_an_error_of_one_rank_ends_all(tmp_path: Path) -> None:
-    """What the user's code raises in one rank reaches the objective as it was."""
+    """An error of the user's code in one rank reaches the objective as it was."""
 
     def hurt(rank: int, batch: int) -> None:
         if (rank, batch) == (1, 4):

@@ -191,7 +191,7 @@ class Stops(Callback):
 
 
 class Trace(Logger):
-    """What a run did, to the bit: losses by batch, rows by step, weights at the end."""
+    """Record of a run, to the bit: losses by batch, rows by step, weights at the end."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -325,7 +325,7 @@ class Quiet(Points):
 
 
 def options_of(name: str) -> dict[str, Any]:
-    """What is special about a run, by name; made anew each time, since callbacks have a state."""
+    """Return the special options of a run, by name; made anew each time: callbacks have a state."""
     drawn = WeightedRandomSampler([1.0, 2.0] * (BATCHES * 4), BATCHES * 8)
     generator = torch.Generator().manual_seed(3)
     workers = {"num_workers": 2, "multiprocessing_context": "fork"}

@@ -471,7 +471,7 @@ class Forgets(Net):
 
 @pytest.mark.parametrize("net", [Normed, NormedAnew, Bank, Forgets])
 def test_buffers_that_are_made_in_training_come_back(net: type[Net], tmp_path: Path) -> None:
-    """Whether a ``state_dict`` has them or not, also in another shape; what is gone stays gone."""
+    """Buffers come back, in a ``state_dict`` or not, in another shape too; those gone stay gone."""
     check(net, tmp_path)
 
 
@@ -529,7 +529,7 @@ class BeginsAnew(Net):
 
 @pytest.mark.parametrize("net", [Exports, Thins, Replaces, BeginsAnew])
 def test_hooks_do_not_decide_what_comes_back(net: type[Net], tmp_path: Path) -> None:
-    """What the hooks of a module make of a checkpoint is for them alone."""
+    """The form that a module's hooks give a checkpoint is for them alone."""
     Thins.loaded.clear()
     check(net, tmp_path)
     if net is Thins:

@@ -37,8 +37,8 @@ def story(*words):
     for each in words:
         libc.setenv(b"FAKE_NVML", each.encode(), 1)
         (device,) = source.poll()
-        heard = [xid.code for xid in source.heard()]
-        seen.append([device.healthy, device.lost, device.problem, heard])
+        codes = [xid.code for xid in source.take_xids()]
+        seen.append([device.healthy, device.lost, device.problem, codes])
     return seen
 
 def ids(spec):
@@ -137,7 +137,7 @@ def test_auto_is_what_cuda_may_see(
 def test_a_gpu_that_is_named_is_used_whatever_cuda_may_see_here(
     nvml_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who names a device wants it; a broker of others' GPUs is told from one's own."""
+    """A device that is named is used; a broker of others' GPUs is told from one's own."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert on_host(nvml_library, "", "ids('GPU-bbbb')") == ["GPU-bbbb"]
     asked = "[hidden(['GPU-bbbb']), hidden(['GPU-aaaa', 'GPU-bbbb']), hidden(['cpu:0'])]"
@@ -256,7 +256,7 @@ def test_a_desktop_is_in_nobodys_way(nvml_library: Path) -> None:
 
 
 def test_an_old_driver_lists_processes_the_old_way(nvml_library: Path) -> None:
-    """Where version 3 of the list is missing, version 2 is asked."""
+    """Version 2 of the list is asked for where version 3 is missing."""
     devices = on_host(nvml_library, "old-processes foreign", "poll('auto')")
     assert [device["free"] for device in devices] == [True, False]
 
@@ -286,7 +286,7 @@ def test_processes_that_are_not_supported_are_not_nobody(nvml_library: Path) -> 
 
 
 def test_an_old_driver_tells_memory_the_old_way(nvml_library: Path) -> None:
-    """Where version 2 of the memory call is missing, version 1 is asked."""
+    """Version 1 of the memory call is asked where version 2 is missing."""
     devices = on_host(nvml_library, "old-driver", "poll('GPU-aaaa')")
     assert devices == [gpu("GPU-aaaa", memory_free_bytes=78 * GIB)]
 
@@ -321,7 +321,7 @@ def test_one_unknown_error_is_no_loss(nvml_library: Path) -> None:
 
 
 def test_what_a_program_did_is_no_fault_of_the_device(nvml_library: Path) -> None:
-    """XIDs of the program are heard once each, and the device stays."""
+    """XIDs of the program are reported once each, and the device stays."""
     codes = [13, 31, 43, 45, 68, 69, 94, 109]
     told = "story('', f'xid={c}', f'xid={c}', f'xid={c} xid=13')"
     stories = on_host(nvml_library, "", f"[{told} for c in {codes}]")
@@ -419,14 +419,14 @@ def test_clients_of_an_mps_server_are_the_processes_that_count(
 
 
 def test_a_slice_hears_its_own_reports(nvml_library: Path) -> None:
-    """What another slice of the same GPU has done is not laid at this one's door."""
+    """Errors of another slice of the same GPU do not count against this one."""
     said = "'mig instance=4 xid=31', 'mig instance=5 xid=31 xid=43', 'mig xid=1 xid=2 xid=45'"
     seen = on_host(nvml_library, "mig", f"story('mig', {said})")
     assert [each[3] for each in seen] == [[], [], [43], [45]]
 
 
 def test_a_driver_that_reports_nothing_is_read_all_the_same(nvml_library: Path) -> None:
-    """Where events are not supported, devices are still polled."""
+    """Devices are still polled where events are not supported."""
     seen = on_host(nvml_library, "no-events", "story('no-events', 'no-events lost')")
     assert [each[1] for each in seen] == [False, True]
 
@@ -496,7 +496,7 @@ def test_trials_see_the_gpu_they_were_granted_and_no_other(
 
 
 def doctor(library: Path, traits: str, folder: Path) -> dict[str, dict[str, Any]]:
-    """What ``doctor`` finds on a host with these traits, by what was looked at."""
+    """Return the findings of ``doctor`` on a host with these traits, by name of the check."""
     done = subprocess.run(
         [sys.executable, "-m", "optuna_hermes", "doctor", "--json"],
         env=os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": traits},
@@ -509,7 +509,7 @@ def doctor(library: Path, traits: str, folder: Path) -> dict[str, dict[str, Any]
 
 
 def test_doctor_says_what_the_driver_says(nvml_library: Path, tmp_path: Path) -> None:
-    """What ``auto`` passes over is shown: a driver that does not work, and a GPU that is lost."""
+    """Doctor shows what ``auto`` passes over: a driver that does not work, a GPU that is lost."""
     stuck = doctor(nvml_library, "no-driver", tmp_path)
     assert stuck["NVIDIA driver"] == {
         "name": "NVIDIA driver",

@@ -25,7 +25,7 @@ def load(package: str) -> Any:
 
 
 def test_they_are_the_classes_of_this_package() -> None:
-    """What is loaded from a registry is what is installed, and nothing else."""
+    """A class that is loaded from a registry is the installed one, and nothing else is loaded."""
     found = {package: load(package) for package in PACKAGES}
     assert {name: module.__all__ for name, module in found.items()} == {
         name: [word] for name, word in PACKAGES.items()

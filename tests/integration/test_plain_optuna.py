@@ -186,7 +186,7 @@ def test_steps_may_be_larger_than_what_a_message_holds(
 
 
 def test_a_trial_outlives_its_broker(storage_url: str, runtime_dir: Path) -> None:
-    """When the broker is killed the trial waits for the next one's turn and goes on."""
+    """A trial whose broker is killed waits for the next one's turn and goes on."""
     study = make_study(storage_url)
     trial = study.ask()
     assert not trial.should_prune()  # its first turn

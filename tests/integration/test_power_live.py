@@ -27,7 +27,7 @@ echo "$1 $2 end $(date +%s.%N)" >> {record}
 
 @pytest.fixture
 def record(tmp_path: Path) -> Path:
-    """What the commands have written, line by line."""
+    """File to which the commands write, line by line."""
     script = tmp_path / "power"
     script.write_text(SCRIPT.format(record=tmp_path / "record"))
     script.chmod(0o700)
@@ -55,7 +55,7 @@ def _objective(record: Path, n_together: int, word: str) -> Callable[[optuna.Tri
 
 @pytest.fixture
 def unpowered(runtime_dir: Path) -> Path:
-    """What a broker that was killed has left: its first device has no power."""
+    """File that a killed broker has left: its first device has no power."""
     path = runtime_dir / "unpowered.json"
     path.write_text('["cpu:0"]')
     path.chmod(0o600)

@@ -122,7 +122,7 @@ def test_the_session_of_another_user_is_not_used(
 
 @pytest.mark.parametrize("name", ["broker.lock", "start.lock", "broker.log", "broker.err"])
 def test_links_to_files_are_not_followed(folder: Path, tmp_path: Path, name: str) -> None:
-    """What a link in the folder leads to is not written, and the client that starts says so."""
+    """The target of a link in the folder is not written, and the client that starts says so."""
     precious = tmp_path / "precious"
     precious.write_text("mine")
     (folder / name).symlink_to(precious)

@@ -110,7 +110,7 @@ def network() -> nn.Sequential:
 
 
 class Trace:
-    """What a run did, to the bit: losses by batch, values by epoch, everything at the end."""
+    """Record of a run, to the bit: losses by batch, values by epoch, everything at the end."""
 
     def __init__(self) -> None:
         self.losses: Bits = {}
@@ -297,7 +297,7 @@ def test_disk(case: str, tmp_path: Path) -> None:
 
 
 def test_disk_after_a_report(tmp_path: Path) -> None:
-    """What is saved while it is decided that the run yields is its checkpoint, written once."""
+    """State saved while it is decided that the run yields is its checkpoint, written once."""
     trace = Trace()
     session = FakeSession(decides={1: "disk"}, checkpoint_dir=tmp_path)
     after = suspended(session, trace)
@@ -503,7 +503,7 @@ def test_every_unit_is_saved(tmp_path: Path) -> None:
 
 
 def test_not_after_the_last_batch_of_an_epoch(tmp_path: Path) -> None:
-    """What follows a loop may use the loop's variables: a run asked there waits an epoch on."""
+    """Code after a loop may use the loop's variables: a run asked there waits an epoch on."""
     session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
     with pytest.raises(Suspended):
         tiny(session)
@@ -572,7 +572,7 @@ class Recent(IterableDataset[float]):
 
 
 def test_a_stream_that_the_training_feeds(tmp_path: Path) -> None:
-    """Where the run waits, too, a batch is drawn after the one before it was trained."""
+    """A batch is drawn after the one before it was trained, also where the run waits."""
 
     def loop(session: FakeSession | None) -> list[float]:
         scramble(1)
@@ -676,7 +676,7 @@ def test_trials_that_cannot_be_stored_are_warned_of(
 def test_random_numbers_in_workers(
     noise: float, kind: Any, lines: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be brought back exactly is said, by name and once."""
+    """Random numbers that cannot be brought back exactly are reported, by name and once."""
     loader = kind(Points(noise), 32, num_workers=1, multiprocessing_context="fork")
     tiny(FakeSession(checkpoint_dir=tmp_path), loader=loader)
     assert [r.getMessage()[:27] for r in caplog.records] == ["Trial 0: Points draws rando"] * lines
@@ -973,7 +973,7 @@ def bucketed(session: FakeSession | None, seen: list[list[int]]) -> None:
 
 
 def test_attributes_of_a_sampler(tmp_path: Path) -> None:
-    """What a loop sets on the sampler of its loader is set there, in memory and after disk."""
+    """An attribute set by a loop on its loader's sampler is there, in memory and after disk."""
     plain: list[list[int]] = []
     bucketed(None, plain)
     assert plain[:4] != plain[4:8] != plain[8:]
@@ -1067,7 +1067,7 @@ def remembering(session: FakeSession | None, trace: Trace) -> None:
 
 
 def test_kept_arrays_that_the_loop_holds(tmp_path: Path) -> None:
-    """What was got from ``run.kept`` before the loop is what is stored, in each process."""
+    """Arrays got from ``run.kept`` before the loop are those that are stored, in each process."""
 
     def train(session: FakeSession) -> dict[str, Any]:
         model = nn.Linear(1, 1)

@@ -144,7 +144,7 @@ def kill_broker(runtime_dir: Path, wait_for: Callable[..., Any], but: int = 0) -
 
 
 def dead(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """True if a process has ended, reaped or not."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -313,7 +313,7 @@ def test_a_broker_that_is_asked_to_end_leaves_its_holders_to_the_next(
 
 
 def shown_holder(device: str) -> Any:
-    """Who has a device, as the broker's status shows it."""
+    """Return the holder of a device, as the broker's status shows it."""
     viewer = connect_patiently("viewer")
     status = viewer.ask_status()
     viewer.close()

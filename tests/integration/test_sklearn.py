@@ -67,7 +67,7 @@ def train(session: FakeSession | None, case: str, *, trial: Any = None, model: A
 
 @functools.cache
 def expected(case: str) -> str:
-    """What the run that is never suspended leaves."""
+    """Return the end of the run that is never suspended."""
     return train(FakeSession(), case)
 
 
@@ -100,7 +100,7 @@ def test_without_a_broker() -> None:
 
 
 def test_example() -> None:
-    """What the example tunes learns something."""
+    """The model that the example tunes learns something."""
     example = Path(__file__).parents[2] / "examples" / "sklearn_partial_fit.py"
     params = {"width": 16, "alpha": 0.01, "learning_rate_init": 0.01}
     assert runpy.run_path(str(example))["objective"](FixedTrial(params)) < 0.5

@@ -426,7 +426,7 @@ class Remembers(Curriculum):
 def test_whoever_has_a_state_dict_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a user's own ``state_dict`` leaves out is left out on purpose."""
+    """State that a user's own ``state_dict`` leaves out is left out on purpose."""
     kept: list[Remembers] = []
 
     def callbacks() -> list[Any]:
@@ -729,7 +729,7 @@ def loop(session: FakeSession, carries: str) -> None:
 def test_a_loop_that_keeps_all_is_exact_and_quiet(
     carries: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What a named module counts comes back; what each epoch or batch sets anew is no loss."""
+    """Counts of a named module come back; values that each epoch or batch sets anew are no loss."""
     LOSSES.clear()
     apart(loop, FakeSession(), carries)
     expected = dict(LOSSES)
