@@ -62,7 +62,7 @@ def _wait_for(
 
 
 def _alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a zombie that its parent has not reaped does not."""
+    """True if the process still runs; a zombie that its parent has not reaped does not."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -177,12 +177,12 @@ class RunningCli:
 
     @property
     def stdout(self) -> str:
-        """What it has printed until now."""
+        """Output printed until now."""
         return self.stdout_path.read_text()
 
     @property
     def stderr(self) -> str:
-        """What it has printed to standard error until now."""
+        """Standard error printed until now."""
         return self.stderr_path.read_text()
 
     def send(self, number: signal.Signals) -> None:

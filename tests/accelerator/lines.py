@@ -23,7 +23,7 @@ import coverage
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = 0.9
 ASKS = ("suspend._accelerators import", "torch.accelerator", "OutOfMemoryError")
-"""What is in the source of a module that asks for the accelerator, or waits for its errors."""
+"""Text in the source of a module that asks for the accelerator, or waits for its errors."""
 CPU_TESTS = (
     *("tests/unit/test_accelerators.py", "tests/unit/test_disk.py", "tests/unit/test_fault.py"),
     *("tests/unit/test_copies.py", "tests/unit/test_failed_starts.py"),

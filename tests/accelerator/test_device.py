@@ -65,7 +65,7 @@ def test_work_is_queued_until_something_waits_for_it() -> None:
 
 
 def test_copies_to_pinned_memory_come_late() -> None:
-    """What reads the host's side before it has waited reads what was there before."""
+    """The host's side keeps what was there before until the copy has been waited for."""
     there, here = torch.ones(3, device=FIRST), torch.zeros(3).pin_memory()
     here.copy_(there, non_blocking=True)
     assert here.tolist() == [0, 0, 0]
@@ -112,7 +112,7 @@ def test_a_context_does_not_survive_a_fork() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_memory_is_limited_and_cached() -> None:
-    """What is freed is reserved until the cache is emptied; what does not fit is an error."""
+    """Freed memory stays reserved until the cache is emptied; what does not fit is an error."""
     before = torch.accelerator.memory_reserved(FIRST)
     block = torch.empty(6 * MIB, dtype=torch.uint8, device=FIRST)
     with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):

@@ -1,4 +1,4 @@
-"""Where the memory of an accelerator does not suffice, nothing of a trial is lost."""
+"""Nothing of a trial is lost where the memory of an accelerator does not suffice."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_trial_waits_on_until_there_is_room() -> None:
 
 
 def test_two_trials_that_do_not_fit_together_take_turns() -> None:
-    """What one gives back is enough for the other, which the allocator's cache would prevent."""
+    """One trial gives back enough for the other, which the allocator's cache would prevent."""
     first, host = network(), Host()
     kept = first.weight.detach().cpu()
     held = torch.accelerator.memory_reserved(DEVICE)

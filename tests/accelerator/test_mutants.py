@@ -48,7 +48,7 @@ def is_exact(tier: TierName, folder: Path) -> bool:
 
 
 def left_behind(tier: TierName, folder: Path) -> int:
-    """How much work is queued when another trial gets the device."""
+    """Return the amount of work that is queued when another trial gets the device."""
     left: list[int] = []
     train(
         FakeSession({3: tier}, checkpoint_dir=folder, while_parked=lambda: left.append(waiting())),

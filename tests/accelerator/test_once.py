@@ -1,4 +1,4 @@
-"""What is computed once for all trials draws the same numbers on a device, and leaves no trace."""
+"""A computation shared by all trials draws the same numbers on a device, and leaves no trace."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_trial_of_many_digits_is_refused(
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, -1.0])
 def test_seconds_are_finite_in_python_too(value: float) -> None:
-    """What no clock reaches, or every clock has passed, is refused before anything begins."""
+    """Seconds that no clock reaches, or all have passed, are refused before anything begins."""
     study = optuna.create_study()
     for name in ("timeout", "device_seconds", "slice_seconds"):
         with pytest.raises(InvalidInputError, match=f"{name} must be a finite number"):

@@ -275,7 +275,7 @@ def test_policies_of_nearly_equal_trials(curves: Path, call: Callable[..., Any])
 
 @pytest.mark.parametrize("case", ["noise-30", "prices", "lengths", "crashes"])
 def test_policies_of_other_trainings(curves: Path, call: Callable[..., Any], case: str) -> None:
-    """Who knows how trainings end really does not go by what is reported of them."""
+    """An oracle knows how trainings end really, and does not go by what is reported of them."""
     options = [f"--case={case}", "--devices=1", "--seeds=2", "--policy=oracle", "--json"]
     options += ["--processes=1", f"--curves={curves}"]
     result = json.loads(call("policies.py", *options).stdout)

@@ -138,7 +138,7 @@ def test_a_study_whose_locks_are_another_user_s_is_not_deleted(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Who may train cannot be seen then: the line says so, and who can delete it."""
+    """The line says that nobody can see who may train then, and who can delete the study."""
     assert _optuna.study_key(optuna.load_study(study_name="digits", storage=storage_url))
     folder, stat = storage_url.removeprefix("sqlite:///") + ".hermes", os.stat
 

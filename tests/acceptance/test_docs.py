@@ -69,7 +69,7 @@ def flags_in(text: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_of_systemd_starts_what_exists(unit: str) -> None:
-    """What a service starts is a verb of this program, with flags that it has."""
+    """The command that a service starts is a verb of this program, with flags that it has."""
     (command,) = re.findall(r"^ExecStart=\S+/optuna-hermes (.*)$", unit, re.MULTILINE)
     flags = flags_in(command)
     assert flags

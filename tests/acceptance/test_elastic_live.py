@@ -65,7 +65,7 @@ def command(storage: str, policy: str) -> list[object]:
 
 
 def events(storage: str, kind: str) -> list[tuple[int, dict[str, Any]]]:
-    """What the ledger tells of all trials, oldest first."""
+    """Return the ledger's events of a kind, of all trials, oldest first."""
     with contextlib.closing(sqlite3.connect(storage.removeprefix("sqlite:///"))) as database:
         rows = database.execute(
             "select number, detail from hermes_events where kind = ? order by id", (kind,)
@@ -74,7 +74,7 @@ def events(storage: str, kind: str) -> list[tuple[int, dict[str, Any]]]:
 
 
 def changes(storage: str) -> dict[int, list[dict[str, Any]]]:
-    """What the ledger tells of each trial."""
+    """Return the ledger's changes of batch size of each trial."""
     found: dict[int, list[dict[str, Any]]] = {number: [] for number in range(N_TRIALS)}
     for number, detail in events(storage, "batch size"):
         found[number].append(detail)

@@ -86,7 +86,7 @@ def values(storage: str) -> list[float | None]:
 def test_a_script_without_a_guard_is_told_to_have_one(
     cli: Cli, storage_url: str, tmp_path: Path, call: str, words: str
 ) -> None:
-    """What its import would start again and again is refused, in a line, with status 2."""
+    """A script that its import would start again and again is refused, in a line, with status 2."""
     file = tmp_path / "script.py"
     file.write_text(STUDY + REPORTS.format(value="x * x") + "\n" + call + "\n")
     done = run(cli, file, storage_url)
@@ -184,7 +184,7 @@ def test_what_is_imported_may_have_threads(
 
 
 def test_a_notebooks_objects_may_start_threads(tmp_path: Path) -> None:
-    """What comes to workers by value may compute as it is unpacked; a notebook has threads."""
+    """Objects sent to workers by value may compute as they are unpacked; a notebook has threads."""
     file = tmp_path / "script.py"
     unpacked = (
         "class Data:\n    def __setstate__(self, state):\n        self.sum = torch.ones(1 << 20)"

@@ -55,7 +55,7 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 
 def kinds(outputs: list[Any]) -> list[str]:
-    """What is shown, without what libraries warn of while they are imported."""
+    """Return the kinds of outputs, without the warnings of libraries while they are imported."""
     return [each.output_type for each in outputs if each.get("name") != "stderr"]
 
 

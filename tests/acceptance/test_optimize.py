@@ -293,7 +293,7 @@ def test_status_names_devices_holders_and_suspended_trials(
 def test_a_killed_broker_costs_nothing(
     start_cli: StartCli, storage_url: str, runtime_dir: Path, wait_for: Callable[..., Any]
 ) -> None:
-    """When the broker dies all train on, under the next one: no unit is trained again."""
+    """All train on when the broker dies, under the next one: no unit is trained again."""
     running = start_cli(*command(storage_url))
     wait_for(lambda: reports(storage_url) > 10, 90)
     os.kill(json.loads((runtime_dir / "broker.json").read_text())["pid"], signal.SIGKILL)

@@ -48,7 +48,7 @@ OBJECTIVE = textwrap.dedent(
 
 
 def status() -> StudyStatus:
-    """What the broker tells of its one study."""
+    """Return the broker's status of its one study."""
     with contextlib.closing(connect("viewer")) as connection:
         (study,) = connection.ask_status().studies
     return study

@@ -56,7 +56,7 @@ def test_recorded_curves_are_curve_sets(recorded: Path) -> None:
 
 
 def test_the_same_seed_records_the_same_values(recorded: Path, tmp_path: Path) -> None:
-    """What is recorded depends on the seed; only the seconds differ from time to time."""
+    """The recorded values depend on the seed; only the seconds differ from time to time."""
     file = "sklearn-diabetes-mlp.npz"
     done = record(tmp_path, "--trials=3", "--units=2", "--seed=1", "--task=diabetes-mlp")
     assert done.returncode == 0, done.stderr

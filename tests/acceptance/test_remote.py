@@ -157,7 +157,7 @@ def units(tmp_path: Path) -> list[tuple[str, ...]]:
 
 
 def alone(tmp_path: Path, storage_url: str, cli: Cli, env: dict[str, str]) -> set[tuple[str, ...]]:
-    """What the trials train where nothing disturbs them."""
+    """Return what the trials train where nothing disturbs them."""
     study_of(storage_url, "alone")
     env = {**env, "TRAINED": str(tmp_path / "alone-trained")}
     done = cli(*words(tmp_path, storage_url, "alone", tmp_path / "folder"), env=env)

@@ -251,7 +251,7 @@ def test_a_terminal_that_is_closed_suspends_the_study(
 def test_a_pool_in_an_objective_can_be_terminated(
     cli: Cli, storage_url: str, tmp_path: Path
 ) -> None:
-    """What ignores signals to all heeds one of its parent, also after a training by Lightning."""
+    """A process that ignores signals to all heeds its parent's, even after a Lightning training."""
     file = tmp_path / "pooled.py"
     file.write_text(
         "import multiprocessing, signal, subprocess\n"

@@ -152,7 +152,7 @@ def test_a_policy_of_ones_own(where: str, cli: Cli, tmp_path: Path) -> None:
 
 
 def test_the_policy_of_the_page(cli: Cli, tmp_path: Path) -> None:
-    """What the page shows is simulated under the name that it says, and has 20 lines at most."""
+    """The page's policy is simulated under the name that it says, and has 20 lines at most."""
     assert len(PAGE_POLICY.splitlines()) <= 20
     (tmp_path / "mymodule.py").write_text(PAGE_POLICY)
     done = cli("simulate", save(tmp_path, "a1"), "--policy", "hermes,mymodule:MyPolicy")

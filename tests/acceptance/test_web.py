@@ -40,7 +40,7 @@ def get(address: str, **headers: str) -> tuple[int, str]:
 
 
 def first_page(address: str, **headers: str) -> dict[str, Any]:
-    """What the stream of events begins with."""
+    """Return the page that the stream of events begins with."""
     request = urllib.request.Request(f"{address}api/events", headers=headers)
     with urllib.request.urlopen(request, timeout=30.0) as stream:
         assert stream.readline() == b"event: page\n"

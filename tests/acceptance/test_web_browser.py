@@ -265,7 +265,7 @@ def test_an_ended_study_is_shown_from_its_ledger(
 
 
 def _colours(page: Any, chart: str) -> int:
-    """How many colours a chart's canvas has."""
+    """Count the colours of a chart's canvas."""
     return int(
         page.evaluate(
             """(id) => {
@@ -280,7 +280,7 @@ def _colours(page: Any, chart: str) -> int:
 
 
 def _texts(page: Any, chart: str, least: int) -> set[str]:
-    """What is written into a chart from now on, until it is so many texts."""
+    """Return the texts written into a chart from now on, until there are that many."""
     return set(
         page.evaluate(
             """([id, least]) => new Promise((resolve) => {

@@ -24,7 +24,7 @@ NEEDED = ("--policy", "round-robin", "--slice-seconds", "2", "--seed", "0")
 
 @pytest.fixture
 def env(cluster: Cluster, runtime_dir: Path, tmp_path: Path) -> dict[str, str]:
-    """What a user's shell has: no runtime directory, for that is each job's own."""
+    """Environment of a user's shell: no runtime directory, for that is each job's own."""
     return {
         **cluster.env,
         "OPTUNA_HERMES_RUNTIME_DIR": "",

@@ -85,7 +85,7 @@ def trees() -> Iterator[Tree]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What became of a tree's tests.
+    """Outcomes of a tree's tests.
 
     Args:
         tree: the tree.
@@ -161,7 +161,7 @@ def expected(page: Path = EXPECTED) -> list[str]:
 
 
 def is_expected(test: str, tree: Tree, patterns: Sequence[str]) -> bool:
-    """Whether a pattern, ``tree: test`` with ``*`` for anything, is that of a test."""
+    """True if a pattern, ``tree: test`` with ``*`` for anything, is that of a test."""
     # Brackets are parts of tests' names.
     return any(
         fnmatch.fnmatchcase(f"{tree.name}: {test}", pattern.replace("[", "[[]"))

@@ -45,7 +45,7 @@ class _Writer:
 
 
 def read(file: Path) -> dict[str, Outcome]:
-    """How each test of a file ended; one that ended its process has failed."""
+    """Return the outcome of each test of a file; one that ended its process has failed."""
     found: dict[str, Outcome] = {}
     begun: set[str] = set()
     for line in file.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What the scripts share: the package's callback and loop, or plain Optuna's, and small data.
+"""Parts shared by the scripts: the package's callback and loop, or plain Optuna's, small data.
 
 ``STRANGERS=plain`` makes each script one of plain Optuna: nothing of this package is imported.
 ``STRANGERS=FILE`` makes batches take long: a script that has reported a value waits until the file
@@ -96,7 +96,7 @@ def loop(trial: optuna.Trial, **parts: Any) -> Any:
 
 
 def work() -> None:
-    """What a batch takes beside its few numbers."""
+    """Wait for the time that a batch takes beside its few numbers."""
     if SLOW is None:
         return
     time.sleep(0.3)

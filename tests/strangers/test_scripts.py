@@ -39,7 +39,7 @@ def bits(storage: str) -> dict[str, list[bytes]]:
 
 
 def units(storage: str) -> dict[str, int]:
-    """How many units each script has reported."""
+    """Count the units that each script has reported."""
     study = optuna.load_study(study_name="strangers", storage=storage)
     return {
         trial.params["script"]: len(trial.intermediate_values)

@@ -76,7 +76,7 @@ class Training:
         return {host for *_, host, _ in self.batches()}
 
     def repeated(self) -> dict[tuple[int, int], int]:
-        """How many batches of each trial's epoch were trained once more, with equal losses."""
+        """Count the batches of each trial's epoch that were trained again, with equal losses."""
         losses = defaultdict(list)
         for trial, epoch, batch, _, loss in self.batches():
             losses[trial, epoch, batch].append(loss)
@@ -88,7 +88,7 @@ class Training:
 
 
 def finished(url: str) -> dict[str, int]:
-    """How many trials are in each state."""
+    """Count the trials in each state."""
     storage = RDBStorage(url)
     try:
         study = optuna.load_study(study_name="s", storage=storage)

@@ -372,7 +372,7 @@ class SharingContract:
         assert [trial.number for _, trial in ledger.load_changed(STUDY, before + 1)] == [4]
 
     def test_no_change_is_committed_behind_a_reader(self, ledger: Ledger) -> None:
-        """Who reads on from the number it knows, while several write, has every last row."""
+        """A reader that goes on from the number it knows, while several write, has every row."""
         threads, rounds, each = 3, 25, 3
         left = Barrier(threads + 1)
 

@@ -33,7 +33,7 @@ def set_limit(device: int, limit_bytes: int) -> None:
 
 
 def waiting(device: int = 0) -> int:
-    """How much queued work has not run yet, on all streams of a device."""
+    """Return the amount of queued work that has not run yet, on all streams of a device."""
     return int(_ops.simulated.waiting(device))
 
 

@@ -102,7 +102,7 @@ class SimulatedHost:
         device.n_xids += 1
 
     def refused(self) -> int:
-        """How often there was no room for a context, or for memory."""
+        """Count the times that there was no room for a context, or for memory."""
         return sum(int(each.refused) for each in self._state.devices)
 
     def most_bytes(self, uuid: str) -> int:
