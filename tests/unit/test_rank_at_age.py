@@ -18,7 +18,7 @@ def curve(*values: float) -> Curve:
 
 
 def test_trials_are_ranked_as_they_were_at_its_age() -> None:
-    """What older ones have reached since does not count, nor do trials that are younger."""
+    """Later values of older ones do not count, nor do trials that are younger."""
     curves = {0: curve(0.9, 0.1), 1: curve(0.5), 2: curve(0.7, 0.6), 3: curve(0.6)}
     found = rank_at_age(curves, 1)
     assert found is not None
@@ -67,7 +67,7 @@ def test_the_oldest_that_leads_is_the_likeliest() -> None:
 
 
 def test_one_unit_settles_nothing() -> None:
-    """Where all have trained one unit of many, the first may still be overtaken."""
+    """The first may still be overtaken where all have trained one unit of many."""
     curves = {number: curve(0.1 + number / 10) for number in range(10)}
     for length, most in ((27, 0.5), (None, 0.9)):
         found = rank_at_age(curves, 0, length)
