@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from optuna_hermes._extras import extra
 from optuna_hermes._optuna import (
-    hear,
+    on_report,
     pruned,
     report,
     reported_steps,
@@ -47,7 +47,7 @@ from optuna_hermes.suspend._state import captured_graphs
 from optuna_hermes.suspend._storages import Gauge, settled
 from optuna_hermes.suspend._tree import frozen
 
-__all__ = ["CooperativeLoop", "hear", "session_of"]
+__all__ = ["CooperativeLoop", "on_report", "session_of"]
 
 _BEAT_SECONDS = 1.0
 

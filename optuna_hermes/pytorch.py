@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
-from optuna_hermes.cooperative import CooperativeLoop, hear, session_of
+from optuna_hermes.cooperative import CooperativeLoop, on_report, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._code import Code
@@ -92,7 +92,7 @@ class Run(CooperativeLoop):
         classes = Classes.of_frames(frames_of_user(sys._getframe()))
         super().__init__(trial, NamedObjects(named, classes), session)
         if session is not None:
-            hear(trial, self._count_own_report)
+            on_report(trial, self._count_own_report)
 
     # -- the loop ------------------------------------------------------------------------------
 

@@ -69,8 +69,8 @@ from optuna_hermes._optuna._trials import Note as Note
 from optuna_hermes._optuna._trials import complete_trial as complete_trial
 from optuna_hermes._optuna._trials import end_of as end_of
 from optuna_hermes._optuna._trials import fail_trial as fail_trial
-from optuna_hermes._optuna._trials import hear as hear
 from optuna_hermes._optuna._trials import listed_params as listed_params
+from optuna_hermes._optuna._trials import on_report as on_report
 from optuna_hermes._optuna._trials import open_trial as open_trial
 from optuna_hermes._optuna._trials import opened_by as opened_by
 from optuna_hermes._optuna._trials import ours as ours

@@ -136,16 +136,16 @@ def report(trial: Any, value: float, step: int) -> None:
     # A trial of several objectives has no intermediate values in Optuna.
     if not _has_several_objectives(trial):
         with beside(getattr(trial, "study", None)):
-            type(trial).report(trial, value, step=step)  # not the wrapper that ``hear`` has set
+            type(trial).report(trial, value, step=step)  # not the wrapper that ``on_report`` sets
 
 
-def hear(trial: Any, told: Callable[[float], None]) -> None:
-    """Call ``told`` with each value that the objective itself gives to ``trial.report``."""
+def on_report(trial: Any, callback: Callable[[float], None]) -> None:
+    """Call ``callback`` with each value that the objective itself gives to ``trial.report``."""
     own = trial.report
 
     def report(value: float, step: int) -> None:
         own(value, step)
-        told(float(value))
+        callback(float(value))
 
     trial.report = report
 

@@ -61,7 +61,7 @@ def status(
       optuna-hermes status --storage sqlite:///study.db --study-name digits 3
     """
     if probe:
-        broker, silence = heard()
+        broker, silence = ask_broker()
         if broker is None:
             return complain(silence or "No broker answers on this host: nothing trains.", FAILED)
         return 0
@@ -71,7 +71,7 @@ def status(
                 f"A trial's event log needs its study but got trial {trial} alone: add --storage "
                 "URL and --study-name NAME."
             )
-        broker, silence = heard()
+        broker, silence = ask_broker()
         if silence:
             note(silence)
         document = trial_document(storage, study_name, trial, broker, silent=bool(silence))
@@ -83,7 +83,7 @@ def status(
     if study_name is None:
         broker, silence, study = broker_status(curves=True), "", None
     else:
-        broker, silence = heard(curves=True)
+        broker, silence = ask_broker(curves=True)
         if silence:
             note(silence)
         place = storage_of(storage, study_name)
@@ -96,7 +96,7 @@ def status(
     return 0
 
 
-def heard(*, curves: bool = False) -> tuple[BrokerStatus | None, str]:
+def ask_broker(*, curves: bool = False) -> tuple[BrokerStatus | None, str]:
     """The broker's status; and the error's text if there is one that does not answer.
 
     The ledger can be shown without it.

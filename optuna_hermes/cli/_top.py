@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from optuna_hermes.cli._status import heard, trial_document
+from optuna_hermes.cli._status import ask_broker, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     facts_and_ledger,
@@ -137,7 +137,7 @@ class StudySource:
 
     def event_log(self, key: str, number: int) -> RenderableType:
         storage, name = self._study_of(key, "An event log is in the ledger")
-        broker, silence = heard()
+        broker, silence = ask_broker()
         document = trial_document(storage, name, number, broker, silent=bool(silence))
         return trial_view(document)
 

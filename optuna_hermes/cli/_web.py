@@ -10,7 +10,7 @@ import typer
 
 from optuna_hermes.cli._output import finite, note
 from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
-from optuna_hermes.cli._status import heard, trial_document
+from optuna_hermes.cli._status import ask_broker, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     optional_storage,
@@ -91,7 +91,7 @@ def _actions(storage: str | None, name: str | None) -> Actions:
                 "A trial's event log is in its study's ledger: start with --storage and "
                 "--study-name."
             )
-        broker, silence = heard()
+        broker, silence = ask_broker()
         document = trial_document(storage, name, number, broker, silent=bool(silence))
         events = [
             {"at": each["at"], "text": event_text(each["kind"], each["detail"])}

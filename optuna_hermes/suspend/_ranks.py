@@ -107,14 +107,14 @@ class Ranks:
                 return
             try:
                 for end in ready:
-                    self._hear(end)  # type: ignore[arg-type]
+                    self._read_rank(end)  # type: ignore[arg-type]
                 self._settle()
             except BaseException as error:
                 self._fail(error)
             if self._session is not None:
                 self.channels.flags[YIELD] = self._session.must_yield
 
-    def _hear(self, end: Connection) -> None:
+    def _read_rank(self, end: Connection) -> None:
         try:
             kind, content = end.recv()
         except (EOFError, OSError):

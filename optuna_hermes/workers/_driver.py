@@ -383,7 +383,7 @@ class Driver:
         drained_at, pause, told = math.inf, 0.0, max_alive
         most = suspending_seconds(self._stops.grace_seconds)
         while True:
-            mine = self._hear(watched, pool, pause)
+            mine = self._wait_for_change(watched, pool, pause)
             pause = TICK_SECONDS
             self._look_at_study(mine, pool.n_ended)
             self._call_back(mine)
@@ -422,10 +422,12 @@ class Driver:
         if self._raised is not None:
             raise self._raised
 
-    def _hear(self, watched: WatchedStudy, pool: WorkerPool, pause: float) -> StudyStatus:
+    def _wait_for_change(
+        self, watched: WatchedStudy, pool: WorkerPool, pause: float
+    ) -> StudyStatus:
         """Wait for news of the broker or of the workers; show the study's status as progress."""
         if pool.wait(pause, watched):
-            watched.hear()
+            watched.receive_change()
         for text in pool.new_notes():
             self._progress.note(text)
         mine, devices = watched.status()
@@ -525,9 +527,9 @@ class Driver:
         """Wait until the broker counts at most ``left`` workers, or for ``LEAVE_SECONDS``."""
         end = time.monotonic() + LEAVE_SECONDS
         watched.tell()
-        mine = self._hear(watched, pool, 0.0)
+        mine = self._wait_for_change(watched, pool, 0.0)
         while mine.workers.alive > left(mine) and time.monotonic() < end:
-            mine = self._hear(watched, pool, TICK_SECONDS)
+            mine = self._wait_for_change(watched, pool, TICK_SECONDS)
 
     def _wanted(self, mine: StudyStatus) -> int:
         """The number of workers to keep: those at work, and a reserve for the next leases."""

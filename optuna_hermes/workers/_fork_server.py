@@ -332,7 +332,7 @@ class _ForkServer:
             if self._words in ready:
                 self._read_words()
             if self._successor is not None and self._successor.socket in ready:
-                self._hear(self._successor)
+                self._read_successor(self._successor)
             if self._parent in ready:
                 asked = self._parent.recv(4096)
                 if not asked:
@@ -524,7 +524,7 @@ class _ForkServer:
         unsafe = None if why else why_not_fork()
         return why if unsafe is None else unsafe.value
 
-    def _hear(self, successor: _Successor) -> None:
+    def _read_successor(self, successor: _Successor) -> None:
         lines = successor.lines()
         if not lines:  # its exit will be noticed, or was
             with contextlib.suppress(KeyError):
@@ -549,7 +549,7 @@ class _ForkServer:
 
     def _take_over(self, successor: _Successor, code: int) -> None:
         """Fork workers again in place of a successor that has ended, whose workers ended too."""
-        self._hear(successor)  # it may have said why, and nobody has read it yet
+        self._read_successor(successor)  # it may have said why, and nobody has read it yet
         self._successor = None
         self._refused.add(self._computing)
         with contextlib.suppress(KeyError, ValueError):

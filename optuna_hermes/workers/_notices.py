@@ -60,10 +60,10 @@ class Losses:
         Returns:
             Messages to the broker: trials that have ended in Optuna by now.
         """
-        heard = (each for each in lost if self._is_heard(each))
-        return [self._give_up(key, each) for each in heard if self._say(each)]
+        settled = (each for each in lost if self._is_settled(each))
+        return [self._give_up(key, each) for each in settled if self._say(each)]
 
-    def _is_heard(self, loss: TrialLoss) -> bool:
+    def _is_settled(self, loss: TrialLoss) -> bool:
         """True if the exit status is known, or was waited for long enough."""
         if loss.pid is None or self._status_of(loss.pid) is not None:
             return True

@@ -117,5 +117,5 @@ class DeviceSourceContract:
         """There are no reports without a cause, and a report is told once."""
         source = host.source()
         source.poll()
-        assert source.heard() == source.heard() == ()
+        assert source.take_xids() == source.take_xids() == ()
         source.close()

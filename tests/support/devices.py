@@ -48,10 +48,10 @@ class FakeDevices:
         self.polls.append(frozenset(own_pids))
         return tuple(self._devices.values())
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """The XIDs reported since the last call."""
-        heard, self._reports = self._reports, []
-        return tuple(heard)
+        xids, self._reports = self._reports, []
+        return tuple(xids)
 
     def close(self) -> None:
         """Record that the source was closed."""

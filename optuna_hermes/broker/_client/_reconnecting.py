@@ -32,8 +32,8 @@ class ReconnectingConnection:
         reconnect: connects to the next broker; raises ``HermesError`` or ``OSError`` while there is
             none.
         introduce: the first messages to the next broker; called while ``lock`` is held.
-        heard: called with each message, and None when no broker could be found; on the thread.
-        lost: called when a broker is gone, before the next one is looked for; on the thread.
+        on_message: called with each message, and None when no broker could be found; on the thread.
+        on_loss: called when a broker is gone, before the next one is looked for; on the thread.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class ReconnectingConnection:
         *,
         reconnect: Callable[[], Connection],
         introduce: Callable[[], Iterable[wire.FromClient]],
-        heard: Callable[[wire.FromBroker | None], None],
-        lost: Callable[[], None],
+        on_message: Callable[[wire.FromBroker | None], None],
+        on_loss: Callable[[], None],
     ) -> None:
         self.lock = threading.RLock()
         """Lock of the thread that sends several messages to one broker, in order."""
         self._connection = connection
         self._reconnect = reconnect
         self._introduce = introduce
-        self._heard = heard
-        self._lost = lost
+        self._on_message = on_message
+        self._on_loss = on_loss
         self._up = True
         self._steady = True
         """False if the last broker that was lost has lived for less than ``_STEADY_SECONDS``."""
@@ -104,9 +104,9 @@ class ReconnectingConnection:
                     continue
                 self.gone = True
                 if not self._closed.is_set():
-                    self._heard(None)
+                    self._on_message(None)
                 return
-            self._heard(message)
+            self._on_message(message)
 
     def _find(self) -> bool:
         """Look for the next broker; False if there is none for too long, or this is closed."""
@@ -114,7 +114,7 @@ class ReconnectingConnection:
         self._steady = steady = now - self._connected_at >= _STEADY_SECONDS
         self._up = False
         self._connection.close()
-        self._lost()
+        self._on_loss()
         if steady or self._away_since is None:
             self._away_since = now
         # A broker that died at once may die again: the next one is not asked without a pause.

@@ -127,8 +127,8 @@ class TrialSession:
             connection,
             reconnect=reconnect,
             introduce=self._introduce,
-            heard=self._heard,
-            lost=self._forget_requests,
+            on_message=self._on_message,
+            on_loss=self._forget_requests,
         )
         self._connection.send(ask)
         self._connection.start()
@@ -540,7 +540,7 @@ class TrialSession:
             for message in kept:
                 self._inbox.put(message)
 
-    def _heard(self, message: wire.FromBroker | None) -> None:
+    def _on_message(self, message: wire.FromBroker | None) -> None:
         with self._connection.lock:
             if message is None:
                 self._stop()

@@ -30,7 +30,7 @@ class WatchedStudy:
         self.tell()
 
     def fileno(self) -> int:
-        """The file descriptor that ``select`` finds readable once there is something to hear."""
+        """The file descriptor that ``select`` finds readable once the broker has sent something."""
         return self._connection.fileno()
 
     def tell(self, *messages: wire.FromClient) -> None:
@@ -39,17 +39,17 @@ class WatchedStudy:
             self._connection.send(message)
         self._connection.send(wire.WatchStudy(study=self._key, now=True))
         while not self._receive().asked:
-            pass  # told before the broker heard these messages
+            pass  # sent before the broker read these messages
 
-    def hear(self) -> None:
+    def receive_change(self) -> None:
         """Take a change that the broker tells of, and ask to be told of the next."""
         self._receive()
         self._connection.send(wire.WatchStudy(study=self._key))
 
     def status(self) -> tuple[wire.StudyStatus, tuple[wire.DeviceStatus, ...]]:
         """The study without its trials, and the broker's devices."""
-        passed, study = time.monotonic() - self._heard_at, self._told.study
-        had = passed * self._told.leased
+        passed, study = time.monotonic() - self._received_at, self._latest.study
+        had = passed * self._latest.leased
         away = study.away_seconds
         now = structs.replace(
             study,
@@ -58,13 +58,13 @@ class WatchedStudy:
             held_seconds=study.held_seconds + had,
             spent_seconds=study.spent_seconds + had,
         )
-        return now, tuple(_later(device, passed) for device in self._told.devices)
+        return now, tuple(_later(device, passed) for device in self._latest.devices)
 
     def _receive(self) -> wire.StudyChanged:
         message = self._connection.receive_answer()
         if not isinstance(message, wire.StudyChanged):
             raise ProtocolError(f"A study was asked for but {message!r} came.")
-        self._told, self._heard_at = message, time.monotonic()
+        self._latest, self._received_at = message, time.monotonic()
         return message
 
 

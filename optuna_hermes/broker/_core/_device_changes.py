@@ -40,9 +40,9 @@ class DeviceChanges:
             if not device.healthy:  # each time: a trial that was moving may have stayed
                 self._leave(turn, slot)
 
-    def reported(self, turn: Turn, heard: Iterable[Xid]) -> None:
+    def reported(self, turn: Turn, xids: Iterable[Xid]) -> None:
         """Add an event for each XID that a trial has caused on its device."""
-        for xid in heard:
+        for xid in xids:
             slot = self._state.slots.get(xid.device)
             trial = self._state.trial_of(slot.lease) if slot else None
             if trial is not None and xid.is_of_program:

@@ -143,7 +143,7 @@ class EventHandler:
         elif isinstance(event, events.Disconnected):
             self._disconnected(turn, event)
         elif isinstance(event, events.DevicesPolled):
-            self._devices.reported(turn, event.heard)
+            self._devices.reported(turn, event.xids)
             self._devices.polled(turn, event.devices)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.WritesFailed):
@@ -311,7 +311,7 @@ class EventHandler:
             described = self.state.clients[connection].described
             described.setdefault(message.study, {}).update(message.params)
         elif isinstance(message, wire.UserCommand):
-            self._overrides.hear(turn, connection, message)
+            self._overrides.carry_out(turn, connection, message)
         elif isinstance(message, wire.GetStatus):
             told = self.status(turn.now, trials=message.trials, curves=message.curves)
             turn.send(connection, wire.Status(status=told))

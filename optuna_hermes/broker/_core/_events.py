@@ -149,11 +149,11 @@ class DevicesPolled:
 
     Args:
         devices: as they are now.
-        heard: what their driver has reported since the last time.
+        xids: those that their driver has reported since the last time.
     """
 
     devices: tuple[Device, ...]
-    heard: tuple[Xid, ...] = ()
+    xids: tuple[Xid, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

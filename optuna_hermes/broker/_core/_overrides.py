@@ -31,7 +31,7 @@ class Overrides:
         self._memory = memory
         self._scheduler = scheduler
 
-    def hear(self, turn: Turn, connection: int, message: wire.UserCommand) -> None:
+    def carry_out(self, turn: Turn, connection: int, message: wire.UserCommand) -> None:
         """Carry out a request, or refuse it with the reason."""
         answer = self._answer(turn, connection, message)
         self.enforce(turn)

@@ -114,7 +114,7 @@ class ListedDevices:
         """See ``DeviceSource``."""
         return tuple(self._read(each) for each in self._devices)
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """Nothing."""
         return ()
 

@@ -50,25 +50,25 @@ class NvmlDevices:
         self._named = named
         self._nvml = start_driver(self._uuids)
         self._health = {uuid: Health() for uuid in self._uuids}
-        self._heard: list[Xid] = []
+        self._xids: list[Xid] = []
         self._reported: set[str] = set()
         """Devices whose driver is asked whether they have to be reset."""
         self._listener = Listener(self._nvml, self._uuids)
 
     def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
         """See ``DeviceSource``."""
-        for xid in self._listener.hear():
-            self._heard.append(xid)
+        for xid in self._listener.read():
+            self._xids.append(xid)
             if not xid.is_of_program:
                 self._reported.add(xid.device)
             if xid.needs_reset:
                 self._health[xid.device].fault = f"it reported {xid}: {_RESET}"
         return tuple(self._read(uuid, own_pids) for uuid in self._uuids)
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """See ``DeviceSource``."""
-        heard, self._heard = self._heard, []
-        return tuple(heard)
+        xids, self._xids = self._xids, []
+        return tuple(xids)
 
     def close(self) -> None:
         """Close the driver; the object is of no use afterwards."""

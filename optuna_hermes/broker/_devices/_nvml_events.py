@@ -36,7 +36,7 @@ class Listener:
             with suppress(nvml.NVMLError):  # no reports of this one, but polls see it
                 self._listen_to(uuid)
 
-    def hear(self) -> Iterator[Xid]:
+    def read(self) -> Iterator[Xid]:
         """Yield what was reported since the last call."""
         for _ in range(_AT_ONCE if self._parts else 0):
             try:

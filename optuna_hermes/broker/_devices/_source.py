@@ -52,7 +52,7 @@ class DeviceSource(Protocol):
         ``free`` says that no process but ``own_pids``, those of this broker's trials, is on one.
         """
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """Return what the driver has reported up to the last poll, each report once."""
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class CpuSlots:
         """See ``DeviceSource``."""
         return self._devices
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """Nothing."""
         return ()
 
@@ -166,9 +166,9 @@ class Devices:
         devices = {device.id: device for each in polled for device in each}
         return tuple(devices[id_] for id_ in self._order)
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """See ``DeviceSource``."""
-        return tuple(xid for source in set(self._sources.values()) for xid in source.heard())
+        return tuple(xid for source in set(self._sources.values()) for xid in source.take_xids())
 
     def close(self) -> None:
         """See ``DeviceSource``."""

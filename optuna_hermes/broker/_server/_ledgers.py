@@ -73,7 +73,7 @@ class Ledgers:
     checkpoint) or for ``flush``: one transaction costs the same for one row and for ten.
 
     Args:
-        hear: called with the outcome of writes, in the thread that ``post`` calls in.
+        notify: called with the outcome of writes, in the thread that ``post`` calls in.
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
         times: histogram of the durations of transactions, None if they are not measured.
@@ -82,7 +82,7 @@ class Ledgers:
 
     def __init__(
         self,
-        hear: Callable[[LedgerOutcome], None],
+        notify: Callable[[LedgerOutcome], None],
         post: Callable[[Callable[[], None]], None],
         opener: Callable[[str], Ledger] = open_ledger,
         times: Times | None = None,
@@ -90,7 +90,7 @@ class Ledgers:
     ) -> None:
         self._terms = terms or WriterTerms()
         self._times = times
-        self._hear = hear
+        self._notify = notify
         self._post = post
         self._opener = opener
         self._by_url: dict[str, Writer] = {}
@@ -169,7 +169,7 @@ class Ledgers:
         for url, writer in self._by_url.items():
             stuck = writer.stuck_since
             if stuck is not None and now - stuck > SLOW_SECONDS:
-                self._heard(url, Unreachable(reason=_SILENT))
+                self._on_outcome(url, Unreachable(reason=_SILENT))
             if now - self._retried_at > LONGEST_PAUSE_SECONDS:
                 writer.retry()
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:
@@ -238,16 +238,16 @@ class Ledgers:
     # -- outcomes of writes --------------------------------------------------------------------
 
     def _tell(self, url: str, news: WriteOutcome) -> None:
-        self._post(partial(self._heard, url, news))
+        self._post(partial(self._on_outcome, url, news))
 
-    def _heard(self, url: str, news: WriteOutcome) -> None:
+    def _on_outcome(self, url: str, news: WriteOutcome) -> None:
         if isinstance(news, Unreachable):
             if url not in self._away:
                 self._away.add(url)
-                self._hear(events.LedgerAway(studies=self._studies(url), reason=news.reason))
+                self._notify(events.LedgerAway(studies=self._studies(url), reason=news.reason))
             return
         if isinstance(news, events.ClaimConflict):
-            self._hear(news)
+            self._notify(news)
             self._is_back(url)
             return
         epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
@@ -259,18 +259,18 @@ class Ledgers:
                 self._times.add(news.seconds)
             logged = (each for each in news.items if isinstance(each, EventRecord))
             granted = tuple(each for each in logged if is_of_grant(each))
-            self._hear(Committed(epochs=epochs, paths=paths, granted=granted))
+            self._notify(Committed(epochs=epochs, paths=paths, granted=granted))
         else:
             failed = events.WritesFailed(
                 epochs=epochs, paths=paths, study=news.study, reason=news.reason
             )
-            self._hear(failed)
+            self._notify(failed)
         self._is_back(url)
 
     def _is_back(self, url: str) -> None:
         if url in self._away:
             self._away.remove(url)
-            self._hear(events.LedgerBack(studies=self._studies(url)))
+            self._notify(events.LedgerBack(studies=self._studies(url)))
 
     def _studies(self, url: str) -> tuple[str, ...]:
         return tuple(study for study, its in self._url_of.items() if its == url)

@@ -81,7 +81,7 @@ class PeerSync:
         answer = asyncio.wrap_future(self._ledgers.look(key, url, ask))
         overrides = dict(study.overrides)
 
-        def heard(answer: asyncio.Future[tuple[Refreshed, Seen]]) -> None:
+        def on_answer(answer: asyncio.Future[tuple[Refreshed, Seen]]) -> None:
             self._asked.discard(key)
             if answer.cancelled() or answer.exception() is not None:
                 self._beats.pop(url, None)
@@ -92,7 +92,7 @@ class PeerSync:
                 self._seen[key] = now_seen
                 self._apply(news)
 
-        answer.add_done_callback(heard)
+        answer.add_done_callback(on_answer)
 
     def _is_due(self, url: str, presence: HostRecord) -> bool:
         """True if a heartbeat has to be written; it counts as written from now on."""

@@ -45,7 +45,7 @@ class Readings:
         self._last = first
         self._problems: dict[str, str] = {}
         self._note(first)
-        self._heard: queue.SimpleQueue[Xid] = queue.SimpleQueue()
+        self._xids: queue.SimpleQueue[Xid] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._queued: _Request | None = None
         self._work: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -68,7 +68,7 @@ class Readings:
         except asyncio.TimeoutError:
             devices = tuple(_unanswered(device) for device in self._last)
             self._note(devices)
-        return DevicesPolled(devices=devices, heard=tuple(self._reports()))
+        return DevicesPolled(devices=devices, xids=tuple(self._reports()))
 
     def close(self) -> None:
         """Stop reading; a reading that is under way is not waited for."""
@@ -92,8 +92,8 @@ class Readings:
             polled: tuple[Device, ...] | BaseException
             try:
                 polled = self._source.poll(request.pids)
-                for xid in self._source.heard():
-                    self._heard.put(xid)
+                for xid in self._source.take_xids():
+                    self._xids.put(xid)
             except BaseException as error:  # it is raised where the reading is asked for
                 polled = error
             soon(request.answer.get_loop(), partial(self._answer, request.answer, polled))
@@ -119,7 +119,7 @@ class Readings:
         """Yield the XIDs that were reported, each to one caller."""
         with contextlib.suppress(queue.Empty):
             while True:
-                xid = self._heard.get_nowait()
+                xid = self._xids.get_nowait()
                 log.warning("%s: %s was reported", xid.device, xid)
                 yield xid
 

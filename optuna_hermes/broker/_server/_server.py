@@ -193,7 +193,7 @@ class Server:
         loop = asyncio.get_running_loop()
         times = None if self._metrics is None else self._metrics.meter.ledger_writes
         terms = WriterTerms(host=self._host, instance=self._instance)
-        self._ledgers = Ledgers(self._heard, partial(soon, loop), times=times, terms=terms)
+        self._ledgers = Ledgers(self._on_outcome, partial(soon, loop), times=times, terms=terms)
         self._heed_signals(loop)
         self._succession.expect()
         server = await self._sockets.open(self._directory)
@@ -362,7 +362,7 @@ class Server:
             self._metrics.meter.handled(event, time.monotonic() - now)
         if commands:
             told = (each for each in commands if isinstance(each, EventRecord))
-            # Another host may be faster to be granted what is granted here: see ``_heard``.
+            # Another host may be faster to be granted what is granted here: see ``_on_outcome``.
             self._log_events(each for each in told if not is_of_grant(each))
             self._carry_out(commands)
         if not self._handler.idle:
@@ -416,7 +416,7 @@ class Server:
             asked.add(proof)
         return asked
 
-    def _heard(self, news: LedgerOutcome) -> None:
+    def _on_outcome(self, news: LedgerOutcome) -> None:
         if isinstance(news, Committed):
             self._log_events(news.granted)
             self._succession.written(news.paths)

@@ -47,9 +47,9 @@ class RemoteSource:
         devices: tuple[Device, ...] = self._ask(("poll", tuple(own_pids)))
         return devices
 
-    def heard(self) -> tuple[Xid, ...]:
+    def take_xids(self) -> tuple[Xid, ...]:
         """See ``DeviceSource``."""
-        xids: tuple[Xid, ...] = self._ask(("heard", ()))
+        xids: tuple[Xid, ...] = self._ask(("take_xids", ()))
         return xids
 
     def close(self) -> None:
