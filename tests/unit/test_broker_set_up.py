@@ -148,7 +148,7 @@ def test_a_trial_of_another_process_is_not_set_up() -> None:
     commands = broker.say(setter, wire.Created(number=0, trial_id=0))
     assert [type(each).__name__ for each in commands if "Kill" in type(each).__name__] == ["Kill"]
     broker.hang_up(setter)
-    assert broker.handler.state.studies["s"].lost == []
+    assert broker.handler.state.studies["s"].lost_openings == []
     (other,) = set(told(broker, workers)) - {setter}
     assert broker.last(other, "SetUp").lost == ()
     assert broker.handler.state.studies["s"].unstarted == 2

@@ -25,7 +25,7 @@ LEASE = Lease(
     slice_started=0.0,
     deadline=9.0,
     from_tier="resident",
-    before=2,
+    previous_epoch=2,
 )
 CALLS = {
     "register": lambda trial: trial.register(7, 1.0),

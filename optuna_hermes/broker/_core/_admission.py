@@ -127,10 +127,12 @@ def _settle_owners(turn: Turn, study: Study, event: StudyRead) -> None:
             trial.owner = None
         elif number != spoken_of:
             turn.give_back(trial)
-    study.coming = coming(study, event.leases, hosts)
+    study.opening_elsewhere = count_opening_elsewhere(study, event.leases, hosts)
 
 
-def coming(study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]) -> int:
+def count_opening_elsewhere(
+    study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]
+) -> int:
     """Number of leases of live brokers of other hosts from which further trials will come."""
     new = (lease.owner for lease in leases if lease.number is None)
     return sum(1 for owner in new if owner in hosts and owner != study.broker)

@@ -88,7 +88,7 @@ def promised(study: Study, hosts: Iterable[HostRecord], instance: str) -> frozen
     return frozenset(found)
 
 
-def told(key: str, numbers: Iterable[int]) -> list[str]:
+def trial_names(key: str, numbers: Iterable[int]) -> list[str]:
     """The names of trials in a host's presence."""
     return [f"{key}:{number}" for number in numbers]
 

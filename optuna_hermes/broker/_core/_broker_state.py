@@ -39,12 +39,12 @@ class Lease:
         training: its first batch has begun.
         reported: it has reported since.
         uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
-        before: the epoch of its trial's lease before this one.
+        previous_epoch: the epoch of its trial's lease before this one.
         adopted: it was granted by an earlier broker.
         idle: its holder had no trial before.
         opening: see ``Client``; of a holder that was about to create a trial when it was granted.
-        lost: the names of openings of which one process may have created a trial, and died before
-            it said so; this one's holder looks for that trial before it creates another.
+        lost_openings: the names of openings of which one process may have created a trial, and died
+            before it said so; this one's holder looks for that trial before it creates another.
         take: the listed trial that its holder is to take, None for the first one that waits.
         refused: its holder has found a trial that it may not have.
         claimed: the row of its trial, which had no owner before; None if it was this broker's.
@@ -69,12 +69,12 @@ class Lease:
     training: bool = False
     reported: bool = False
     uncommitted: bool = False
-    before: int = 0
+    previous_epoch: int = 0
     adopted: bool = False
     idle: bool = False
     opening: tuple[str, ...] | None = None
     take: int | None = None
-    lost: tuple[str, ...] = ()
+    lost_openings: tuple[str, ...] = ()
     refused: bool = False
     claimed: TrialRecord | None = field(default=None, repr=False)
     energy_joules: float | None = None
@@ -157,7 +157,7 @@ class Client:
         described: parameters of the trials of studies that it is about to open.
         finishes: trials that it is about to close, by study and number.
         watches: it is to be told of the next change of the study that it drives.
-        told: what it was told last of that study, without what changes by itself.
+        last_status: what it was told last of that study, without what changes by itself.
     """
 
     pid: int
@@ -177,7 +177,7 @@ class Client:
     described: dict[str, dict[int, Params]] = field(default_factory=dict)
     finishes: set[tuple[str, int]] = field(default_factory=set)
     watches: bool = False
-    told: StudyChanged | None = None
+    last_status: StudyChanged | None = None
 
 
 @dataclass(kw_only=True)

@@ -540,7 +540,7 @@ class EventHandler:
         if client.opening is not None:
             study.leave_unstarted(1)
         if client.opening:  # it may have created a trial
-            study.lost.append(client.opening)
+            study.lost_openings.append(client.opening)
         if connection in study.idle:
             study.idle.remove(connection)
         if study.driver == connection:

@@ -88,7 +88,7 @@ def _may_begin_here(study: Study, number: int) -> bool:
 
 def _others(state: BrokerState, study: Study, failed: Collection[int]) -> bool:
     """True if a study has trials to train, or may get some, beside those that have failed."""
-    if study.may_open.any or study.coming or state.count_promised(study):
+    if study.may_open.any or study.opening_elsewhere or state.count_promised(study):
         return True
     live = (trial for trial in study.trials.values() if trial.live and not study.is_barred(trial))
     return any(t.number not in failed or t.in_process or study.is_elsewhere(t) for t in live)

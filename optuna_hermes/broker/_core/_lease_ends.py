@@ -125,7 +125,7 @@ class LeaseEnds:
         if trial is None:
             study.leave_unstarted(1)
             if not lease.refused:  # a trial may have been created, or found
-                study.lost.append((str(lease.epoch), *lease.lost))
+                study.lost_openings.append((str(lease.epoch), *lease.lost_openings))
             return
         trial.suspensions += 1
         # Processes that end together, with their fork server, may each be given the same trial
@@ -183,8 +183,8 @@ class LeaseEnds:
         if lease.idle:
             # This worker still waits for a grant, for it never got this one.
             study.idle.append(lease.connection)
-            if lease.lost:
-                study.lost.append(lease.lost)  # still to be found
+            if lease.lost_openings:
+                study.lost_openings.append(lease.lost_openings)  # still to be found
         if trial is None:
             if lease.opening:
                 self._state.clients[lease.connection].opening = lease.opening

@@ -284,7 +284,7 @@ class LiveTrial:
         else:
             self._become("parked", "undo_start", lease.from_tier)
         self.asked, self.waiting_since = None, now
-        self.epoch, self.slices = lease.before, self.slices - 1
+        self.epoch, self.slices = lease.previous_epoch, self.slices - 1
 
     def come_back(self, connection: int, epoch: int, devices: Sequence[str], now: float) -> None:
         """Let it wait in its process, which has come back to a new broker."""

@@ -420,9 +420,9 @@ class Scheduler:
             study.idle.remove(connection)
         if opening:
             study.leave_unstarted(1)  # it was counted twice
-        lost = opening or ()
-        if trial is None and study.lost and not opening:
-            lost = study.lost.pop()
+        lost_openings = opening or ()
+        if trial is None and study.lost_openings and not opening:
+            lost_openings = study.lost_openings.pop()
         lease = Lease(
             epoch=self._state.epoch,
             study=study.spec.key,
@@ -434,10 +434,10 @@ class Scheduler:
             deadline=self._end(study, tier, slice_seconds, turn.now),
             from_tier=tier,
             last_progress=turn.now,
-            before=trial.epoch if trial else 0,
+            previous_epoch=trial.epoch if trial else 0,
             idle=idle,
             opening=opening,
-            lost=lost,
+            lost_openings=lost_openings,
             claimed=claimed,
             energy_joules=counted_joules(slots),
         )
@@ -547,7 +547,7 @@ def _grant_message(
         trial_id=trial.trial_id if trial else None,
         checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
         device_seconds=trial.device_seconds if trial else 0.0,
-        lost=lease.lost,
+        lost=lease.lost_openings,
         take=lease.take,
         batch_size=batch_size,
     )

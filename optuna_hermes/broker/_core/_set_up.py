@@ -191,7 +191,7 @@ def _set_up(turn: Turn, study: Study, connection: int, take: int | None) -> None
     state.openings += 1
     # No other broker has this instance: the names of openings are unique in their study.
     name = f"{state.instance}:{state.openings}"
-    lost = study.lost.pop() if study.lost else ()
+    lost = study.lost_openings.pop() if study.lost_openings else ()
     client.opening, client.take = (name, *lost), take
     client.prepared = None
     study.idle.remove(connection)

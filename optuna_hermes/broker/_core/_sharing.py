@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from optuna_hermes.broker._core._admission import coming, known_trials
-from optuna_hermes.broker._core._borrowing import give_away, promised, soon, told, wanted_elsewhere
+from optuna_hermes.broker._core._admission import count_opening_elsewhere, known_trials
+from optuna_hermes.broker._core._borrowing import (
+    give_away,
+    promised,
+    soon,
+    trial_names,
+    wanted_elsewhere,
+)
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import ClaimConflict, ForgetBroker, Refreshed
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
@@ -59,7 +65,7 @@ class Sharing:
             if study.broker is not None and study.driver is not None and not study.draining:
                 own = soon(slots, key, now + _COMING_SECONDS)
                 study.asked_for = wanted_elsewhere(study, self._policy_runner, own, now)
-                wants += told(key, study.asked_for)
+                wants += trial_names(key, study.asked_for)
         return HostRecord(
             name=self._state.host,
             instance=self._state.instance,
@@ -105,7 +111,7 @@ class Sharing:
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
                 _free_of_owner(trial, turn.now)
-        study.coming = coming(study, event.leases, alive)
+        study.opening_elsewhere = count_opening_elsewhere(study, event.leases, alive)
         fresh = [x for x in others if x.instance in alive and x.age_seconds < _FRESH_SECONDS]
         study.promised = promised(study, fresh, self._state.instance)
         self._look_at_the_idle(study, fresh)
@@ -137,9 +143,9 @@ class Sharing:
         for each in sorted(dead):
             turn.add(ForgetBroker(study=study.spec.key, instance=each))
         for lease in event.leases:
-            lost = (str(lease.epoch),)
-            if lease.owner in dead and lease.number is None and lost not in study.lost:
-                study.lost.append(lost)  # its holder may have created a trial
+            opening = (str(lease.epoch),)
+            if lease.owner in dead and lease.number is None and opening not in study.lost_openings:
+                study.lost_openings.append(opening)  # its holder may have created a trial
         return {host.instance for host in others} - dead
 
     def _take_in(self, turn: Turn, study: Study, record: TrialRecord, new: LiveTrial) -> None:
@@ -177,8 +183,8 @@ class Sharing:
         """Count the trials that may still be created, by all that is known of all hosts."""
         if study.limit is None:
             return
-        promised = self._state.count_promised(study)
-        study.unstarted = max(0, study.limit - len(study.trials) - promised - study.coming)
+        promised = self._state.count_promised(study) + study.opening_elsewhere
+        study.unstarted = max(0, study.limit - len(study.trials) - promised)
 
     # -- races ---------------------------------------------------------------------------------
 
@@ -196,7 +202,7 @@ class Sharing:
                 self._is_anothers(turn, study.trials[number])
         if event.full and study.unstarted is not None:
             study.unstarted = 0  # until it is counted anew
-            study.coming = max(1, study.coming)
+            study.opening_elsewhere = max(1, study.opening_elsewhere)
 
     def _is_anothers(self, turn: Turn, trial: LiveTrial) -> None:
         """Give up a trial that went to another host; a process for it here may not go on."""

@@ -225,7 +225,7 @@ def finished(study: Study, state: BrokerState) -> bool:
     if study.draining:
         alive = (trial for trial in study.trials.values() if trial.connection is not None)
         return not any(trial.stores for trial in alive)
-    if study.coming or state.count_begun(study):  # a trial begins, which has no row yet
+    if study.opening_elsewhere or state.count_begun(study):  # a trial begins, which has no row yet
         return False
     return not study.may_open.any and not any(trial.live for trial in study.trials.values())
 

@@ -58,10 +58,10 @@ class Study:
         n_existing: how many trials there were when the driver counted those that are left, None if
             it has not said so.
         waiting: the numbers of those among them that had not begun.
-        lost: see ``Lease``; of trials that no worker looks for yet.
+        lost_openings: see ``Lease``; of trials that no worker looks for yet.
         broker: this broker, where several hosts share the study, else None.
         limit: how many trials there shall be, over all hosts; None for no bound.
-        coming: leases of other hosts from which further trials will come.
+        opening_elsewhere: leases of other hosts from which further trials will come.
         watched_since: since when the ledger has shown without an outage who lives, else None.
         heartbeats: the last ones of other hosts, by this broker's clock.
         idle_elsewhere: devices of other hosts that have nothing to train of it.
@@ -122,10 +122,10 @@ class Study:
     unclaimed_leases: dict[int, LeaseRecord] = field(default_factory=dict)
     n_existing: int | None = None
     waiting: frozenset[int] = frozenset()
-    lost: list[tuple[str, ...]] = field(default_factory=list)
+    lost_openings: list[tuple[str, ...]] = field(default_factory=list)
     broker: str | None = None
     limit: int | None = None
-    coming: int = 0
+    opening_elsewhere: int = 0
     watched_since: float | None = None
     heartbeats: dict[str, float] = field(default_factory=dict)
     idle_elsewhere: int = 0

@@ -22,7 +22,7 @@ def watch(turn: Turn, connection: int, message: WatchStudy, problem: Problem) ->
     client.watches = True
     if message.now:
         answer = _status(turn.state, turn.state.studies[message.study], turn.now, problem)
-        client.told = _steady(answer)
+        client.last_status = _steady(answer)
         turn.send(connection, structs.replace(answer, asked=True))
 
 
@@ -38,8 +38,8 @@ def tell(turn: Turn, problem: Problem) -> None:
     for connection, client, study in watchers(turn.state):
         status = _status(turn.state, study, turn.now, problem)
         steady = _steady(status)
-        if steady != client.told:
-            client.told, client.watches = steady, False
+        if steady != client.last_status:
+            client.last_status, client.watches = steady, False
             turn.send(connection, status)
 
 
