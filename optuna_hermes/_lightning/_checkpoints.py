@@ -24,7 +24,7 @@ from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes._lightning._unsaved import ADVICE, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._generators import Watched, set_states
+from optuna_hermes.suspend._generators import FoundGenerators, set_states
 from optuna_hermes.suspend._named_objects import all_buffers, set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
@@ -54,7 +54,7 @@ class Checkpoints:
         self._missing: list[str] = []
         self._at_start: dict[str, dict[str, int]] = {}
         self._made: Mapping[Any, torch.Tensor] = {}
-        self._code = Watched()
+        self._code = FoundGenerators()
         self._folder: Path | None = None
 
     @property
@@ -74,7 +74,7 @@ class Checkpoints:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
         # These could not be pickled for ranks of a next fit.
-        self._made, self._code = {}, Watched()
+        self._made, self._code = {}, FoundGenerators()
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""

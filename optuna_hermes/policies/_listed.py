@@ -66,7 +66,7 @@ class PredictedRanks:
             return None
 
 
-class Ranks(Protocol):
+class Ranking(Protocol):
     """The ranks of the trials that have reported."""
 
     @property
@@ -79,7 +79,7 @@ class Ranks(Protocol):
 
 
 def predicted_ranks(
-    memory: Any, listed: Sequence[TrialView], ranks: Ranks, n_begun: int
+    memory: Any, listed: Sequence[TrialView], ranks: Ranking, n_begun: int
 ) -> PredictedRanks | None:
     """The ranks foreseen of listed trials, remembered or anew; None if too little is known."""
     if n_begun < IN_ORDER or ranks.n_reported < LEAST_REPORTED:

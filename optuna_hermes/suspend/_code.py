@@ -12,7 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
+from optuna_hermes.suspend._generators import (
+    FoundGenerators,
+    GeneratorOwner,
+    holders_in,
+    set_states,
+)
 from optuna_hermes.suspend._locals import frames_of_user, variables
 
 
@@ -21,7 +26,7 @@ class Code:
 
     def __init__(self) -> None:
         self._bound: dict[CodeType, frozenset[str]] = {}
-        self._watched: defaultdict[CodeType, Watched] = defaultdict(Watched)
+        self._generators: defaultdict[CodeType, FoundGenerators] = defaultdict(FoundGenerators)
 
     def enter(self, frame: FrameType) -> None:
         """Note the variables of new functions before a loop of ``frame``.
@@ -41,7 +46,7 @@ class Code:
         frames = list(frames_of_user(frame))
         if not frames:
             return []
-        return self._watched[frames[0].f_code].states(lambda: self._holders(frames))
+        return self._generators[frames[0].f_code].states(lambda: self._holders(frames))
 
     def set_states(self, frame: FrameType | None, states: Iterable[Any]) -> None:
         """Restore what ``states`` has returned for a frame of the same function."""

@@ -55,7 +55,7 @@ _MOST_DEPTH = 8
 _MOST_ITEMS = 1000
 """Longer lists and dictionaries hold samples, not parts of a data set."""
 _MOST_VALUES = 10_000
-_MOST_WATCHED = 16
+_MOST_NEAR = 16
 
 
 class GeneratorOwner(NamedTuple):
@@ -89,7 +89,7 @@ def holders_in(*roots: GeneratorOwner) -> list[GeneratorOwner]:
     return found
 
 
-class Watched:
+class FoundGenerators:
     """The generators of some data, which are read more often than they are searched for."""
 
     def __init__(self) -> None:
@@ -101,13 +101,13 @@ class Watched:
         self._times += 1
         # At powers of two only: what is made in training is mostly made with its first samples.
         if self._times & (self._times - 1) == 0:
-            self._found = _watched(search())
+            self._found = _with_generators(search())
         return states_of(self._found)
 
 
-def _watched(holders: Iterable[GeneratorOwner]) -> list[GeneratorOwner]:
+def _with_generators(holders: Iterable[GeneratorOwner]) -> list[GeneratorOwner]:
     """The holders that have generators, and the nearest objects, which may make one yet."""
-    found, left = [], _MOST_WATCHED
+    found, left = [], _MOST_NEAR
     for each in holders:
         near = left > 0 and not issubclass(type(each.owner), list | tuple | dict)
         left -= near

@@ -18,7 +18,7 @@ from optuna_hermes.suspend._tree import mapped
 log = logging.getLogger(__name__)
 
 
-class Host(Tier):
+class HostTier(Tier):
     """The host tier: the tensors wait in host memory, the device is free, the process stays."""
 
     name: TierName = "host"

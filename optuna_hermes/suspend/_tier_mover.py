@@ -12,13 +12,13 @@ from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._disk import write
-from optuna_hermes.suspend._host import Host
+from optuna_hermes.suspend._host import HostTier
 from optuna_hermes.suspend._storages import held_bytes, settled
 
 log = logging.getLogger(__name__)
 
 
-class Resident(Tier):
+class ResidentTier(Tier):
     """The resident tier: the trial keeps its device memory, nothing is copied."""
 
     name: TierName = "resident"
@@ -50,8 +50,8 @@ class TierMover:
         self._folder = folder
         self._url = url
         self._known = known
-        self._resident = Resident()
-        self._host = Host()
+        self._resident = ResidentTier()
+        self._host = HostTier()
         self._footprint = Footprint(device_bytes=0)
         self._refused = False
         self._unwritable = False

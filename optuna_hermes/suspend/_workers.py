@@ -18,7 +18,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
+from optuna_hermes.suspend._generators import (
+    FoundGenerators,
+    GeneratorOwner,
+    holders_in,
+    set_states,
+)
 
 _SLOT_BYTES = 1 << 16
 """Room for the states of the generators of torch, NumPy and Python, and of five of a data set."""
@@ -128,7 +133,7 @@ class Collate:
         self._begun = begun
         self._worker = self._fetched = 0
         self._first = ""
-        self._watched = Watched()
+        self._generators = FoundGenerators()
 
     def begin(self, worker: int) -> None:
         if self._init is not None:
@@ -158,7 +163,7 @@ class Collate:
             "torch": torch.get_rng_state(),
             "numpy": list(numpy_state),
             "python": [version, np.asarray(words, np.uint32), gauss],
-            "own": self._watched.states(self._own),
+            "own": self._generators.states(self._own),
         }
         return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 

@@ -16,7 +16,12 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from optuna_hermes.suspend._generators import GeneratorOwner, Watched, holders_in, set_states
+from optuna_hermes.suspend._generators import (
+    FoundGenerators,
+    GeneratorOwner,
+    holders_in,
+    set_states,
+)
 from optuna_hermes.suspend._loader import PassState, Replay, data_of, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
@@ -88,7 +93,7 @@ class _LazyReplay(Replay):
         self._under: deque[dict[str, Any]] = deque(maxlen=2)
         self._again_under: list[dict[str, Any]] = []
         self._now: dict[str, Any] | None = None
-        self._watched = Watched()
+        self._generators = FoundGenerators()
 
     def _present(self) -> PassState:
         state = super()._present()
@@ -122,7 +127,7 @@ class _LazyReplay(Replay):
 
     def _drawn_from(self) -> dict[str, Any]:
         """The random states that the data set may draw from, as they are now."""
-        return {"rng": rng_state(), "data": self._watched.states(self._of_data)}
+        return {"rng": rng_state(), "data": self._generators.states(self._of_data)}
 
     def _draw_from(self, states: dict[str, Any]) -> None:
         set_rng_state(states["rng"])

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend._host import Host
+from optuna_hermes.suspend._host import HostTier
 from optuna_hermes.suspend._storages import Gauge
-from optuna_hermes.suspend._tier_mover import Resident
+from optuna_hermes.suspend._tier_mover import ResidentTier
 from optuna_hermes.workers._fault import is_out_of_memory
 from support.accelerator import KIND, pinned_bytes, set_limit, waiting
 
@@ -74,7 +74,7 @@ def test_a_trial_waits_on_until_there_is_room() -> None:
     """Its device is full when it comes back: it is as it was, and comes back later."""
     net = network()
     before, identity = net.weight.detach().cpu(), net.weight.untyped_storage()._cdata
-    host = Host()
+    host = HostTier()
     host.suspend(Point(net))
     others = taken()
     with pytest.raises(SuspendError, match="bring it back when there is room"):
@@ -88,7 +88,7 @@ def test_a_trial_waits_on_until_there_is_room() -> None:
 
 def test_two_trials_that_do_not_fit_together_take_turns() -> None:
     """One trial gives back enough for the other, which the allocator's cache would prevent."""
-    first, host = network(), Host()
+    first, host = network(), HostTier()
     kept = first.weight.detach().cpu()
     held = torch.accelerator.memory_reserved(DEVICE)
     footprint = host.suspend(Point(first))
@@ -103,7 +103,7 @@ def test_two_trials_that_do_not_fit_together_take_turns() -> None:
 
 def test_pinned_memory_is_given_back_with_the_trial() -> None:
     """It cannot be swapped: what a trial on disk had of it must be free for others."""
-    before, host, net = pinned_bytes(), Host(), network()
+    before, host, net = pinned_bytes(), HostTier(), network()
     host.suspend(Point(net))
     assert pinned_bytes() == before + 16 * MIB
     host.abandon()
@@ -124,7 +124,7 @@ def test_a_trial_on_the_second_device() -> None:
     net = network().to(f"{KIND}:1")
     before = net.weight.detach().cpu()
     held = torch.accelerator.memory_reserved(1)
-    host = Host()
+    host = HostTier()
     footprint = host.suspend(Point(net))
     assert footprint.device_bytes == torch.accelerator.memory_reserved(1) <= held - 16 * MIB
     taken()
@@ -139,7 +139,7 @@ def test_a_trial_on_two_devices_leaves_both_idle() -> None:
     for net in nets:
         torch.nn.init.ones_(net.weight)
     assert [waiting(index) > 0 for index in range(2)] == [True, True]
-    Resident().suspend(Point(nets))
+    ResidentTier().suspend(Point(nets))
     assert [waiting(index) for index in range(2)] == [0, 0]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.suspend import Tier, read, write
-from optuna_hermes.suspend._host import Host
-from optuna_hermes.suspend._tier_mover import Resident
-from support.disk_tier import Disk
+from optuna_hermes.suspend._host import HostTier
+from optuna_hermes.suspend._tier_mover import ResidentTier
+from support.disk_tier import DiskTier
 from support.tier_contract import STEPS, TierContract, Training, uninterrupted
 
 
@@ -19,7 +19,7 @@ class TestResident(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
         """Nothing moves."""
-        return Resident()
+        return ResidentTier()
 
     def test_nothing_is_copied(self, tier: Tier, training: Training) -> None:
         """The run keeps its memory, and takes no other."""
@@ -35,7 +35,7 @@ class TestHost(TierContract):
     @pytest.fixture
     def tier(self) -> Tier:
         """A tier that has not been used."""
-        return Host()
+        return HostTier()
 
     def test_the_device_is_given_back(self, tier: Tier, training: Training) -> None:
         """No tensor has memory while the run waits, and a small run takes little of the host's."""
@@ -47,7 +47,7 @@ class TestHost(TierContract):
         self, training: Training, tmp_path: Path
     ) -> None:
         """The tree in host memory is the whole state of the run, whose tensors stay empty."""
-        host = Host()
+        host = HostTier()
         host.suspend(training)
         stored = write(tmp_path, host.tree(), trial=training.name, units=training.units)
         assert training.held_bytes() == 0
@@ -68,4 +68,4 @@ class TestDisk(TierContract):
     @pytest.fixture
     def tier(self, tmp_path: Path) -> Tier:
         """A folder of the run's own; the ledger knows nothing."""
-        return Disk(tmp_path / "run", lambda: ())
+        return DiskTier(tmp_path / "run", lambda: ())

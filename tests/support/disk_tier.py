@@ -12,7 +12,7 @@ from optuna_hermes.suspend import Footprint, Tier, TrialState, write
 from optuna_hermes.suspend._disk import _load
 
 
-class Disk(Tier):
+class DiskTier(Tier):
     """The disk tier: the trial waits in a checkpoint, and its process may end."""
 
     name: TierName = "disk"

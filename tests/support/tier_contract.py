@@ -192,7 +192,7 @@ class TierContract:
         ...     needs = "moves"
         ...     @pytest.fixture
         ...     def tier(self) -> Tier:
-        ...         return Host()
+        ...         return HostTier()
 
     Args:
         needs: the permission of a ``TrialState`` that the tier needs, None if it takes every run.

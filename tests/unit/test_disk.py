@@ -24,7 +24,7 @@ from optuna_hermes.errors import CheckpointAwayError, CheckpointError, Unwritabl
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _disk, read, write
 from optuna_hermes.suspend._disk import read_ahead, remove_copies
-from support.disk_tier import Disk
+from support.disk_tier import DiskTier
 
 RUN = "trial 7"
 
@@ -573,7 +573,7 @@ class Run:
 
 def test_the_tier_gives_back_what_it_stored_last(tmp_path: Path) -> None:
     """Nothing stays on the device, and the tree of the last suspension comes back."""
-    disk = Disk(tmp_path, known=tuple)
+    disk = DiskTier(tmp_path, known=tuple)
     for units in (1, 2):
         held = disk.suspend(Run(units))
         assert (held.device_bytes, held.host_bytes) == (0, 0)
@@ -584,7 +584,7 @@ def test_the_tier_gives_back_what_it_stored_last(tmp_path: Path) -> None:
 def test_the_tier_keeps_what_the_ledger_names_now(tmp_path: Path) -> None:
     """Each suspension asks which files must stay."""
     known: list[Checkpoint] = []
-    disk = Disk(tmp_path, lambda: known)
+    disk = DiskTier(tmp_path, lambda: known)
     states = [disk.suspend(Run(units)).stored for units in (1, 2)]
     known += [state for state in states[1:] if state is not None]
     disk.suspend(Run(3))
@@ -593,7 +593,7 @@ def test_the_tier_keeps_what_the_ledger_names_now(tmp_path: Path) -> None:
 
 def test_the_tier_reads_what_it_wrote_or_says_so(tmp_path: Path) -> None:
     """A run that was never stored, or whose file is damaged, does not begin again in silence."""
-    disk = Disk(tmp_path, known=tuple)
+    disk = DiskTier(tmp_path, known=tuple)
     with pytest.raises(CheckpointError, match="must be suspended into"):
         disk.resume()
     held = disk.suspend(Run())

@@ -27,7 +27,7 @@ from optuna_hermes.errors import SuspendError
 from optuna_hermes.suspend import _host as host_module
 from optuna_hermes.suspend import rng_state
 from optuna_hermes.suspend._arena import Arena
-from optuna_hermes.suspend._host import Host
+from optuna_hermes.suspend._host import HostTier
 from optuna_hermes.suspend._storages import (
     Gauge,
     device_of,
@@ -239,7 +239,7 @@ def test_what_leads_out_of_a_trial_is_not_entered() -> None:
     trial.kept = tensor
     module = types.ModuleType("module")
     module.kept = tensor
-    host = Host()
+    host = HostTier()
     host.kept = tensor
     data = TensorDataset(tensor)
     outside = [
@@ -373,7 +373,7 @@ def test_memory_that_is_not_the_trials_own_stays(
     ]
     own = ones()
     assert [movable(tensor.untyped_storage()) for tensor in [*lent, own]] == [False] * 4 + [True]
-    host = Host()
+    host = HostTier()
     for _ in range(2):
         assert host.suspend(Point(lent, own)).device_bytes == 48
         assert (array.sum(), lent[1].sum(), empty(own)) == (3, 3, True)
@@ -389,7 +389,7 @@ def test_history_and_inference_survive() -> None:
     square = weight * weight
     with torch.inference_mode():
         seen = torch.tensor([5.0])
-    host = Host()
+    host = HostTier()
     host.suspend(Point(weight, square, seen))
     assert empty(weight)
     assert empty(square)
@@ -404,7 +404,7 @@ def test_history_and_inference_survive() -> None:
 
 def test_a_tier_that_its_trial_leads_to_is_no_part_of_it() -> None:
     """State that is kept is not kept again with the next suspension."""
-    run = Holder(x=ones(), host=Host())
+    run = Holder(x=ones(), host=HostTier())
     for _ in range(3):
         held = run.host.suspend(Point(run))
         run.host.resume()
@@ -425,7 +425,7 @@ def test_host_memory_is_kept_for_a_trial_that_trains_next() -> None:
 def test_nobody_elses_random_numbers_change() -> None:
     """No generator moves."""
     before = repr(rng_state())
-    host = Host()
+    host = HostTier()
     host.suspend(Point(ones(), stores=True))
     host.tree()
     host.resume()
@@ -435,7 +435,7 @@ def test_nobody_elses_random_numbers_change() -> None:
 def test_a_copy_that_breaks_off_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is emptied before everything is safe, and the next attempt works."""
     tensors = [ones() for _ in range(3)]
-    host = Host()
+    host = HostTier()
 
     def pairs(self: Arena, parts: Any) -> Iterator[Any]:
         yield from list(whole(self, parts))[:2]
@@ -457,7 +457,7 @@ def test_without_host_memory_a_trial_stays() -> None:
     """If the host has no room nothing changes, and nothing is kept of the attempt."""
     tensors = [torch.arange(8 * MIB), torch.arange(8 * MIB, 16 * MIB)]
     before = [tensor.clone() for tensor in tensors]
-    host = Host()
+    host = HostTier()
     with short_of_memory(80 * MIB), pytest.raises(SuspendError, match="allocate memory"):
         host.suspend(Point(tensors))
     assert all(map(torch.equal, tensors, before))
@@ -468,7 +468,7 @@ def test_without_device_memory_a_trial_stays_in_the_host() -> None:
     """If the device has no room the run takes none of it, and comes back when there is some."""
     tensors = [torch.arange(8 * MIB), torch.arange(8 * MIB, 16 * MIB)]
     before = [tensor.clone() for tensor in tensors]
-    host = Host()
+    host = HostTier()
     host.suspend(Point(tensors))
     with (
         short_of_memory(80 * MIB),
@@ -489,7 +489,7 @@ def test_a_tree_is_in_host_memory() -> None:
     named = OrderedDict(base=base)
     named.version = 3
     point = Point(base, turned, base, named, {"a": (Counter("aab"), lent, negative)}, stores=True)
-    host = Host()
+    host = HostTier()
     host.suspend(point)
     assert empty(base)
     first, second, third, mapping, plain = host.tree()["roots"]
@@ -509,7 +509,7 @@ def test_a_tree_is_in_host_memory() -> None:
 
 def test_only_what_could_be_stored_has_a_tree() -> None:
     """Before it comes, after it went, or without a whole state there is none."""
-    host = Host()
+    host = HostTier()
     with pytest.raises(SuspendError, match="no trial does not"):
         host.tree()
     host.suspend(Point(ones()))
@@ -527,7 +527,7 @@ def test_an_abandoned_trial_can_be_touched() -> None:
     net = nn.Linear(2, 2)
     net(torch.ones(1, 2)).sum().backward()
     other = ones()
-    host = Host()
+    host = HostTier()
     host.suspend(Point(net))
     host.abandon()
     assert [p.tolist() for p in net.parameters()] == [[], []]
@@ -545,7 +545,7 @@ def test_a_gpu_is_asked_what_it_still_holds(
     tensor = ones()
     monkeypatch.setattr(host_module, "device_of", lambda roots: torch.device("cuda", 0))
     monkeypatch.setattr(host_module, "storages", lambda *args: [tensor.untyped_storage()])
-    host = Host()
+    host = HostTier()
     held = host.suspend(Point())
     assert held.device_bytes == 2 * MIB
     assert gpu[-3:] == ["workspaces cleared", "cache emptied", "reserved"]

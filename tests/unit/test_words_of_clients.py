@@ -39,7 +39,7 @@ from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._worker_pool import WorkerPool
-from support.disk_tier import Disk
+from support.disk_tier import DiskTier
 from support.statuses import study_status
 from support.tier_contract import Training
 
@@ -381,7 +381,7 @@ def test_a_trial_that_cannot_be_stored(tmp_path: Path) -> None:
     state = Training()
     state.stores = False
     with pytest.raises(SuspendError) as error:
-        Disk(tmp_path, lambda: ()).suspend(state)
+        DiskTier(tmp_path, lambda: ()).suspend(state)
     assert str(error.value) == "Trial 7 cannot be stored from here: suspend it in memory."
 
 
