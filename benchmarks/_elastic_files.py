@@ -11,7 +11,7 @@ from _elastic_applications import Application, Measured, Shape, StepTime, StepTi
 from _elastic_work import ElasticWork
 
 from optuna_hermes.cluster.job_files import CsvRow, csv_rows
-from optuna_hermes.cluster.jobs import Job
+from optuna_hermes.cluster.jobs import ClusterJob
 from optuna_hermes.errors import InvalidInputError
 
 _Number = TypeVar("_Number", int, float)
@@ -46,7 +46,7 @@ def read_elastic_jobs(
     *,
     most_devices: int | None = None,
     shows_epochs_left: bool = True,
-) -> list[Job]:
+) -> list[ClusterJob]:
     """Read a workload of jobs: name, time (s), application, num_replicas, batch_size.
 
     Jobs are elastic up to ``most_devices``; for None they are not.
@@ -54,7 +54,7 @@ def read_elastic_jobs(
     Raises:
         InvalidInputError: the file is missing, or has other columns or values or applications.
     """
-    jobs: list[Job] = []
+    jobs: list[ClusterJob] = []
     for number, row in enumerate(csv_rows(Path(path))):
         name, batch_size = _text(row, "application"), _number(row, "batch_size", int)
         if name not in applications:
@@ -72,7 +72,7 @@ def read_elastic_jobs(
             shows_epochs_left=shows_epochs_left,
         )
         jobs.append(
-            Job(
+            ClusterJob(
                 number=number,
                 submitted=_number(row, "time", float),
                 work=work,

@@ -22,7 +22,7 @@ from typing import Any
 from optuna_hermes.cluster.job_files import csv_rows, read_jobs
 from optuna_hermes.cluster.job_metrics import JobMetrics, measure_jobs
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
-from optuna_hermes.cluster.jobs import Job
+from optuna_hermes.cluster.jobs import ClusterJob
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.replay import parallel_map
 
@@ -51,7 +51,7 @@ Row = dict[str, Any]
 class PhillySet:
     """Philly's jobs, without those whose virtual cluster has no nodes."""
 
-    jobs: tuple[Job, ...]  # the jobs in the order of submission
+    jobs: tuple[ClusterJob, ...]  # the jobs in the order of submission
     nodes: dict[str, int]  # number of nodes of each virtual cluster
 
 

@@ -16,7 +16,7 @@ from optuna_hermes.view.simulation import counting
 
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
-    from optuna_hermes.cluster.jobs import Job
+    from optuna_hermes.cluster.jobs import ClusterJob
     from optuna_hermes.replay import Result
     from optuna_hermes.replay._studies import StudyMetrics, StudyRules
     from optuna_hermes.simulator import CurveSet
@@ -200,13 +200,13 @@ def of_jobs(
     }
 
 
-def _user(job: Job) -> dict[str, Any]:
+def _user(job: ClusterJob) -> dict[str, Any]:
     # Policies predict by it. Groups share all devices here, and users of two may have one name.
     user = job.params.get("user")
     return {"user": f"{job.group or ''}/{user or ''}"} if job.group or user else {}
 
 
-def _job_result(jobs: Sequence[Job], rules: JobRules, each: tuple[str, int]) -> Document:
+def _job_result(jobs: Sequence[ClusterJob], rules: JobRules, each: tuple[str, int]) -> Document:
     from optuna_hermes.cluster.job_metrics import measure_jobs
     from optuna_hermes.cluster.job_replay import simulate_jobs
 

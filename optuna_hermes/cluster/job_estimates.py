@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable
 
 import numpy as np
 
-from optuna_hermes.cluster.jobs import Job, JobRecord
+from optuna_hermes.cluster.jobs import ClusterJob, JobRecord
 from optuna_hermes.cluster.similar import ROLLING, Numbers, fit_trees
 
 HOUR, DAY, WEEK = 3_600.0, 86_400.0, 604_800.0
@@ -42,7 +42,7 @@ class Estimator(ABC):
     """Predictor of jobs' device time; its methods are called in the order of simulated time."""
 
     @abstractmethod
-    def submitted(self, job: Job) -> float | None:
+    def submitted(self, job: ClusterJob) -> float | None:
         """Predict a job's device seconds, if it can; only an oracle may read its ``work``."""
 
     def finished(self, record: JobRecord) -> None:  # noqa: B027
@@ -52,7 +52,7 @@ class Estimator(ABC):
 class Clairvoyant(Estimator):
     """Perfect predictor, as a bound."""
 
-    def submitted(self, job: Job) -> float:
+    def submitted(self, job: ClusterJob) -> float:
         """Its true device seconds on the devices it wants, on one host."""
         return alone_seconds(job) * job.devices
 
@@ -63,7 +63,7 @@ class Noisy(Estimator):
     def __init__(self, seed: int = 0) -> None:
         self._seed = seed
 
-    def submitted(self, job: Job) -> float:
+    def submitted(self, job: ClusterJob) -> float:
         """The time with its error, times the number of devices."""
         # Seeded by the job: its error does not depend on other jobs.
         draw = np.random.default_rng((self._seed, job.number))
@@ -74,7 +74,7 @@ class Noisy(Estimator):
         return max(1.0, alone_seconds(job) * (1.0 + error)) * job.devices
 
 
-def alone_seconds(job: Job) -> float:
+def alone_seconds(job: ClusterJob) -> float:
     """Time of a job that gets the devices it wants, on one host, at once."""
     done = seconds = 0.0
     while done < job.work.total:
@@ -105,7 +105,7 @@ class Learned(Estimator):
         self._use_trees = trees
         self._trees: Callable[[Numbers], Numbers] | None = None
 
-    def submitted(self, job: Job) -> float:
+    def submitted(self, job: ClusterJob) -> float:
         """The estimate from what is known at submission."""
         rolling = self._history.rolling(job)
         row = self._submitted(job)
@@ -120,10 +120,10 @@ class Learned(Estimator):
         """Learn from a finished job."""
         self._finished(record.job, record.finished, record.device_seconds / record.job.devices)
 
-    def read(self, jobs: Iterable[Job], until: float) -> None:
+    def read(self, jobs: Iterable[ClusterJob], until: float) -> None:
         """Learn from earlier jobs that end by ``until``, each taken to begin at its submission."""
         # Ends and submissions in the order of time: a row must not know of ends after it.
-        ends: list[tuple[float, int, Job]] = []
+        ends: list[tuple[float, int, ClusterJob]] = []
         for job in sorted(jobs, key=lambda job: (job.submitted, job.number)):
             self._read_ends(ends, job.submitted)
             self._submitted(job)
@@ -131,17 +131,17 @@ class Learned(Estimator):
         self._read_ends(ends, until)
         self._rows.clear()
 
-    def _read_ends(self, ends: list[tuple[float, int, Job]], until: float) -> None:
+    def _read_ends(self, ends: list[tuple[float, int, ClusterJob]], until: float) -> None:
         while ends and ends[0][0] <= until:
             end, _, job = heapq.heappop(ends)
             self._finished(job, end, end - job.submitted)
 
-    def _submitted(self, job: Job) -> list[float]:
+    def _submitted(self, job: ClusterJob) -> list[float]:
         row = self._rows[job.number] = self._history.row(job)
         self._history.submitted(job)
         return row
 
-    def _finished(self, job: Job, now: float, seconds: float) -> None:
+    def _finished(self, job: ClusterJob, now: float, seconds: float) -> None:
         self._history.finished(job, now, seconds)
         self._known.append((self._rows.pop(job.number), _log(seconds)))
 
@@ -161,7 +161,7 @@ class _History:
         self._of_kind: defaultdict[Hashable, _KindHistory] = defaultdict(_KindHistory)
         self._codes: dict[str, dict[Hashable, float]] = {"group": {}, "user": {}}
 
-    def row(self, job: Job) -> list[float]:
+    def row(self, job: ClusterJob) -> list[float]:
         """Features of a job that is submitted now."""
         now = job.submitted
         row = [
@@ -175,20 +175,20 @@ class _History:
             row += history.row(now)
         return row
 
-    def rolling(self, job: Job) -> float:
+    def rolling(self, job: ClusterJob) -> float:
         """Mean seconds of recent jobs of the most specific kind that has any, else NaN."""
         means = (history.means[0] for history in self._histories(job))
         return next((math.exp(mean) for mean in means if not math.isnan(mean)), math.nan)
 
-    def submitted(self, job: Job) -> None:
+    def submitted(self, job: ClusterJob) -> None:
         for history in self._histories(job):
             history.submitted(job.submitted)
 
-    def finished(self, job: Job, now: float, seconds: float) -> None:
+    def finished(self, job: ClusterJob, now: float, seconds: float) -> None:
         for history in self._histories(job):
             history.finished(now, _log(seconds))
 
-    def _histories(self, job: Job) -> list[_KindHistory]:
+    def _histories(self, job: ClusterJob) -> list[_KindHistory]:
         # Jobs that are submitted again take about as long as before. Traces without names have at
         # most a user, so kinds are by group, number of devices and user, the most specific first.
         user = job.params.get("user")

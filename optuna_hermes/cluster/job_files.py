@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optuna_hermes.cluster.jobs import FixedWork, Job
+from optuna_hermes.cluster.jobs import ClusterJob, FixedWork
 from optuna_hermes.errors import InvalidInputError
 
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -35,7 +35,7 @@ class JobSet:
     """Jobs of one trace."""
 
     name: str
-    jobs: tuple[Job, ...]  # the jobs in the order of submission, numbered in that order
+    jobs: tuple[ClusterJob, ...]  # the jobs in the order of submission, numbered in that order
 
 
 def read_jobs(path: str | Path) -> JobSet:
@@ -61,7 +61,7 @@ def read_jobs(path: str | Path) -> JobSet:
     return JobSet(
         name=path.name.split(".")[0],
         jobs=tuple(
-            Job(
+            ClusterJob(
                 number=number,
                 submitted=row.at - monday,
                 work=FixedWork(row.seconds),

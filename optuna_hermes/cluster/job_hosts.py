@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from optuna_hermes.cluster.jobs import Job, JobProgress, Placement
+from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, Placement
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Device, TrialView
 from optuna_hermes.policies import Policy, Ranked
@@ -17,7 +17,7 @@ from optuna_hermes.policies import Policy, Ranked
 class JobState(JobProgress):
     """The state of a job that is not over."""
 
-    job: Job
+    job: ClusterJob
     view: TrialView  # the job as policies see it
     since: float = 0.0  # time of ``done``
     begins: float = 0.0  # time at which training goes on: later than ``since`` while it restarts

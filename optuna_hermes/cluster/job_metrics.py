@@ -56,9 +56,9 @@ def measure_jobs(trace: JobTrace) -> JobMetrics:
 
     Example:
         >>> from optuna_hermes.cluster.job_simulator import JobSimulator
-        >>> from optuna_hermes.cluster.jobs import FixedWork, Job
+        >>> from optuna_hermes.cluster.jobs import ClusterJob, FixedWork
         >>> from optuna_hermes.policies import make_policy
-        >>> jobs = [Job(number=i, submitted=0.0, work=FixedWork(10.0)) for i in (0, 1)]
+        >>> jobs = [ClusterJob(number=i, submitted=0.0, work=FixedWork(10.0)) for i in (0, 1)]
         >>> trace = JobSimulator(make_policy("fifo"), jobs, groups={None: [1]}).run()
         >>> metrics = measure_jobs(trace)
         >>> metrics.mean_completion_seconds, metrics.mean_queueing_seconds, metrics.utilisation

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Learned, Noisy
 from optuna_hermes.cluster.job_simulator import JobSimulator
-from optuna_hermes.cluster.jobs import Job, JobTrace
+from optuna_hermes.cluster.jobs import ClusterJob, JobTrace
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import TrialView
 from optuna_hermes.policies import (
@@ -67,7 +67,12 @@ def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[in
 
 
 def simulate_jobs(
-    jobs: Sequence[Job], name: str, rules: JobRules, *, seed: int = 0, past: Sequence[Job] = ()
+    jobs: Sequence[ClusterJob],
+    name: str,
+    rules: JobRules,
+    *,
+    seed: int = 0,
+    past: Sequence[ClusterJob] = (),
 ) -> JobTrace:
     """Replay jobs under one of ``JOB_POLICIES`` or ``POLICIES``, or a policy of one's own.
 

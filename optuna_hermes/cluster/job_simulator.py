@@ -10,7 +10,7 @@ from typing import Any
 
 from optuna_hermes.cluster.job_estimates import Estimator
 from optuna_hermes.cluster.job_hosts import Hosts, JobQueue, JobState
-from optuna_hermes.cluster.jobs import Job, JobProgress, JobRecord, JobTrace
+from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, JobRecord, JobTrace
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Snapshot, TrialView
 from optuna_hermes.policies import Policy
@@ -40,9 +40,10 @@ class JobSimulator:
         InvalidInputError: an impossible length, an unknown group, or two jobs with one number.
 
     Example:
-        >>> from optuna_hermes.cluster.jobs import FixedWork, Job
+        >>> from optuna_hermes.cluster.jobs import ClusterJob, FixedWork
         >>> from optuna_hermes.policies import make_policy
-        >>> jobs = [Job(number=i, submitted=0.0, work=FixedWork(10.0), devices=2) for i in (0, 1)]
+        >>> work = FixedWork(10.0)
+        >>> jobs = [ClusterJob(number=i, submitted=0.0, work=work, devices=2) for i in (0, 1)]
         >>> trace = JobSimulator(make_policy("fifo"), jobs, groups={None: [2]}).run()
         >>> [(record.job.number, record.finished) for record in trace.records]
         [(0, 10.0), (1, 20.0)]
@@ -51,7 +52,7 @@ class JobSimulator:
     def __init__(
         self,
         policy: Policy,
-        jobs: Sequence[Job],
+        jobs: Sequence[ClusterJob],
         *,
         groups: Mapping[str | None, Sequence[int]],
         slice_seconds: float | None = None,
@@ -113,7 +114,7 @@ class JobSimulator:
             unfinished=(*waiting, *self._to_come.values()),
         )
 
-    def _submit(self, job: Job) -> _Group:
+    def _submit(self, job: ClusterJob) -> _Group:
         del self._to_come[job.number]
         group = self._groups[job.group]
         group.submit(job)
@@ -144,7 +145,7 @@ class _Group:
     def __post_init__(self) -> None:
         self._queue = JobQueue(self.policy)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ClusterJob) -> None:
         view = TrialView(
             number=job.number,
             state="pending",
@@ -311,7 +312,7 @@ class _Group:
 
 
 def _check(
-    jobs: Sequence[Job],
+    jobs: Sequence[ClusterJob],
     groups: Mapping[str | None, Sequence[int]],
     slice_seconds: float | None,
     restart_seconds: float,

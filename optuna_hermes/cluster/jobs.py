@@ -63,8 +63,8 @@ class FixedWork(Work):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A job of a trace.
+class ClusterJob:
+    """A job of a cluster, as in its trace.
 
     Args:
         number: unique in its trace.
@@ -95,7 +95,7 @@ class Job:
 class JobRecord(NamedTuple):
     """The record of a finished job."""
 
-    job: Job
+    job: ClusterJob
     started: float  # time at which it got its first devices
     finished: float  # time of its end
     run_seconds: float  # time with devices, restarts included
@@ -121,5 +121,5 @@ class JobTrace:
     n_devices: int  # number of devices of all groups
     decisions: int  # number of calls of the policy
     # Jobs that want more devices than their group has, which never ran.
-    refused: tuple[Job, ...] = ()
-    unfinished: tuple[Job, ...] = ()  # jobs that had not ended when the simulation stopped
+    refused: tuple[ClusterJob, ...] = ()
+    unfinished: tuple[ClusterJob, ...] = ()  # jobs that had not ended when the simulation stopped

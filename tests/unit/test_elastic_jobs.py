@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.cluster.job_simulator import JobSimulator
-from optuna_hermes.cluster.jobs import Job, JobProgress
+from optuna_hermes.cluster.jobs import ClusterJob, JobProgress
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Snapshot, Speed, TrialView
 from optuna_hermes.policies import Policy
@@ -184,7 +184,7 @@ class Scripted(Policy):
 def finish(policy: Scripted) -> tuple[float, int]:
     """Return the end of a job that wants two devices, and its restarts, of 7 seconds each."""
     work = ElasticWork(application=application(), batch_size=40, most_devices=4)
-    job = Job(number=0, submitted=0.0, work=work, devices=2)
+    job = ClusterJob(number=0, submitted=0.0, work=work, devices=2)
     trace = JobSimulator(
         policy, [job], groups={None: [4]}, slice_seconds=SLICE, restart_seconds=7.0
     ).run()

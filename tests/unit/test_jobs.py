@@ -14,8 +14,8 @@ from optuna_hermes.cluster.job_estimates import Clairvoyant
 from optuna_hermes.cluster.job_metrics import BUSY_WATTS, IDLE_WATTS, measure_jobs
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import (
+    ClusterJob,
     FixedWork,
-    Job,
     JobTrace,
     Placement,
     Work,
@@ -25,8 +25,12 @@ from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView
 from optuna_hermes.policies import Fifo, Policy, Ranked, RoundRobin
 
 
-def job(number: int, at: float, seconds: float, devices: int = 1, group: str | None = None) -> Job:
-    return Job(number=number, submitted=at, work=FixedWork(seconds), devices=devices, group=group)
+def job(
+    number: int, at: float, seconds: float, devices: int = 1, group: str | None = None
+) -> ClusterJob:
+    return ClusterJob(
+        number=number, submitted=at, work=FixedWork(seconds), devices=devices, group=group
+    )
 
 
 def ends(trace: JobTrace) -> dict[int, tuple[float, float]]:
@@ -157,7 +161,7 @@ class Halving(Work):
 
 def test_work_goes_on_at_its_own_speed() -> None:
     """Each part of a job takes its own time, and a slice in between changes nothing."""
-    jobs = [Job(number=0, submitted=0.0, work=Halving(), devices=2)]
+    jobs = [ClusterJob(number=0, submitted=0.0, work=Halving(), devices=2)]
     assert ends(JobSimulator(Fifo(), jobs, groups={None: [2]}).run()) == {0: (0, 8)}
     both = [*jobs, job(1, 0, 1, devices=2)]
     trace = JobSimulator(Fifo(), both, groups={None: [2]}, slice_seconds=0.75).run()
@@ -207,7 +211,7 @@ def test_a_policy_is_held_to_its_contract() -> None:
         ([], {"groups": {None: [2, 0]}}, "must have a host"),
     ],
 )
-def test_what_cannot_be_is_refused(jobs: list[Job], options: dict, message: str) -> None:
+def test_what_cannot_be_is_refused(jobs: list[ClusterJob], options: dict, message: str) -> None:
     """One line says what is wrong with jobs, groups and lengths."""
     with pytest.raises(InvalidInputError, match=message):
         JobSimulator(Fifo(), jobs, **{"groups": {None: [1]}, **options})
@@ -234,7 +238,7 @@ lists = st.lists(
     jobs=lists, backfill=st.booleans(), slices=st.sampled_from([None, 4.0]), shortest=st.booleans()
 )
 def test_of_a_ranked_queue_a_part_is_enough(
-    jobs: Sequence[Job], backfill: bool, slices: float | None, shortest: bool
+    jobs: Sequence[ClusterJob], backfill: bool, slices: float | None, shortest: bool
 ) -> None:
     """A ranked policy decides on the first of each size as it does on all that wait."""
     policy = Shortest(backfill=backfill) if shortest else Fifo(backfill=backfill)
@@ -247,7 +251,7 @@ def test_of_a_ranked_queue_a_part_is_enough(
 @settings(max_examples=100, deadline=None)
 @given(jobs=lists, slices=st.sampled_from([None, 3.0]))
 def test_no_device_is_used_twice_and_every_job_is_done(
-    jobs: Sequence[Job], slices: float | None
+    jobs: Sequence[ClusterJob], slices: float | None
 ) -> None:
     """Every job gets exactly its work, and at no time are there more than the devices."""
     trace = JobSimulator(Fifo(), jobs, groups={None: [3, 2]}, slice_seconds=slices).run()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from optuna_hermes.cluster.candidates import candidates, worth_of_samples
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_simulator import JobSimulator
-from optuna_hermes.cluster.jobs import Job
+from optuna_hermes.cluster.jobs import ClusterJob
 from optuna_hermes.cluster.ones_search import Evolution, Schedules, SearchSpace
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
@@ -374,7 +374,7 @@ def test_jobs_that_may_be_stretched_are_done_sooner() -> None:
     means = []
     for policy, most in ((Ones(), 4), (LeastAttainedService(), None)):
         work = ElasticWork(application=tiny(), batch_size=32, most_devices=most)
-        jobs = [Job(number=i, submitted=30.0 * i, work=work, devices=2) for i in range(6)]
+        jobs = [ClusterJob(number=i, submitted=30.0 * i, work=work, devices=2) for i in range(6)]
         trace = JobSimulator(
             policy, jobs, groups={None: [4]}, slice_seconds=20.0, restart_seconds=1.0
         ).run()

@@ -14,7 +14,7 @@ from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Learned,
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import ShortestRemaining
 from optuna_hermes.cluster.job_simulator import JobSimulator
-from optuna_hermes.cluster.jobs import FixedWork, Job, JobRecord
+from optuna_hermes.cluster.jobs import ClusterJob, FixedWork, JobRecord
 from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Qssf
@@ -133,8 +133,10 @@ def test_a_short_trial_goes_before_one_that_has_begun() -> None:
     assert chosen(Qssf(), snapshot) == [1]
 
 
-def job(number: int, at: float, seconds: float, devices: int = 1) -> Job:
-    return Job(number=number, submitted=at, work=FixedWork(seconds), devices=devices, group="g")
+def job(number: int, at: float, seconds: float, devices: int = 1) -> ClusterJob:
+    return ClusterJob(
+        number=number, submitted=at, work=FixedWork(seconds), devices=devices, group="g"
+    )
 
 
 def test_times_devices() -> None:
@@ -188,7 +190,7 @@ class Told(Estimator):
         self.inner = inner
         self.said: dict[int, float | None] = {}
 
-    def submitted(self, job: Job) -> float | None:
+    def submitted(self, job: ClusterJob) -> float | None:
         self.said[job.number] = self.inner.submitted(job)
         return self.said[job.number]
 
@@ -196,7 +198,7 @@ class Told(Estimator):
         self.inner.finished(record)
 
 
-def estimates(jobs: Sequence[Job]) -> dict[int, float | None]:
+def estimates(jobs: Sequence[ClusterJob]) -> dict[int, float | None]:
     told = Told(Learned())
     JobSimulator(Fifo(), jobs, groups={"g": [1000]}, estimator=told).run()
     return told.said
@@ -206,7 +208,7 @@ def estimates(jobs: Sequence[Job]) -> dict[int, float | None]:
 def test_the_future_changes_no_estimate(now: float) -> None:
     """Jobs that are not over, or have not come, may change: estimates up to now are the same."""
 
-    def changed(each: Job) -> Job:
+    def changed(each: ClusterJob) -> ClusterJob:
         over = each.submitted + each.work.total
         return each if over <= now else job(each.number, each.submitted, 7 * each.work.total)
 
@@ -215,7 +217,9 @@ def test_the_future_changes_no_estimate(now: float) -> None:
     after = [job(1000 + n, now + 1 + n, 5.0) for n in range(50)]
     # A job's own devices are known when it comes.
     other = [
-        Job(number=a.number, submitted=a.submitted, work=b.work, devices=a.devices, group="g")
+        ClusterJob(
+            number=a.number, submitted=a.submitted, work=b.work, devices=a.devices, group="g"
+        )
         for a, b in zip(past, other, strict=True)
     ]
     assert [each.work for each in past] != [each.work for each in other]
