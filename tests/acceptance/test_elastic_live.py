@@ -88,7 +88,7 @@ def test_ones_changes_batch_sizes(cli: Cli, storage_url: str) -> None:
     assert done.returncode == 0, done.stderr
     study = optuna.load_study(study_name="s", storage=storage_url)
     assert [trial.state for trial in study.trials] == [TrialState.COMPLETE] * N_TRIALS
-    assert all(len(trial.intermediate_values) == 12 for trial in study.trials)
+    assert all(len(trial.intermediate_values) == 8 for trial in study.trials)
     told = changes(storage_url)
     assert any(told.values())
     for each in told.values():

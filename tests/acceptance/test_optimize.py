@@ -25,7 +25,7 @@ from optuna_hermes.ledger import LeaseRecord, Ledger, open_ledger
 
 TINY = Path(__file__).parent / "tiny.py"
 LIGHT = TINY.with_name("light.py")
-EPOCHS = 12
+EPOCHS = 8
 N_TRIALS = 6
 
 DYING = """

@@ -103,7 +103,7 @@ def folder(tmp_path: Path) -> Path:
     path = tmp_path / "policies"
     path.mkdir()
     (path / "mine.py").write_text(MINE)
-    (path / "beside.py").write_text("EPOCHS = 12\n")
+    (path / "beside.py").write_text("EPOCHS = 8\n")
     return path
 
 

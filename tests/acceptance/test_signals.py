@@ -21,7 +21,7 @@ Cli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., Any]
 
 N_TRIALS = 4
-EPOCHS = 20
+EPOCHS = 12
 
 LOADING = f"""
 import sys

@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, TensorDataset
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.testing import FakeSession
 
-EPOCHS = 12
+EPOCHS = 8
 
 
 class Net(L.LightningModule):
