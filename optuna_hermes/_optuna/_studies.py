@@ -33,6 +33,7 @@ from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import remove_ledger
+from optuna_hermes.model import MOST_SECONDS
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
 """The user attribute with the place of its ledger, of a study that has no database."""
@@ -283,7 +284,7 @@ def study_spec(
         ledger_url=with_password(ledger_url(study)),
         policy=anywhere(policy),
         folders=folders() if ":" in policy else (),
-        slice_seconds=slice_seconds,
+        slice_seconds=min(slice_seconds, MOST_SECONDS),
         seed=seed,
         maximize=sign(study) < 0,
         hang_seconds=hang_seconds,

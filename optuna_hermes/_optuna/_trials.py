@@ -171,18 +171,21 @@ def reported_steps(trial: Any) -> frozenset[int]:
 
 def params_of(trial: optuna.trial.BaseTrial) -> Params:
     """A trial's hyper-parameters as plain JSON; a choice that JSON lacks becomes its text."""
-    return {name: _plain(value) for name, value in trial.params.items()}
+    return _plain_params(trial.params)
 
 
 def listed_params(trial: FrozenTrial) -> Params:
     """The parameters that a trial in the queue was given when it was enqueued."""
-    given = trial.system_attrs.get("fixed_params", {})
-    return {name: _plain(value) for name, value in given.items()}
+    return _plain_params(trial.system_attrs.get("fixed_params", {}))
 
 
 def params_of_id(study: optuna.Study, trial_id: int) -> Params:
     """As ``params_of``, for a trial's id."""
     return params_of(study._storage.get_trial(trial_id))
+
+
+def _plain_params(given: Mapping[str, Any]) -> Params:
+    return {_utf8(name): _plain(value) for name, value in given.items()}
 
 
 def _plain(value: Any) -> float | int | bool | str | None:
@@ -191,7 +194,12 @@ def _plain(value: Any) -> float | int | bool | str | None:
     if isinstance(value, int):
         # Larger integers fit neither msgpack nor a database.
         return int(value) if abs(value) < 2**63 else float(value)
-    return float(value) if isinstance(value, float) else str(value)
+    return float(value) if isinstance(value, float) else _utf8(str(value))
+
+
+def _utf8(text: str) -> str:
+    """The text; what UTF-8 lacks, as of a file name in another encoding, becomes an escape."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def trial_states(study: optuna.Study) -> dict[int, TrialState]:

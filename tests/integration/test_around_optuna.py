@@ -132,6 +132,31 @@ def test_a_budget_is_sent_within_what_a_message_holds(
     assert (found.seconds_left, found.device_seconds) == (sent, sent)
 
 
+def test_a_slice_is_sent_within_what_a_message_holds() -> None:
+    """One that is longer than a message can say, to mean no slicing, is as good as 30 years."""
+    study = make_study(samplers()["random"])
+    for given, sent in ((1.0, 1.0), (1e10, MOST_SECONDS)):
+        spec = _optuna.study_spec(study, policy="hermes", slice_seconds=given)
+        assert spec.slice_seconds == sent
+
+
+def open_file(trial: optuna.Trial) -> float:
+    """An objective with a choice of a file whose name is no UTF-8."""
+    trial.suggest_categorical("file", ["caf\udce9.csv"])
+    return objective(trial)
+
+
+@pytest.mark.slow
+def test_a_choice_that_is_no_utf8_is_trained_with(storage_url: str) -> None:
+    """Enqueued or proposed, by ``optimize`` or plain Optuna: Optuna's databases know it."""
+    study = make_study(samplers()["random"], storage_url)
+    study.enqueue_trial({"file": "caf\udce9.csv"})
+    optimize(study, open_file, n_trials=2, devices="cpu:2", show_progress=False)
+    study.optimize(open_file, n_trials=1)
+    assert {trial.params["file"] for trial in study.trials} == {"caf\udce9.csv"}
+    assert states(study) == ["COMPLETE"] * 3
+
+
 @pytest.mark.slow
 def test_a_grid_is_trained_once(storage_url: str) -> None:
     """No point twice, however many trials may be alive; nothing is left, and nothing unfinished."""

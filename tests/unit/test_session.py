@@ -644,6 +644,26 @@ def test_a_trial_goes_on_from_what_its_process_could_tell_nobody(
     assert session.checkpoints == (stored(3), stored(2), stored(1))
 
 
+def test_the_age_of_a_report_is_bounded_by_what_a_message_holds(
+    brokers: Brokers,
+    connect: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Callable[..., Any],
+) -> None:
+    """The clock began in 1970 and was set later: the reports reach this broker and the next one."""
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "time", lambda: 100.0)
+        left_behind(tmp_path, 1, 2)
+    session = connect()
+    went_on(brokers, session, tmp_path, units=1)
+    (told,) = brokers.last.of(wire.Report)
+    assert [each.unit for each in _journal.find(tmp_path).reports] == [2]
+    resumed = lose(brokers, wait_for).sent[0]
+    for message in (told, resumed):
+        assert wire.decode_from_client(wire.frame(message)[wire.HEADER_BYTES :]) == message
+
+
 def test_what_is_stored_is_left_behind_until_the_ledger_has_it(
     brokers: Brokers, connect: Any, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.model import Checkpoint
+from optuna_hermes.model import MOST_SECONDS, Checkpoint
 
 MOST_REPORTS = 4096
 """Most reports that are kept: a broker that dies loses those of its last quarter of a second, or
@@ -72,7 +72,7 @@ class LeaseState:
             device_seconds=device_seconds,
             reports=tuple(
                 # Without parameters: the message has those of the trial once.
-                msgspec.structs.replace(report, params={}, age_seconds=now - at)
+                msgspec.structs.replace(report, params={}, age_seconds=min(now - at, MOST_SECONDS))
                 for at, report in self.reports
             ),
             checkpoints=tuple(self.checkpoints.values()),

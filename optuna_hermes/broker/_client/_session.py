@@ -25,7 +25,14 @@ from optuna_hermes.broker._client._reconnecting import (
 )
 from optuna_hermes.broker._client._sessions import sessions
 from optuna_hermes.errors import BrokerError, Suspended, SuspendError
-from optuna_hermes.model import MOST_SIZES, BatchSizes, Checkpoint, TierName, TrialStatus
+from optuna_hermes.model import (
+    MOST_SECONDS,
+    MOST_SIZES,
+    BatchSizes,
+    Checkpoint,
+    TierName,
+    TrialStatus,
+)
 from optuna_hermes.suspend._base import Footprint, TrialState
 from optuna_hermes.suspend._disk import read_ahead
 
@@ -225,6 +232,8 @@ class TrialSession:
         self.saved(newest[0])
 
     def _say_again(self, report: wire.Report, age: float) -> None:
+        # A clock that began in 1970 and was set later makes it older than a message can say.
+        age = min(age, MOST_SECONDS)
         with self._connection.lock:
             epoch, at = self._lease.epoch, time.monotonic() - age
             message = msgspec.structs.replace(report, epoch=epoch, age_seconds=age)
