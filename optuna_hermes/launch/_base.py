@@ -11,6 +11,7 @@ from optuna_hermes.errors import LaunchError
 from optuna_hermes.launch._job import Job
 
 HostState = Literal["waiting", "running", "stopping", "done", "suspended", "failed", "gone"]
+_AT_WORK = frozenset({"waiting", "running", "stopping"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,10 @@ class Launcher(ABC):
     @abstractmethod
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         """The hosts of a launch; none if the engine has forgotten it."""
+
+    def is_at_work(self, launch: Launch) -> bool:
+        """True until all hosts of a launch have ended, or the engine has forgotten it."""
+        return any(host.state in _AT_WORK for host in self.hosts(launch))
 
     @abstractmethod
     def stop(self, launch: Launch) -> None:

@@ -10,7 +10,8 @@ import msgspec
 import platformdirs
 
 from optuna_hermes.errors import InvalidInputError, LaunchError
-from optuna_hermes.launch._base import Launch
+from optuna_hermes.launch._base import Launch, at_work
+from optuna_hermes.launch._names import launcher
 
 _ROOM = 16_384
 """Bytes of a record, at most."""
@@ -25,6 +26,7 @@ def record(name: str) -> Iterator[Callable[[Launch], None]]:
 
     Raises:
         InvalidInputError: no file can be written where launches are kept.
+        LaunchError: the earlier one is at work, or its engine cannot be asked.
     """
     path = _path(name)
     new = path.with_suffix(".new")
@@ -50,9 +52,25 @@ def record(name: str) -> Iterator[Callable[[Launch], None]]:
             ) from error
 
     try:
+        if path.exists():
+            _refuse_second(kept(name))
         yield keep
     finally:
         new.unlink(missing_ok=True)
+
+
+def _refuse_second(earlier: Launch) -> None:
+    """Refuse a launch whose record would replace that of a job at work, wherever that is."""
+    place = f"{earlier.launcher} {earlier.place}".rstrip()
+    try:
+        is_at_work = launcher(earlier.launcher).is_at_work(earlier)
+    except LaunchError as error:
+        raise LaunchError(
+            f"An earlier job {earlier.name!r} ({place}) may be at work: start another one by "
+            f"--name, or remove {_path(earlier.name)} if it has ended. {error}"
+        ) from error
+    if is_at_work:
+        raise at_work(earlier.name)
 
 
 def kept(name: str) -> Launch:
@@ -67,9 +85,10 @@ def kept(name: str) -> Launch:
         names = sorted(path.stem for path in _folder().glob("*.json"))
         known = f"there are {', '.join(names)}" if names else "this user has started none here"
         raise InvalidInputError(f"No launch {name!r} is on record: {known}.") from None
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
+        reason = getattr(error, "strerror", error)
         raise InvalidInputError(
-            f"{_path(name)} cannot be read ({error}): remove it; the job itself is the engine's."
+            f"{_path(name)} cannot be read ({reason}): remove it; the job itself is the engine's."
         ) from None
 
 

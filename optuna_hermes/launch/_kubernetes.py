@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
 from optuna_hermes._surroundings import GRACE_VARIABLE
-from optuna_hermes.errors import ExitStatus, InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher, at_work
 from optuna_hermes.launch._job import Job
 from optuna_hermes.launch._programs import ask
@@ -67,7 +68,7 @@ class Kubernetes(Launcher):
         container: dict[str, Any] = {
             "name": _CONTAINER,
             "image": self._image,
-            "command": ["optuna-hermes", "optimize", *job.arguments, *job.devices, *more],
+            "command": ["optuna-hermes", "optimize", *job.devices, *more, *job.arguments],
             "env": [
                 *(_secret(each, f"{job.name}-storage") for each in job.environment),
                 {"name": GRACE_VARIABLE, "value": str(job.grace_seconds)},
@@ -133,26 +134,29 @@ class Kubernetes(Launcher):
             "stringData": job.environment,
         }
         kubectl = _kubectl(self._namespace)
-        self._delete_ended(job.name)
+        launch = Launch(launcher=self.name, name=job.name, id=job.name, place=self._namespace)
+        if self.is_at_work(launch):  # it may be on record on another machine only
+            raise at_work(job.name)
+        # One that has ended was kept to be asked about.
+        ask([*kubectl, "delete", "job", job.name, "--ignore-not-found"])
         ask([*kubectl, "apply", "-f", "-"], json.dumps(secret))
-        ask([*kubectl, "create", "-f", "-"], manifest)
-        return Launch(launcher=self.name, name=job.name, id=job.name, place=self._namespace)
+        try:
+            ask([*kubectl, "create", "-f", "-"], manifest)
+        except LaunchError:
+            with contextlib.suppress(LaunchError):  # nothing on record would lead to it
+                ask([*kubectl, "delete", "secret", f"{job.name}-storage", "--ignore-not-found"])
+            raise
+        return launch
 
-    def _delete_ended(self, name: str) -> None:
-        """Delete a job of this name that has ended, which was kept to be asked about.
-
-        Raises:
-            LaunchError: there is one that has not ended.
-        """
-        kubectl = _kubectl(self._namespace)
-        said = ask([*kubectl, "get", "job", name, "--ignore-not-found", "-o", "json"])
+    def is_at_work(self, launch: Launch) -> bool:
+        # Of the pods none may be left for minutes, until the job replaces one that has ended.
+        words = ["get", "job", launch.id, "--ignore-not-found", "-o", "json"]
+        said = ask([*_kubectl(launch.place), *words])
         if not said.strip():
-            return
+            return False
         conditions = json.loads(said).get("status", {}).get("conditions", ())
         ended = {each["type"] for each in conditions if each["status"] == "True"}
-        if not ended & {"Complete", "Failed"}:
-            raise at_work(name)
-        ask([*kubectl, "delete", "job", name, "--ignore-not-found"])
+        return not ended & {"Complete", "Failed"}
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         said = ask(
@@ -172,7 +176,11 @@ class Kubernetes(Launcher):
     def logs(self, launch: Launch) -> Iterator[str]:
         for host in self.hosts(launch):
             if host.state != "waiting":
-                for line in ask([*_kubectl(launch.place), "logs", host.name]).splitlines():
+                try:
+                    said = ask([*_kubectl(launch.place), "logs", host.name])
+                except LaunchError as error:  # one that was evicted has none
+                    said = str(error)
+                for line in said.splitlines():
                     yield f"{host.name}: {line}"
 
 

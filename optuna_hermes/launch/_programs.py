@@ -23,23 +23,24 @@ def ask(
     try:
         done = subprocess.run(
             command,
-            input=text,
+            input=None if text is None else text.encode(errors="surrogateescape"),
             capture_output=True,
-            text=True,
             timeout=_ANSWER_SECONDS,
             env={**os.environ, **(environment or {})},
             check=False,
         )
-    except FileNotFoundError:
+    except OSError as error:
         raise LaunchError(
-            f"There is no program {command[0]!r} here: run this where the engine's programs are "
-            "installed, or print what it would start by --dry-run."
+            f"The program {command[0]!r} cannot be run here ({error.strerror}): run this where the "
+            "engine's programs are installed, or print what it would start by --dry-run."
         ) from None
     except subprocess.TimeoutExpired:
         raise LaunchError(
             f"`{command[0]}` has not answered for {_ANSWER_SECONDS:.0f} s: is the engine up?"
         ) from None
+    # A log may be cut inside of a character.
+    output, errors = (each.decode(errors="replace") for each in (done.stdout, done.stderr))
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        said = " ".join((errors or output).split()) or f"exit status {done.returncode}"
         raise LaunchError(f"`{' '.join(command[:3])}` failed: {said}")
-    return done.stdout
+    return output

@@ -55,7 +55,7 @@ class Ray(Launcher):
             name=job.name,
             address=self._address,
             namespace=NAMESPACE,
-            arguments=(*job.arguments, *job.devices),
+            arguments=(*job.devices, *job.arguments),
             folder=os.getcwd(),
             hosts=job.hosts,
             resources=resources,

@@ -8,10 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
-from optuna_hermes.launch._base import Host, HostState, Launch, Launcher, at_work
+from optuna_hermes.errors import ExitStatus, LaunchError
+from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
 from optuna_hermes.launch._job import Job
-from optuna_hermes.launch._kept import kept
 from optuna_hermes.launch._programs import ask
 
 _STATES: dict[str, HostState] = {
@@ -33,7 +32,6 @@ _STATES: dict[str, HostState] = {
 }
 """Every other state is a failure: FAILED, which also a driver that has suspended its trials is to
 SLURM, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE."""
-_AT_WORK = frozenset({"waiting", "running", "stopping"})
 _FIELD = re.compile(r"(\w+)=(\S*)")
 
 
@@ -44,8 +42,8 @@ class Slurm(Launcher):
 
     def render(self, job: Job) -> str:
         optimize = [
-            *(sys.executable, "-m", "optuna_hermes", "optimize", *job.arguments, *job.devices),
-            *("--grace", str(job.grace_seconds), "--requeue"),
+            *(sys.executable, "-m", "optuna_hermes", "optimize", *job.devices),
+            *("--grace", str(job.grace_seconds), "--requeue", *job.arguments),
         ]
         options = [
             f"--job-name={job.name}",
@@ -74,24 +72,9 @@ class Slurm(Launcher):
         )
 
     def start(self, job: Job) -> Launch:
-        self._refuse_second(job.name)
         said = ask(["sbatch", "--parsable"], self.render(job), job.environment)
         number = said.strip().partition(";")[0]  # a federation's cluster may follow
         return Launch(launcher=self.name, name=job.name, id=number, folder=str(Path.cwd()))
-
-    def _refuse_second(self, name: str) -> None:
-        """Refuse a job whose record would replace that of one of this name which is at work.
-
-        Raises:
-            LaunchError: there is one.
-        """
-        try:
-            earlier = kept(name)
-        except InvalidInputError:  # there is none
-            return
-        ours = earlier.launcher == self.name
-        if ours and any(host.state in _AT_WORK for host in self.hosts(earlier)):
-            raise at_work(name)
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         # All of the user's, for a job that the controller has forgotten is an error by its number.

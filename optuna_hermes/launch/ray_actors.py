@@ -151,12 +151,16 @@ class RayHost:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
+            if self._stopped:  # while it was being created
+                await self.stop()
             assert self._process.stdout is not None
             await self._read(self._process.stdout)
             await self._process.wait()
             await self._end_broker()
-        status = ExitStatus.SUSPENDED if self._process is None else self._process.returncode
-        return int(status or 0), list(self._lines)
+        status = None if self._process is None else self._process.returncode
+        if status is None or (self._stopped and status == -signal.SIGTERM):  # it had not begun
+            status = ExitStatus.SUSPENDED
+        return int(status), list(self._lines)
 
     async def _read(self, output: asyncio.StreamReader) -> None:
         """Keep the last lines of its output, each as a terminal would show it in the end."""

@@ -77,6 +77,25 @@ def test_a_progress_bar_is_read_and_the_hosts_broker_ends_with_it(
     assert not (runtime_dir / "broker.sock").exists()
 
 
+def test_a_host_may_be_stopped_while_its_process_is_created(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would train to its end."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(runtime_dir))
+    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20)
+    host._command = ["sleep", "60"]
+
+    async def run_and_stop() -> tuple[int, list[str]]:
+        running = asyncio.ensure_future(host.run())
+        await asyncio.sleep(0)
+        assert host._process is None
+        await host.stop()
+        return await asyncio.wait_for(running, 30)
+
+    assert asyncio.run(run_and_stop()) == (75, [])
+
+
 def test_hosts_get_the_password_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their nodes may not have it, and a ledger's URL may hold none."""
     ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)

@@ -28,21 +28,25 @@ def job(**changed: Any) -> Job:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Put a program of an engine on the path; it notes its arguments and input in the file."""
+    """Put a program of an engine on the path; it notes its arguments and input in the file.
+
+    It ends with the status and the error if ``only`` is among its arguments.
+    """
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
-    def add(name: str, answer: str = "", status: int = 0, error: str = "") -> Path:
+    def add(name: str, answer: str = "", status: int = 0, error: str = "", only: str = "") -> Path:
         noted = tmp_path / f"{name}.txt"
         said = tmp_path / f"{name}.answer"
         said.write_text(answer)
         program = folder / name
         program.write_text(
             f'#!/bin/bash\necho "$@" >> {noted}\n[ -p /dev/stdin ] && cat >> {noted}\n'
-            f'echo "storage=$OPTUNA_STORAGE" >> {noted}\ncat {said}\n'
-            f"echo {error!r} >&2\nexit {status}\n"
+            f'echo "storage=$OPTUNA_STORAGE" >> {noted}\n'
+            f'if [[ "$*" != *{only!r}* ]]; then cat {said}; exit 0; fi\n'
+            f"cat {said}\necho {error!r} >&2\nexit {status}\n"
         )
         program.chmod(0o755)
         return noted
@@ -74,8 +78,8 @@ def test_a_script_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     ):  # fmt: skip
         assert f"#SBATCH {option}" in lines
     assert lines[-1] == (
-        f"exec {sys.executable} -m optuna_hermes optimize train.py:objective --study-name digits "
-        "--n-trials 64 --grace 120 --requeue"
+        f"exec {sys.executable} -m optuna_hermes optimize --grace 120 --requeue "
+        "train.py:objective --study-name digits --n-trials 64"
     )
     assert not any("secret" in line for line in lines)
 
@@ -106,7 +110,7 @@ def test_a_manifest_of_kubernetes() -> None:
     assert (pod["restartPolicy"], pod["terminationGracePeriodSeconds"]) == ("Never", 300)
     (container,) = pod["containers"]
     folder = ["--checkpoint-dir", "/checkpoints/digits"]
-    assert container["command"] == ["optuna-hermes", "optimize", *ARGUMENTS, *folder]
+    assert container["command"] == ["optuna-hermes", "optimize", *folder, *ARGUMENTS]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
     assert mounts == {"/dev/shm": "shm", "/checkpoints": "checkpoints"}
@@ -121,6 +125,18 @@ def test_a_manifest_of_kubernetes() -> None:
     variables = {each["name"]: each for each in container["env"]}
     assert variables["OPTUNA_STORAGE"]["valueFrom"]["secretKeyRef"]["name"] == "digits-storage"
     assert variables["OPTUNA_HERMES_GRACE_SECONDS"]["value"] == "300"
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_options_come_before_the_arguments(name: str) -> None:
+    """After a `--` among those, each host would refuse them."""
+    told = {"image": "train:1", "claim": "c"} if name == "kubernetes" else {}
+    words = ("--study-name", "digits", "--", "train.py:objective")
+    text = launcher(name, **told).render(job(cpus=4, arguments=words))
+    end = text.rindex("train.py:objective")
+    added = {"slurm": "--requeue", "kubernetes": "--checkpoint-dir", "ray": "--devices"}[name]
+    assert text.rindex("--study-name") < end
+    assert max(text.rindex("cpu:4"), text.rindex(added)) < text.rindex("--study-name")
 
 
 def test_pods_need_a_place_for_checkpoints() -> None:
@@ -254,6 +270,26 @@ def test_kubectl_is_asked(engine: Engine) -> None:
     assert "--namespace ml get pods -l job-name=digits" in noted.read_text()
 
 
+def test_logs_that_are_not_there_or_are_cut(engine: Engine, tmp_path: Path) -> None:
+    """Those of the other pods are shown, also where a character is incomplete."""
+    pods = [
+        {
+            "metadata": {"name": name},
+            "spec": {},
+            "status": {"phase": "Failed", "reason": "Eviction"},
+        }
+        for name in ("digits-0", "digits-1")
+    ]
+    engine("kubectl", status=1, error="not found", only="logs digits-0")
+    answer = json.dumps({"items": pods}).encode().replace(b"Eviction", b"Evicted\xe2")
+    (tmp_path / "kubectl.answer").write_bytes(answer)
+    launched = Launch(launcher="kubernetes", name="digits", id="digits")
+    first, second = launcher("kubernetes").logs(launched)
+    assert first.startswith("digits-0: ")
+    assert "not found" in first
+    assert second == f"digits-1: {answer.decode(errors='replace')}"
+
+
 @pytest.mark.parametrize(
     ("condition", "starts"), [("Complete", True), ("Failed", True), ("Suspended", False)]
 )
@@ -277,18 +313,58 @@ def test_a_job_that_has_ended_makes_room_for_its_next(
 @pytest.mark.parametrize(
     ("state", "starts"), [("PENDING", False), ("RUNNING", False), ("TIMEOUT", True)]
 )
-def test_an_array_at_work_is_not_replaced(state: str, starts: bool, engine: Engine) -> None:
+def test_an_array_at_work_is_not_replaced(
+    state: str,
+    starts: bool,
+    engine: Engine,
+    objective: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Its record has one array: of two under a name the first could not be stopped."""
     submitted = engine("sbatch", "18\n")
     engine("squeue", f"17|0|{state}|n1|None\n")
     with record("digits") as keep:
         keep(Launch(launcher="slurm", name="digits", id="17"))
-    if starts:
-        assert launcher("slurm").start(job()).id == "18"
-    else:
-        with pytest.raises(LaunchError, match=r"'digits' is at work.*launch stop digits"):
-            launcher("slurm").start(job())
+    assert run(["launch", "slurm", "--", *objective]) == (0 if starts else 1)
+    said = capsys.readouterr().err
+    assert ("'digits' is at work: end it first by `optuna-hermes launch stop" in said) is not starts
+    assert kept("digits").id == ("18" if starts else "17")
     assert submitted.exists() is starts
+
+
+def test_a_job_at_work_elsewhere_is_not_replaced(
+    engine: Engine, objective: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record has one place: the job in the other one could not be stopped."""
+    submitted = engine("sbatch", "18\n")
+    launch = ["launch", "kubernetes", "--image", "train:1", "--claim", "c", "--namespace"]
+    engine("kubectl")
+    assert run([*launch, "a", "--", *objective]) == 0
+    noted = engine("kubectl", '{"status": {}}', 1, "no answer", only="create")
+    noted.unlink()
+    for words in ([*launch, "b"], ["launch", "slurm"]):
+        assert run([*words, "--", *objective]) == 1
+        assert "'digits' is at work" in capsys.readouterr().err
+    assert noted.read_text().count("--namespace a get job digits") == 2
+    assert "--namespace b" not in noted.read_text()
+    engine("kubectl", status=1, error="no answer")
+    assert run(["launch", "slurm", "--", *objective]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(kubernetes a) may be at work: start another one by --name" in said
+    assert "no answer" in said
+    assert kept("digits").place == "a"
+    assert not submitted.exists()
+    engine("kubectl")  # it has been stopped
+    assert run(["launch", "slurm", "--", *objective]) == 0
+    assert kept("digits").launcher == "slurm"
+
+
+def test_no_secret_is_left_of_a_job_that_is_refused(engine: Engine) -> None:
+    """Nothing on record would lead to it."""
+    noted = engine("kubectl", status=1, error="exceeded quota", only="create")
+    with pytest.raises(LaunchError, match="exceeded quota"):
+        launcher("kubernetes", image="train:1", claim="c", namespace="ml").start(job())
+    assert "--namespace ml delete secret digits-storage" in noted.read_text()
 
 
 def test_what_an_engine_says_against_it(engine: Engine) -> None:
@@ -301,8 +377,10 @@ def test_what_an_engine_says_against_it(engine: Engine) -> None:
 def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is said, with what can be done."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(LaunchError, match="no program 'sbatch' here"):
-        launcher("slurm").start(job())
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="program 'sbatch' cannot be run here"):
+            launcher("slurm").start(job())
+        (tmp_path / "sbatch").touch(mode=0o600)
 
 
 # -- on record ---------------------------------------------------------------------------------
@@ -320,8 +398,10 @@ def test_a_launch_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     with pytest.raises(InvalidInputError, match="No launch"):
         kept("../digits")
     (tmp_path / "optuna-hermes" / "launches" / "digits.json").write_text("{")
-    with pytest.raises(InvalidInputError, match="cannot be read"):
-        kept("digits")
+    (tmp_path / "optuna-hermes" / "launches" / "folder.json").mkdir()
+    for name in ("digits", "folder", "x" * 300):
+        with pytest.raises(InvalidInputError, match="cannot be read"):
+            kept(name)
 
 
 def test_nothing_starts_where_no_record_can_be_written(
