@@ -15,9 +15,10 @@ import pytest
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._server import _server
+from optuna_hermes.broker._server import _ledgers, _server
+from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.broker._server._server import Server
-from optuna_hermes.ledger import open_ledger
+from optuna_hermes.ledger import Ledger, ReportRecord, TrialRecord, open_ledger
 from optuna_hermes.model import Device
 from support.devices import FakeDevices
 
@@ -280,6 +281,68 @@ def test_times_are_those_of_the_clock_after_the_machine_has_slept(
     times = [each.at for each in ledger.load_events("s")]
     ledger.close()
     assert min(times) > before() + 7 * 3600
+
+
+def test_a_study_that_is_served_stays_locked(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has no study at work is let go of now and then, also just before one is admitted."""
+    keep, unlocked = Ledgers.keep, list[str]()
+
+    def late(self: Ledgers, study: str, url: str) -> None:
+        self.rest(())
+        keep(self, study, url)
+
+    monkeypatch.setattr(Ledgers, "keep", late)
+    monkeypatch.setattr(Ledger, "unlock_study", lambda self, study: unlocked.append(study))
+
+    async def visit(meet: Meet) -> list[str]:
+        guest = await meet("plain")
+        study = wire.StudySpec(key="s", name="s", ledger_url=f"sqlite:///{tmp_path}/ledger.db")
+        guest.say(wire.Register(study=study, number=0, trial_id=0))
+        await guest.hear(wire.Grant)
+        return list(unlocked)
+
+    source = FakeDevices([Device(id="cpu:0", free=True)])
+    assert served(runtime_dir, source, visit, idle_seconds=0.0) == []
+
+
+def test_the_curves_of_a_study_are_read_in_parts(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The records of other studies wait for one part, not for all that a large study has."""
+    load, read = Ledger.load_curves, list[Collection[int] | None]()
+
+    def spied(self: Ledger, study: str, numbers: Collection[int] | None = None) -> Any:
+        read.append(numbers)
+        return load(self, study, numbers)
+
+    monkeypatch.setattr(Ledger, "load_curves", spied)
+    monkeypatch.setattr(_ledgers, "PART_UNITS", 4)
+    url = f"sqlite:///{tmp_path}/ledger.db"
+    ledger = open_ledger(url)
+    for number in range(3):
+        ledger.save_trial(
+            TrialRecord(study="s", number=number, trial_id=number, state="done", units=1)
+        )
+        ledger.add_report(
+            ReportRecord(
+                study="s", number=number, unit=1, step=1, value=0.5, device_seconds=1.0, at=0.0
+            )
+        )
+    ledger.close()
+
+    async def visit(meet: Meet) -> list[int]:
+        guest = await meet("plain")
+        study = wire.StudySpec(key="s", name="s", ledger_url=url)
+        guest.say(wire.Register(study=study, number=3, trial_id=3))
+        await guest.hear(wire.Grant)
+        (seen,) = (await guest.status()).studies
+        return [trial.units for trial in seen.trials]
+
+    source = FakeDevices([Device(id="cpu:0", free=True)])
+    assert served(runtime_dir, source, visit, idle_seconds=0.0) == [1, 1, 1, 0]
+    assert read == [[0, 1], [2]]
 
 
 def test_a_message_that_cannot_be_sent_ends_its_connection_only(

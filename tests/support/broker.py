@@ -202,6 +202,7 @@ class FakeBroker:
         event = StudyRead(
             connection=connection,
             message=message,
+            curves=ledger.load_curves(key),
             **all_of(key, self.handler.presence(self.now) if ledger.shared else None, ledger),
         )
         return self.apply(event)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Write, WritesFailed
-from optuna_hermes.broker._server import _ledgers
+from optuna_hermes.broker._server import _ledgers, _writer
 from optuna_hermes.broker._server._ledgers import Committed, Ledgers
 from optuna_hermes.errors import LedgerAwayError, LedgerError
 from optuna_hermes.ledger import EventRecord, LeaseRecord, Ledger, ReportRecord
@@ -212,6 +212,27 @@ def test_a_ledger_with_something_to_write_stays(
     assert list(desk.ledgers._by_url) == ["hangs"]
     desk.here.set()
     assert desk.units("s", "hangs") == 1
+
+
+def test_records_that_were_refused_for_long_are_not_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker stays for what may still be written, but not for ever; it counts what is lost."""
+
+    def refuse(record: ReportRecord) -> None:
+        raise LedgerError("no such table: hermes_reports")
+
+    desk.serve()
+    assert desk.units() == 0
+    monkeypatch.setattr(desk.made["one"], "add_report", refuse)
+    desk.ledgers.write([report(1), lease(1)])
+    desk.wait_for(WritesFailed)
+    assert desk.ledgers.pending == 1
+    monkeypatch.setattr(_writer, "REFUSED_SECONDS", 0.0)
+    assert desk.ledgers.pending == 0
+    desk.ledgers.write([report(2)])
+    assert desk.ledgers.pending == 1
+    assert desk.ledgers.close(DEADLINE) == 2
 
 
 def test_a_ledger_just_asked_for_stays(desk: Desk) -> None:

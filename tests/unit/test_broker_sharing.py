@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import ClaimConflict, LedgerAway, LedgerBack
+from optuna_hermes.broker._core._events import ClaimConflict, LedgerAway, LedgerBack, Refreshed
 from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
 from optuna_hermes.broker._server._succession import holders
-from optuna_hermes.ledger import DEAD_SECONDS, TrialRecord
+from optuna_hermes.ledger import DEAD_SECONDS, CheckpointRecord, TrialRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
@@ -110,6 +110,33 @@ def test_what_is_stored_on_one_host_goes_on_on_the_other() -> None:
     assert (grant.number, [each.path for each in grant.checkpoints]) == (0, ["/c/0/1"])
     assert hosts.owners() == ["b", None]
     assert hosts.ledger.load_trials("s")[0].host == "b"
+
+
+def test_nothing_is_reserved_for_a_trial_whose_row_is_removed() -> None:
+    """Its study was deleted in Optuna while a device yielded for it: another trial gets that."""
+    hosts = Hosts()
+    for number in (0, 1):
+        row = TrialRecord(study="s", number=number, trial_id=number, state="stored", tier="disk")
+        hosts.ledger.save_trial(row)
+        hosts.ledger.save_checkpoint(
+            CheckpointRecord(study="s", number=number, checkpoint=checkpoint(number), at=0.0)
+        )
+    hosts.a.driver(policy="round-robin", unstarted=0)
+    hosts.a.worker()
+    hosts.a.worker()
+    slot = hosts.a.handler.state.slots["cpu:0"]
+    assert slot.lease is not None
+    epoch, number, worker = slot.lease.epoch, slot.lease.number, slot.lease.connection
+    assert number is not None
+    hosts.a.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
+    hosts.a.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    hosts.a.advance(5.0)
+    assert (slot.lease.yielding, slot.reservation.number) == ("resident", 1 - number)
+    hosts.a.apply(Refreshed(study="s", last_epoch=epoch, gone=(1 - number,)))
+    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True)
+    hosts.a.say(worker, parked)
+    assert hosts.a.last(worker, "Grant").number == number
+    assert slot.lease.epoch > epoch
 
 
 def test_trials_of_a_host_that_is_gone_are_carried_on() -> None:

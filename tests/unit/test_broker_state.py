@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, NameLease, Send, StudyRead, WritesFailed
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Checkpoint, Curve, Decision
 from support.broker import FakeBroker
@@ -700,6 +701,27 @@ def test_a_policy_that_breaks_its_contract_is_stopped(assignments: list[Assignme
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
     assert "at most" in broker.handler.status(0.0).studies[0].problem
+
+
+def test_the_trials_of_all_studies_fit_into_one_frame() -> None:
+    """Of the largest studies those that have a process are listed: a longer frame is none."""
+    broker = FakeBroker(devices=1)
+    curve = Curve(
+        steps=tuple(range(40)),
+        values=tuple(1 / (unit + 3) for unit in range(40)),
+        device_seconds=tuple(float(unit) for unit in range(40)),
+    )
+    for key, count in (("a", 4500), ("b", 400), ("c", 4400)):
+        broker.driver(key=key)
+        trials = broker.handler.state.studies[key].trials
+        for number in range(count):
+            trials[number] = LiveTrial(
+                study=key, number=number, trial_id=0, state="done", submitted=0.0, curve=curve
+            )
+    begin(broker, broker.worker(key="a"), 4500)
+    status = broker.handler.status(broker.now, curves=True)
+    wire.frame(wire.Status(status=status))
+    assert [len(study.trials) for study in status.studies] == [1, 400, 4400]
 
 
 def test_the_json_of_a_status_keeps_its_names() -> None:

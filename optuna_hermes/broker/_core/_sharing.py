@@ -106,7 +106,7 @@ class Sharing:
         for number in event.gone:
             trial = study.trials.get(number)
             if trial is not None and not (study.owns(trial) or trial.connection or trial.awaited):
-                del study.trials[number]
+                self._remove(study, trial)
         for trial in study.trials.values():
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
@@ -121,6 +121,13 @@ class Sharing:
             reserved = {each.number for each in self._state.reserved(study.spec.key)}
             give_away(turn, study, self._memory, reserved)
             self._make_room(turn, study)
+
+    def _remove(self, study: Study, trial: LiveTrial) -> None:
+        """Remove a trial whose row is gone, and what is reserved for it."""
+        for reservation in self._state.reserved(study.spec.key):
+            if reservation.number == trial.number:
+                self._state.unreserve(reservation)
+        del study.trials[trial.number]
 
     def _alive(
         self, turn: Turn, study: Study, others: Collection[HostRecord], event: Refreshed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, get_args
 
 from optuna_hermes.broker._core import _failures as failures
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 JOULES_PER_WATT_HOUR = 3600.0
 
 MAX_LISTED = 5_000
-"""Trials of a study up to which all are listed; beyond, those that have a process."""
+"""Trials up to which all are listed; beyond, of the largest studies those that have a process."""
 
 
 def broker_status(
@@ -52,7 +52,8 @@ def broker_status(
         trials: whether to list every trial of every study.
         shapes: of the curves of the trials that are listed; None leaves them out.
     """
-    listed = [_listed(study) if trials else [] for study in state.studies.values()]
+    chosen = _listed(state.studies.values()) if trials else {}
+    listed = [chosen.get(key, []) for key in state.studies]
     # The curves of all studies in one call: the cache drops what the last call did not name.
     curves = [trial.curve for each in listed for trial in each]
     found = iter([None] * len(curves) if shapes is None else shapes.each(curves))
@@ -206,10 +207,19 @@ def _watt_hours(joules: float | None) -> float | None:
     return None if joules is None else joules / JOULES_PER_WATT_HOUR
 
 
-def _listed(study: Study) -> list[LiveTrial]:
-    """Every trial; of a study with very many those that have a process: a frame is bounded."""
-    ordered = sorted(study.trials.values(), key=lambda trial: trial.number)
-    return [r for r in ordered if len(ordered) <= MAX_LISTED or r.connection is not None]
+def _listed(studies: Collection[Study]) -> dict[str, list[LiveTrial]]:
+    """The trials of each study that are listed, by its key: a frame is bounded."""
+    found = {
+        study.spec.key: [each for each in study.trials.values() if each.connection is not None]
+        for study in studies
+    }
+    left = MAX_LISTED - sum(map(len, found.values()))
+    for study in sorted(studies, key=lambda each: len(each.trials)):
+        left -= len(study.trials) - len(found[study.spec.key])
+        if left < 0:
+            break
+        found[study.spec.key] = list(study.trials.values())
+    return {key: sorted(each, key=lambda trial: trial.number) for key, each in found.items()}
 
 
 def finished(study: Study, state: BrokerState) -> bool:

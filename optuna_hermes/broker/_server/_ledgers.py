@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, methodcaller
@@ -30,6 +31,7 @@ from optuna_hermes.ledger._records import (
     HostRecord,
     LeaseRecord,
     ReportRecord,
+    TrialRecord,
 )
 
 if TYPE_CHECKING:
@@ -44,6 +46,9 @@ UNUSED_SECONDS = 10.0
 
 MOST_LEDGERS = 100
 """Most ledgers of a broker: each has a thread of its own."""
+
+PART_UNITS = 10_000
+"""Units whose reports are read at once: a second's worth would count as a ledger that is away."""
 
 _SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
 
@@ -96,6 +101,7 @@ class Ledgers:
         self._by_url: dict[str, Writer] = {}
         self._readers: dict[str, Writer] = {}
         self._used: dict[str, float] = {}
+        self._reading: list[str] = []
         self._url_of: dict[str, str] = {}
         self._away: set[str] = set()
         self._waiting: dict[str, list[events.Write]] = {}
@@ -118,6 +124,15 @@ class Ledgers:
         self._hand_over([study])
         return self._by_url[url].read(ask)
 
+    @contextmanager
+    def reading(self, study: str) -> Iterator[None]:
+        """Keep a study locked in its ledger after it was read, until it is served or refused."""
+        self._reading.append(study)
+        try:
+            yield
+        finally:
+            self._reading.remove(study)
+
     def look(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
         """Ask as ``read`` does, on a thread and connection that no record waits for."""
         if url not in self._readers:
@@ -134,7 +149,7 @@ class Ledgers:
     def keep(self, study: str, url: str) -> None:
         """Write a study to this ledger from now on; it has been read there."""
         self._hand_over([study])
-        self._open(url)  # closed as unused if reading took long
+        self._open(url)  # closed as unused if reading took long, and the study was in another one
         self._url_of[study] = url
 
     def bound(self, study: str, limit: int | None) -> None:
@@ -183,7 +198,7 @@ class Ledgers:
         Args:
             served: the keys of the studies that are at work.
         """
-        now = time.monotonic()
+        now, served = time.monotonic(), {*served, *self._reading}
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
         resting = {url for url, writer in self._by_url.items() if writer.rests}
         for study in [each for each in self._url_of if each not in served]:
@@ -208,8 +223,9 @@ class Ledgers:
 
     @property
     def pending(self) -> int:
+        """Number of records that may still be written."""
         waiting = sum(len(items) for items in self._waiting.values())
-        return waiting + sum(writer.pending for writer in self._by_url.values())
+        return waiting + sum(writer.promising for writer in self._by_url.values())
 
     def close(self, seconds: float) -> int:
         """Write what waits, for so many seconds at most, and close every ledger.
@@ -281,7 +297,7 @@ is_shared: Callable[[Ledger], bool] = attrgetter("shared")
 
 
 def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
-    """Return what a ledger knows of a study, as fields of ``StudyRead``.
+    """Return what a ledger knows of a study, without its curves, as fields of ``StudyRead``.
 
     Args:
         study: its key.
@@ -299,11 +315,23 @@ def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str,
         "last_epoch": ledger.last_epoch(),
         "leases": tuple(ledger.load_leases(study, live=True)),
         "trials": tuple(ledger.load_trials(study)),
-        "curves": ledger.load_curves(study),
         "checkpoints": tuple(ledger.load_checkpoints(study)),
         "overrides": ledger.load_overrides(study),
         "memory": ledger.load_memory(study, "" if presence is None else presence.name),
     }
+
+
+def in_parts(trials: Iterable[TrialRecord]) -> Iterator[list[int]]:
+    """Numbers of trials whose curves are read together: between them other records are written."""
+    part, units = list[int](), 0
+    for trial in trials:
+        part.append(trial.number)
+        units += 1 + trial.units
+        if units >= PART_UNITS:
+            yield part
+            part, units = [], 0
+    if part:
+        yield part
 
 
 def _leave(instance: str, ledger: Ledger) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from optuna_hermes.broker._server._ledgers import (
     LedgerOutcome,
     Ledgers,
     all_of,
+    in_parts,
     is_shared,
 )
 from optuna_hermes.broker._server._logs import log_event
@@ -48,6 +50,7 @@ from optuna_hermes.broker._server._succession import (
 from optuna_hermes.errors import HermesError, InvalidInputError, LedgerError
 from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
+from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
@@ -257,7 +260,8 @@ class Server:
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Resume)):
-                await self._read_study(connection, message)
+                with self._ledgers.reading(message.study.key):
+                    await self._read_study(connection, message)
             elif (reason := _unusable(message)) is not None:
                 self._sockets.send(connection, wire.Refused(reason=reason))
             else:
@@ -350,6 +354,11 @@ class Server:
             shared = await asyncio.wrap_future(read(is_shared))
             presence = self._handler.presence(time.monotonic()) if shared else None
             known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
+            curves: dict[int, Curve] = {}
+            for numbers in in_parts(known["trials"]):
+                ask = methodcaller("load_curves", spec.key, numbers)
+                curves |= await asyncio.wrap_future(read(ask))
+            known["curves"] = curves
             if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
                 return known
 

@@ -31,6 +31,8 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 PATIENCE_SECONDS = 300.0
 """Time for which a question is asked again to a database that is away."""
+REFUSED_SECONDS = 60.0
+"""Time after which no broker stays for records that were refused."""
 
 T = TypeVar("T")
 
@@ -155,8 +157,13 @@ class Writer:
 
     @property
     def pending(self) -> int:
-        with self._changed:
-            return sum(len(b.items) for b in (*self._queue, *self._kept) if isinstance(b, Batch))
+        return sum(len(batch.items) for batch in self._batches())
+
+    @property
+    def promising(self) -> int:
+        """Number of records that may still be written: none that was refused for long."""
+        late = time.monotonic() - REFUSED_SECONDS
+        return sum(len(b.items) for b in self._batches() if b.since > late or not b.again)
 
     def close(self, seconds: float) -> int:
         """Write what there is, for so many seconds at most, and close the ledger.
@@ -175,6 +182,10 @@ class Writer:
         return self.pending
 
     # -- the thread ----------------------------------------------------------------------------
+
+    def _batches(self) -> list[Batch]:
+        with self._changed:
+            return [each for each in (*self._queue, *self._kept) if isinstance(each, Batch)]
 
     def _put(self, work: Batch | _Question) -> None:
         with self._changed:
