@@ -122,6 +122,12 @@ class StudyTakenError(BrokerConflictError):
         return str(self.args[0])
 
 
+class UnprintedError(HermesError, OSError):
+    """Standard output cannot be written to; ``unread`` if that is since nobody reads it."""
+
+    unread = False
+
+
 class LaunchError(HermesError, RuntimeError):
     """An engine of hosts cannot be asked, or refuses."""
 

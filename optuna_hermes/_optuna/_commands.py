@@ -21,7 +21,7 @@ from optuna_hermes._optuna._storages import (
     open_storage,
     racing,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, UnprintedError
 
 
 def log_warnings_only() -> None:
@@ -47,6 +47,7 @@ def run_optuna_cli(
 
     Raises:
         InvalidInputError: an error that Optuna would show as a traceback.
+        UnprintedError: as the stream that is standard output raises it.
     """
     import optuna.cli
 
@@ -57,6 +58,8 @@ def run_optuna_cli(
     try:
         with _log_to(sys.stderr):
             return int(optuna.cli.main() or 0)
+    except UnprintedError:
+        raise
     except KeyError as error:
         raise InvalidInputError(str(error.args[0]) if error.args else repr(error)) from error
     except (ImportError, ValueError, OSError) as error:

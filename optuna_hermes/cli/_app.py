@@ -23,9 +23,16 @@ from optuna_hermes.cli import (
     _upkeep,
     _web,
 )
-from optuna_hermes.cli._output import BAD_INPUT, FAILED, INTERRUPTED, SUSPENDED, complain
+from optuna_hermes.cli._output import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    SUSPENDED,
+    complain,
+    end_unprinted,
+)
 from optuna_hermes.cli._studies import PROGRAM
-from optuna_hermes.errors import DatabaseAwayError, HermesError, InvalidInputError
+from optuna_hermes.errors import DatabaseAwayError, HermesError, InvalidInputError, UnprintedError
 
 # Typer vendors click or uses the installed one, by version: this is the base class either way.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -76,6 +83,8 @@ def run(argv: Sequence[str]) -> int:
         return complain(_usage(error), BAD_INPUT)
     except InvalidInputError as error:
         return complain(str(error), BAD_INPUT)
+    except UnprintedError as error:
+        return end_unprinted(error, FAILED)
     except DatabaseAwayError as error:
         return complain(str(error), SUSPENDED)
     except HermesError as error:

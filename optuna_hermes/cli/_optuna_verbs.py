@@ -45,6 +45,7 @@ def run(argv: Sequence[str]) -> int:
 
     Raises:
         InvalidInputError: an error that Optuna would show as a traceback.
+        UnprintedError: standard output cannot be written to.
     """
     from optuna_hermes import HermesSampler, _optuna
 
@@ -55,4 +56,6 @@ def run(argv: Sequence[str]) -> int:
         contextlib.redirect_stdout(Printable(sys.stdout)),
         contextlib.redirect_stderr(Printable(sys.stderr)),
     ):
-        return _optuna.run_optuna_cli(HermesSampler, note=note)
+        status = _optuna.run_optuna_cli(HermesSampler, note=note)
+        sys.stdout.flush()  # at the end of the process it would be too late for an error
+        return status

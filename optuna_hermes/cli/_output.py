@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from optuna_hermes.errors import ExitStatus
+from optuna_hermes.errors import ExitStatus, UnprintedError
 from optuna_hermes.view.formats import printable
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ def show(view: RenderableType) -> None:
     # Not printed by the console, which ends the process where nobody reads.
     with console.capture() as shown:
         console.print(view)
+        console.quiet = True  # the end of a capture writes too, an empty text
     _write(shown.get())
 
 
@@ -92,11 +93,13 @@ class Printable(io.TextIOBase):
         self._stream = stream
 
     def write(self, text: str) -> int:
-        self._stream.write(printable(text))
+        with _printing():
+            self._stream.write(printable(text))
         return len(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        with _printing():
+            self._stream.flush()
 
     def fileno(self) -> int:
         return self._stream.fileno()
@@ -115,27 +118,35 @@ def show_result(show_it: Callable[[], None]) -> int:
     """
     try:
         show_it()
-    except OSError as error:
-        if error.errno not in (errno.EPIPE, errno.EIO):
-            return complain(
-                f"The result cannot be printed ({error.strerror or error}): send it elsewhere, and "
-                "run the same command again.",
-                FAILED,
-            )
+    except UnprintedError as error:
+        return end_unprinted(error, ExitStatus.DONE)
     return ExitStatus.DONE
 
 
-def _write(text: str) -> None:
-    """Print to standard output.
+def end_unprinted(error: UnprintedError, if_unread: int) -> int:
+    """Say that there is no room for the result, if that is why; return the exit status."""
+    discard_unwritten()
+    return if_unread if error.unread else complain(str(error), FAILED)
 
-    Raises:
-        OSError: nobody reads it, or there is no room.
-    """
-    try:
+
+def _write(text: str) -> None:
+    with _printing():
         print(text, end="", flush=True)
-    except OSError:
-        discard_unwritten()
-        raise
+
+
+@contextlib.contextmanager
+def _printing() -> Iterator[None]:
+    """Raise ``UnprintedError`` in place of ``OSError``."""
+    try:
+        yield
+    except OSError as error:
+        # Without a number: of EPIPE, typer would end the process.
+        unprinted = UnprintedError(
+            f"The result cannot be printed ({error.strerror or error}): send it elsewhere, and "
+            "run the same command again."
+        )
+        unprinted.unread = error.errno in (errno.EPIPE, errno.EIO)
+        raise unprinted from error
 
 
 def finite(value: Any) -> Any:

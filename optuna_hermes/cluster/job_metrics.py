@@ -84,7 +84,7 @@ def measure_jobs(trace: JobTrace) -> JobMetrics:
         median_queueing_seconds=_percentile(queueing, 50),
         p99_queueing_seconds=_percentile(queueing, 99),
         makespan_seconds=makespan,
-        utilisation=used / available if records else math.nan,
+        utilisation=used / available if available else math.nan,
         mean_finish_time_ratio=_mean(ratios),
         p99_finish_time_ratio=_percentile(ratios, 99),
         delayed_fraction=_mean(queueing > 0),

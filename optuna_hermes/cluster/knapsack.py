@@ -13,6 +13,10 @@ Floats = NDArray[np.float64]
 # Amounts above this are bytes, not counts of devices or processes, and are scaled to shares.
 COUNTABLE = 1e6
 
+# Of branch and bound, all but never needed: like trials would take minutes, and a broker answers
+# nobody meanwhile. Nodes and not seconds, so that a decision does not depend on the machine.
+MOST_NODES = 100
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
@@ -37,7 +41,7 @@ class Knapsack:
         self._good = [index for index in good if (self._weights[index] <= self._room).all()]
 
     def exact(self) -> list[Item]:
-        """The items of the largest total value, by branch and bound (HiGHS)."""
+        """The items of the largest total value, or the best of ``MOST_NODES`` nodes (HiGHS)."""
         good = self._good
         if not good:
             return []
@@ -63,13 +67,15 @@ class Knapsack:
             integrality=np.ones(len(good)),
             bounds=(0, 1),
             constraints=constraints,
-            options={"mip_rel_gap": 0.0},
+            options={"mip_rel_gap": 0.0, "node_limit": MOST_NODES},
         )
         if found.x is None:
             return self.greedy()
         chosen = [self._items[index] for index, x in zip(good, found.x, strict=True) if x > 0.5]
         # The solver's tolerance may let a choice exceed the room a little.
-        return chosen if self._fits(chosen) else self.greedy()
+        if not self._fits(chosen):
+            return self.greedy()
+        return chosen if found.success else max(chosen, self.greedy(), key=_value)
 
     def greedy(self) -> list[Item]:
         """Choose items by value over the sum of their shares of the room."""
@@ -113,3 +119,7 @@ class Knapsack:
         trials = [item.trial for item in chosen]
         used = sum((np.array(item.weights) for item in chosen), np.zeros(len(self._room)))
         return len(set(trials)) == len(trials) and bool((used <= self._room).all())
+
+
+def _value(chosen: Sequence[Item]) -> float:
+    return sum(item.value for item in chosen)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from threadpoolctl import threadpool_limits
 
 from optuna_hermes._cgroups import usable_cpus
+from optuna_hermes.errors import HermesError
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+
+_PR_SET_PDEATHSIG = 1
 
 # A global, set at the fork: a function passed to ``submit`` would have to be picklable.
 _function: Callable[[Any], Any]
@@ -32,6 +37,9 @@ def parallel_map(
 
     The function need not be picklable; jobs and answers must be. ``processes`` None is one for each
     core, and ``on_answer`` is called in this process.
+
+    Raises:
+        HermesError: a process was killed.
     """
     n_processes = min(len(jobs), processes or usable_cpus())
     if n_processes <= 1:
@@ -43,7 +51,9 @@ def parallel_map(
     # Forked: the children have the loaded curve sets and a user's policy without pickling.
     context = multiprocessing.get_context("fork")
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(n_processes, context, initializer=_begin, initargs=(function,))
+    pool = ProcessPoolExecutor(
+        n_processes, context, initializer=_begin, initargs=(function, os.getpid())
+    )
     try:
         with _uninterrupted():
             futures = [pool.submit(_do, job) for job in jobs]
@@ -51,6 +61,11 @@ def parallel_map(
             future.result()
             on_answer()
         return [future.result() for future in futures]
+    except BrokenProcessPool as error:
+        raise HermesError(
+            f"One of {n_processes} processes that compute was killed, perhaps for want of memory: "
+            "give them more, or less to do, and run the same again."
+        ) from error
     except BaseException:
         # A job may take minutes, and its answer is not needed any more.
         for process in set(multiprocessing.active_children()) - others:
@@ -70,8 +85,12 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(function: Callable[[Any], Any]) -> None:
+def _begin(function: Callable[[Any], Any], parent: int) -> None:
     global _function
+    # Else it would wait for ever for a parent that was killed, with all curve sets in its memory.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended before that
+        os._exit(1)
     _function = function
     # There is a process for each core: threads of linear algebra would wait for each other. Those
     # of libraries that are loaded later read the variable.

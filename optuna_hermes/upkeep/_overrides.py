@@ -13,7 +13,7 @@ from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.ledger import EventRecord, Ledger
-from optuna_hermes.model import LIVE_STATES, Override
+from optuna_hermes.model import LIVE_STATES, MOST_COUNT, Override
 from optuna_hermes.upkeep._finish import complete, plan_finish
 
 # A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
@@ -31,6 +31,11 @@ def want(study: _optuna.Study, ledger: Ledger, overrides: SetOverrides) -> bool:
     Raises:
         InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.
     """
+    most = max(overrides.numbers)
+    if most > MOST_COUNT:  # which no message to a broker can hold
+        raise InvalidInputError(
+            f"A trial's number is at most {MOST_COUNT} but got {most}: see `optuna-hermes status`."
+        )
     if _said(overrides):
         return True
     _write(study, ledger, overrides.numbers, overrides.override)
@@ -142,7 +147,7 @@ def _write(
     before = ledger.load_overrides(key)
     # All or none: an interruption must not leave half of what was asked for.
     with ledger.batch():
-        for number in numbers:
+        for number in dict.fromkeys(numbers):
             if before.get(number) == override:
                 continue
             ledger.save_override(key, number, override)

@@ -43,7 +43,8 @@ def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
     # Here, since it imports this module: it draws what is written here.
     from optuna_hermes.view.notebook import Cell, in_notebook
 
-    if not show or sys.stderr is None:  # closed, as by `2>&-`
+    # None as by `2>&-`; a script may have put an object in its place that can only be written to.
+    if not show or sys.stderr is None or getattr(sys.stderr, "closed", False):
         return Unfailing(None)
     if in_notebook():
         return Unfailing(Cell(total))
@@ -53,11 +54,12 @@ def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
 def is_screen(stream: TextIO) -> bool:
     """True for a terminal on which lines can be drawn anew."""
     # Those names are rich's too, which draws nothing there.
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    is_terminal = hasattr(stream, "isatty") and stream.isatty()
+    return is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 class Unfailing:
-    """Display that ends with the first ``OSError``; None is silent."""
+    """Display that ends with the first error of its stream; None is silent."""
 
     # A study outlives its terminal, or the ``tee`` that Ctrl-C ends too.
 
@@ -80,7 +82,7 @@ class Unfailing:
         try:
             if self._shown is not None:
                 show(self._shown)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the stream was closed
             self._shown = None
 
 

@@ -158,8 +158,8 @@ def _box(bar: Bar, device: str, end: float) -> Box:
 
 def _natural(device: str) -> list[tuple[int, str]]:
     # With digits as numbers, so that ``cpu:10`` comes after ``cpu:9``.
-    parts = "".join(each if each.isdigit() else f" {each} " for each in device).split()
-    return [(int(each), "") if each.isdigit() else (-1, each) for each in parts]
+    parts = "".join(each if each.isdecimal() else f" {each} " for each in device).split()
+    return [(int(each), "") if each.isdecimal() else (-1, each) for each in parts]
 
 
 def _values(trial: TrialHistory) -> Iterator[float]:

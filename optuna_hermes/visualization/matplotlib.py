@@ -105,7 +105,7 @@ def _draw_best(ax: Axes, info: plot_data.BestInfo, target_name: str) -> Axes:
             line.xs,
             line.ys,
             where="post",
-            label=line.name,
+            label=_label(line.name),
             color=plot_data.COLOURS[index % len(plot_data.COLOURS)],
             linewidth=1.5 if index else 3,
             linestyle="--" if index else "-",
@@ -146,6 +146,11 @@ def _name(ax: Axes, title: str, x_label: str, y_label: str) -> None:
     ax.set_title(title)
     ax.set_xlabel(x_label)
     ax.set_ylabel(y_label)
+
+
+def _label(name: str) -> str:
+    # Legends leave out what begins with an underscore, as the file of a policy may.
+    return f" {name}" if name.startswith("_") else name
 
 
 def _legend(ax: Axes) -> None:

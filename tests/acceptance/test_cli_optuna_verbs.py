@@ -93,7 +93,7 @@ def test_a_study_in_a_journal_is_deleted_with_its_files(
     with closing(open_ledger(url)) as ledger:
         ledger.lock_study(key)
         for folder in (own, given):
-            path = str(folder / "trial-00000" / "1.ckpt")
+            path = str(folder / "trial-00000" / "000001-unit-1.safetensors")
             checkpoint = Checkpoint(path=path, units=1, size_bytes=1, sha256="")
             ledger.save_checkpoint(
                 CheckpointRecord(study=key, number=0, checkpoint=checkpoint, at=0.0)

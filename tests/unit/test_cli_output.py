@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import IO
 
 import pytest
 
@@ -66,12 +67,35 @@ def test_a_stream_that_is_closed_is_opened_to_nowhere(closed: str) -> None:
     assert done.returncode == 10 + len(closed)
 
 
-@pytest.mark.parametrize("words", [["status"], ["status", "--json"]])
-def test_a_verb_whose_reader_is_gone_ends_quietly(words: list[str]) -> None:
+VERBS = [["status"], ["status", "--json"], ["studies", "--storage", "sqlite:///:memory:"]]
+
+
+@pytest.mark.parametrize("words", VERBS)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_verb_whose_reader_is_gone_ends_quietly(words: list[str], unbuffered: str) -> None:
     """As behind a pipe to ``head``: status 1, and not a word."""
     ours, theirs = os.pipe()
     os.close(ours)
     with os.fdopen(theirs, "wb") as closed:
-        command = [sys.executable, "-m", "optuna_hermes", *words]
-        done = subprocess.run(command, stdout=closed, stderr=subprocess.PIPE, check=False)
-    assert (done.returncode, done.stderr) == (1, b"")
+        assert printed_to(closed, words, unbuffered) == (1, "")
+
+
+@pytest.mark.parametrize("words", VERBS)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_verb_without_room_for_its_result_says_so(words: list[str], unbuffered: str) -> None:
+    """A full disk is status 1, and a line."""
+    with open("/dev/full", "wb") as full:
+        status, said = printed_to(full, words, unbuffered)
+    assert status == 1
+    assert said.startswith("error: The result cannot be printed (No space left on device): ")
+    assert said.count("\n") == 1
+
+
+def printed_to(stream: IO[bytes], words: list[str], unbuffered: str) -> tuple[int, str]:
+    """The status of a verb, and what it says on standard error."""
+    command = [sys.executable, "-m", "optuna_hermes", *words]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        command, stdout=stream, stderr=subprocess.PIPE, text=True, check=False, env=env
+    )
+    return done.returncode, done.stderr

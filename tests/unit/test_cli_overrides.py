@@ -62,6 +62,12 @@ def test_what_is_wanted_counts_from_the_next_start(
     assert log.index("held: it gets no device") < log.index("no longer boosted")
 
 
+def test_a_trial_that_is_named_twice_is_held_once(ledger: Ledger) -> None:
+    """Its event log has one line of it."""
+    assert run(["hold", *STUDY, "0", "0"]) == 0
+    assert [each.kind for each in ledger.load_events(ledger.load_studies()[0], 0)] == ["held"]
+
+
 def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixture[str]) -> None:
     """The document of a study without a broker has it too, not for what is over."""
     ledger.save_override(ledger.load_studies()[0], 0, "held")
@@ -79,6 +85,7 @@ def test_status_tells_what_is_wanted(ledger: Ledger, capsys: pytest.CaptureFixtu
         (("hold", "0", "1"), "Trial 1 of study 'digits' has ended"),
         (("boost", "2"), "Trial 2 of study 'digits' has ended, or never had a device"),
         (("release", "9"), "Trial 9"),
+        (("hold", "99999999999999999999"), "at most 9007199254740992 but got 99999999999999999999"),
         (("hold",), "TRIAL"),
         (("hold", "x"), "TRIAL"),
         (("policy", "fifo"), "say --policy fifo to `optuna-hermes optimize`"),

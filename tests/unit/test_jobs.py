@@ -286,6 +286,12 @@ def test_metrics_by_hand() -> None:
     assert metrics.energy_joules == 20 * 300
 
 
+def test_jobs_too_short_for_their_times_have_no_utilisation() -> None:
+    """Times in nanoseconds: a second's end is its begin, by rounding."""
+    trace = JobSimulator(Fifo(), [job(0, 1.8e18, 1)], groups={None: [1]}).run()
+    assert math.isnan(measure_jobs(trace).utilisation)
+
+
 def test_a_device_that_lies_idle_takes_energy_too() -> None:
     """Two devices, of which one has a job for 10 of 20 s and the other for none."""
     jobs = [job(0, 0, 5), job(1, 15, 5)]

@@ -6,6 +6,7 @@ import doctest
 import io
 import math
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -15,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import optuna
+import psutil
 import pytest
 from optuna.trial import TrialState
 from rich.console import Console
 
 from optuna_hermes import _optuna
-from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.errors import HermesError, InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import Ledger, ReportRecord, open_ledger
 from optuna_hermes.replay import (
     REFERENCES,
@@ -314,6 +316,44 @@ def test_what_is_raised_in_a_process_is_raised_here() -> None:
     for processes in (1, 2):
         with pytest.raises(ZeroDivisionError):
             parallel_map(lambda job: 1 // job, [1, 0, 2], processes=processes)
+
+
+def test_a_process_that_is_killed_is_an_error_in_a_line() -> None:
+    """As by a system that is short of memory; the others end too."""
+    with pytest.raises(HermesError, match="One of 2 processes that compute was killed"):
+        parallel_map(lambda job: os.kill(os.getpid(), signal.SIGKILL), [0, 1], processes=2)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(
+    how: signal.Signals, wait_for: Callable[..., Any]
+) -> None:
+    """Whatever kills it: they would wait for jobs for ever, with all curve sets in memory."""
+    script = (
+        "import time\n"
+        "from optuna_hermes.replay._processes import parallel_map\n"
+        "parallel_map(lambda job: print(flush=True) or time.sleep(600), [0, 1], processes=2)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout
+        assert [parent.stdout.readline(), parent.stdout.readline()] == [b"\n", b"\n"]
+        children = psutil.Process(parent.pid).children()
+        assert len(children) == 2
+        parent.send_signal(how)
+        parent.wait()
+        try:
+            wait_for(lambda: not any(map(_lives, children)), message="they have ended")
+        finally:
+            for child in filter(_lives, children):
+                child.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    """True if a process lives and is no zombie, which nobody may have waited for."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_answers_are_in_the_order_of_the_jobs() -> None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from itertools import product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,6 +101,27 @@ def test_nothing_that_fits_is_worth_more(
     assert fits(greedy, room)
     assert sum(item.value for item in exact) == pytest.approx(best, abs=1e-5)
     assert sum(item.value for item in greedy) <= best + 1e-9
+
+
+def test_a_choice_among_like_trials_ends() -> None:
+    """To prove that one is the best takes HiGHS minutes here, so it is the best of some nodes."""
+    rng, all_items, room = np.random.default_rng(0), [], (64.0, 256e9, 100e9)
+    for index in range(30):
+        on_device, on_host = rng.uniform(2e9, 12e9, 2).tolist()
+        all_items += [
+            Item(
+                trial=index,
+                devices=w,
+                batch_size=None,
+                value=10.0 + (w * on_device + on_host) / 1e9,
+                weights=(float(w), w * on_device, on_host),
+            )
+            for w in range(1, 17)
+        ]
+    knapsack = Knapsack(all_items, room)
+    exact, greedy = knapsack.exact(), knapsack.greedy()
+    assert all(sum(item.weights[place] for item in exact) <= room[place] for place in range(3))
+    assert sum(item.value for item in exact) >= sum(item.value for item in greedy)
 
 
 def test_the_greedy_one_puts_a_trial_in_another_way_if_that_adds_most() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -264,6 +265,33 @@ def test_a_terminal_without_a_screen_has_plain_lines(
     assert isinstance(shown._shown, progress.Lines)
     monkeypatch.setenv("TERM", "xterm")
     assert progress.is_screen(sys.stderr)
+
+
+class Tee:
+    """What scripts put in the place of standard error: it can be written to, and no more."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None: ...
+
+
+def test_a_script_may_replace_or_close_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the study, or while it runs: it goes on, and says what it can."""
+    tee = Tee()
+    monkeypatch.setattr(sys, "stderr", tee)
+    shown = progress.make_progress(True, total=1)
+    shown.note("psst")
+    assert tee.text == "psst\n"
+    monkeypatch.setattr(sys, "stderr", closed := io.StringIO())
+    closed.close()
+    for each in (shown, progress.make_progress(True, total=1)):
+        each.update(DEVICES, STUDY)
+        each.note("psst")
+        each.close()
 
 
 def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:

@@ -18,6 +18,7 @@ from optuna_hermes import _optuna, visualization
 from optuna_hermes.cli import run as run_cli
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import open_ledger
+from optuna_hermes.view.history import Bar, StudyHistory
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
 from support.records import checkpoint, lease, report, trial_record
@@ -139,6 +140,19 @@ def test_the_best_so_far_stands_beside_its_replays(study: optuna.Study) -> None:
     assert list(axes.lines[1].get_ydata()) == list(fifo.y)
 
 
+def test_a_policy_of_a_private_file_is_in_the_legend(
+    study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although matplotlib leaves out what begins with an underscore."""
+    (tmp_path / "_mine.py").write_text("from optuna_hermes.policies import Fifo as Mine\n")
+    monkeypatch.chdir(tmp_path)
+    axes = by_matplotlib.plot_best_over_device_time(study, ["_mine.py:Mine"], n_devices=1)
+    legend = axes.get_legend()
+    assert legend
+    shown = [text.get_text().strip() for text in legend.get_texts()]
+    assert shown == ["this study", "_mine.py:Mine"]
+
+
 @pytest.mark.parametrize("study", ["maximize"], indirect=True)
 def test_higher_is_better_where_values_are_maximised(study: optuna.Study) -> None:
     """The best is the highest, and replays are turned back too."""
@@ -172,6 +186,9 @@ def test_hosts_are_named_where_there_are_several() -> None:
         "a/cpu:0": "a/cpu:0",
         "b/cpu:0": "b/cpu:0",
     }
+    bars = tuple(Bar(f"a/{name}", 0, 0.0, 1.0, 1) for name in ("x²", "x10", "x9"))
+    boxes = plot_data.schedule_info(StudyHistory(key="k", trials=(), bars=bars, position=0), 1.0)
+    assert [box.device for box in boxes] == ["x²", "x9", "x10"]  # not each digit is of a number
     alike = ["a/GPU-5c1ae4b2-1", "a/GPU-5c1ae4b2-2"]
     assert [*plot_data.device_names(alike).values()] == ["GPU-5c1ae4b2-1", "GPU-5c1ae4b2-2"]
 

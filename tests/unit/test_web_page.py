@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -549,6 +550,29 @@ def test_a_change_during_a_look_is_looked_for_at_once() -> None:
         feed.close()
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_the_end_waits_for_no_look() -> None:
+    """A disk may hang, or a trial to be finished take a minute: Ctrl-C ends the server at once."""
+    begun, go_on = threading.Event(), threading.Event()
+    page = PageReader()
+
+    def look() -> dict[str, Any]:
+        with page._lock:
+            begun.set()
+            go_on.wait(60.0)
+        return {}
+
+    async def story() -> None:
+        event = asyncio.create_task(first(Feed(look).listen()))
+        await asyncio.to_thread(begun.wait, 20.0)
+        event.cancel()
+
+    before = time.monotonic()
+    asyncio.run(story())
+    page.close()
+    assert time.monotonic() - before < 50.0
+    go_on.set()
 
 
 def test_a_page_that_cannot_be_sent_is_made_again(caplog: pytest.LogCaptureFixture) -> None:

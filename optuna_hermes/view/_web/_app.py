@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from optuna_hermes.errors import HermesError
 from optuna_hermes.view._web._feed import Feed
 from optuna_hermes.view._web._guard import HEADERS, Guard, Refusal, RequestParts
+from optuna_hermes.view._web._threads import in_thread
 
 Address = tuple[str, int]
 
@@ -131,7 +132,7 @@ async def _answer(call: Callable[[int], dict[str, Any]], number: str) -> Respons
     if not (number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS):
         return JSONResponse({"error": f"There is no trial {number[:MOST_DIGITS]!r}."}, 404)
     try:
-        return JSONResponse(await asyncio.to_thread(call, int(number)))
+        return JSONResponse(await in_thread(partial(call, int(number))))
     except HermesError as error:
         return JSONResponse({"error": str(error)}, 409)
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from optuna_hermes.view._web._threads import in_thread
+
 # Between two looks: a report reaches the ledger up to 0.25 s after the broker has it.
 EVERY_SECONDS = 0.4
 
@@ -97,12 +99,12 @@ class Feed:
         self._looking = self._page = None
         # The lock keeps on_idle() from closing what a new listener's look() uses on another thread.
         async with self._turn:
-            await asyncio.to_thread(self._on_idle)
+            await in_thread(self._on_idle)
 
     async def _look_once(self) -> None:
         try:
             async with self._turn:
-                page = await asyncio.to_thread(self._look)
+                page = await in_thread(self._look)
             before = self._page
             changes = page if before is None else delta(before, page)
             event = _event("page" if before is None else "change", changes) if changes else b""

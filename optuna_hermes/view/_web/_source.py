@@ -75,9 +75,13 @@ class PageReader:
             self._reader.disconnect()
 
     def close(self) -> None:
-        """Close the connections to broker and database."""
-        with self._lock:
-            self._reader.close()
+        """Close the connections to broker and database, unless a look is under way."""
+        # That may take long, and closes nothing that the end of the process does not.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._reader.close()
+            finally:
+                self._lock.release()
 
     def _ask(self) -> BrokerStatus | None:
         """The broker's status, None if none answers; the last one again if answers take long."""

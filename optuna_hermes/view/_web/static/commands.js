@@ -11,6 +11,7 @@ export class Commands {
   constructor(store) {
     this.store = store;
     this.timer = null;
+    this.asked = null; // the trial whose event log was asked for last
     $("help").addEventListener("click", () => $("keys").showModal());
   }
 
@@ -61,6 +62,7 @@ export class Commands {
 
   async tell(n) {
     const body = $("events-body");
+    this.asked = n;
     put($("events-title"), `Trial ${n}`);
     body.replaceChildren(make("p", "", "Reading"));
     $("events").showModal();
@@ -68,9 +70,9 @@ export class Commands {
       const answer = await fetch(`api/trials/${n}`);
       const found = await answer.json();
       if (!answer.ok) throw new Error(found.error);
-      body.replaceChildren(...this.eventLog(found));
+      if (this.asked === n) body.replaceChildren(...this.eventLog(found));
     } catch (error) {
-      body.replaceChildren(make("p", "", error.message));
+      if (this.asked === n) body.replaceChildren(make("p", "", error.message));
     }
   }
 
