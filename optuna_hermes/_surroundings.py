@@ -29,6 +29,8 @@ _ASK_SECONDS = 10.0
 """Time for SLURM's controller to answer; on a busy cluster it takes some seconds."""
 
 _OF_JOB = re.compile(r"[0-9]{1,18}")
+_NUMBER = re.compile(r"[0-9]{1,12}")
+"""A count or a time: no calendar has the seconds of more digits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,7 @@ def _job(environ: Mapping[str, str]) -> str | None:
 
 def _number(environ: Mapping[str, str], name: str) -> float | None:
     text = environ.get(name, "")
-    return float(text) if _OF_JOB.fullmatch(text) else None
+    return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def _grace(environ: Mapping[str, str], usual: float) -> float:

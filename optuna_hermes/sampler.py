@@ -75,7 +75,7 @@ class HermesSampler(BaseSampler):
         devices_text(devices)
         self._devices = devices
         self._policy = policy
-        self._slice_seconds = slice_seconds
+        self._slice_seconds = float(slice_seconds)  # one of NumPy's is not sent to a broker
 
     @property
     def terms(self) -> _optuna.SharingTerms:

@@ -139,10 +139,14 @@ def _here() -> str:
     # Not the host's name: containers change it, and two users of a host have two ledgers.
     path = state_dir() / "ledgers" / "id"
     with only_here(), state_errors():
-        if not path.exists():
+        name = path.read_text() if path.exists() else ""
+        if not name.strip():  # the disk was full, or the power was cut
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.write_text(f"{socket.gethostname()}:{path.parent} {uuid.uuid4().hex[:8]}")
-        return path.read_text()
+            name = f"{socket.gethostname()}:{path.parent} {uuid.uuid4().hex[:8]}"
+            partial = path.with_suffix(".partial")
+            partial.write_text(name)
+            partial.replace(path)
+        return name
 
 
 def _elsewhere(study: optuna.Study, marked: str) -> StorageError:

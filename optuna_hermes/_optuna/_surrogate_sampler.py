@@ -12,7 +12,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.samplers._lazy_random_state import LazyRandomState
-from optuna.search_space import IntersectionSearchSpace
+from optuna.search_space import intersection_search_space
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -67,7 +67,6 @@ class SurrogateSampler(BaseSampler):
     def __init__(self, seed: int | None = None) -> None:
         self._rng = LazyRandomState(seed)
         self._others = TPESampler(seed=seed)
-        self._space = IntersectionSearchSpace()
 
     def reseed_rng(self) -> None:
         """Draw other random numbers than a copy of this sampler."""
@@ -80,8 +79,9 @@ class SurrogateSampler(BaseSampler):
         """Return the parameters that all trials with a value have in common."""
         if len(study.directions) > 1:
             return {}
-        # Trials as they were when this one was opened, a moment ago: as Optuna's own samplers.
-        space = self._space.calculate(study, use_cache=True)
+        # Trials as they were when this one was opened, a moment ago: as Optuna's own samplers. They
+        # remember the space of one study, but the next trial may be another study's.
+        space = intersection_search_space(study._get_trials(deepcopy=False, use_cache=True))
         return {name: each for name, each in space.items() if not each.single()}
 
     def sample_relative(

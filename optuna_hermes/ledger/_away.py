@@ -55,11 +55,13 @@ def lost_race(error: BaseException) -> bool:
 
 def _of_database(error: BaseException) -> Iterator[SQLAlchemyError]:
     """SQLAlchemy's errors among an error and its causes."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, SQLAlchemyError):
-            yield seen
-        seen = seen.__cause__ or seen.__context__
+    each: BaseException | None = error
+    seen = set[int]()
+    while each is not None and id(each) not in seen:  # `raise error from error` makes a circle
+        if isinstance(each, SQLAlchemyError):
+            yield each
+        seen.add(id(each))
+        each = each.__cause__ or each.__context__
 
 
 def _is_sqlite(error: DBAPIError) -> bool:

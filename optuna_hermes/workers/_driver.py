@@ -176,6 +176,8 @@ class Driver:
                 if self._is_imported():
                     with _optuna.optimize_loop(self._study):
                         self._serve(self._pool, ledger)
+            if self._raised is not None:  # not in _serve: a BrokerError would be its broker's end
+                raise self._raised
             return self._result(ledger, time.monotonic() - self._began)
         except KeyError:  # of Optuna's storage, for whatever it cannot find
             self._refuse_deleted()
@@ -419,8 +421,6 @@ class Driver:
         self._stopped = mine.draining
         if self._stopped:
             self._dismiss(watched, pool, at_once=late)
-        if self._raised is not None:
-            raise self._raised
 
     def _wait_for_change(
         self, watched: WatchedStudy, pool: WorkerPool, pause: float

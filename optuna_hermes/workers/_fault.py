@@ -14,6 +14,7 @@ from optuna_hermes.errors import (
     ObjectiveError,
     StorageError,
 )
+from optuna_hermes.workers._words import text_of
 
 _OUT_OF_MEMORY_TYPES = ("OutOfMemoryError", "MemoryError")
 _OUT_OF_MEMORY = re.compile(
@@ -37,9 +38,10 @@ def is_of_device(error: BaseException, devices: str) -> bool:
         error: the objective's exception.
         devices: the GPUs of its lease, as in ``CUDA_VISIBLE_DEVICES``.
     """
-    if not (devices and isinstance(error, RuntimeError) and "CUDA error" in str(error)):
+    text = text_of(error, str)
+    if not (devices and isinstance(error, RuntimeError) and "CUDA error" in text):
         return False
-    if any(words in str(error) for words in _OF_DEVICE):
+    if any(words in text for words in _OF_DEVICE):
         return True
     try:
         source = NvmlDevices(devices.split(","))
@@ -58,15 +60,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     """
     return any(
         any(kind.__name__ in _OUT_OF_MEMORY_TYPES for kind in type(each).__mro__)
-        or _OUT_OF_MEMORY.search(str(each))
+        or _OUT_OF_MEMORY.search(text_of(each, str))
         for each in _with_causes(error)
     )
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
     each: BaseException | None = error
-    while each is not None:
+    seen = set[int]()
+    while each is not None and id(each) not in seen:  # `raise error from error` makes a circle
         yield each
+        seen.add(id(each))
         each = each.__cause__
 
 

@@ -20,6 +20,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import NoReturn
 
+from optuna_hermes.workers._processes import no_process
+
 PROBE_SECONDS = 20.0
 """Seconds for the forked process to check accelerators; a GPU driver may be slow at first."""
 
@@ -44,6 +46,9 @@ def why_not_fork() -> Unsafe | None:
     """The reason why workers must be fresh processes; None if this process can be forked.
 
     Call it in the main thread, once all is imported.
+
+    Raises:
+        HermesError: the system refuses to start a process.
     """
     # Operations of torch leave idle threads behind; OpenMP starts them again when it needs them.
     _end_openmp_threads()
@@ -68,7 +73,12 @@ def _probe() -> bool:
     """Fork once; True if accelerators can be used in the fork."""
     ours, theirs = os.pipe()
     # Also wanted: OpenBLAS ends its threads before a fork, and starts them when it needs them.
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(ours)
+        os.close(theirs)
+        raise no_process(error) from error
     if pid == 0:
         _answer(theirs)
     os.close(theirs)

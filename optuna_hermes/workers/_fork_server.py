@@ -18,6 +18,7 @@ import json
 import math
 import os
 import pickle
+import select
 import selectors
 import signal
 import socket
@@ -42,7 +43,7 @@ from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
 from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import leave_to_driver
-from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer
+from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer, text_of
 from optuna_hermes.workers._worker import WorkerInput, study_of, work
 
 _PR_SET_PDEATHSIG = 1
@@ -226,6 +227,7 @@ class _Successor:
         self.is_ready = False
         self.asked = 0
         self.workers: set[int] = set()
+        self._passed: set[str] = set()
         self._unread = b""
 
     def fork(self, count: int) -> None:
@@ -234,12 +236,28 @@ class _Successor:
         with contextlib.suppress(ConnectionError):  # its exit will be noticed
             self.socket.sendall(b"f" * count)
 
-    def lines(self) -> list[bytes]:
-        """Its next messages, of those to the driver; empty if it is gone."""
+    def pass_on(self, packed: str, line: bytes) -> None:
+        """Have it compute one more value, once, and later if its pipe is full."""
+        room = select.poll()
+        room.register(self.words_end, select.POLLOUT)
+        # It reads nothing while it computes, which may take for ever. The pipe itself cannot be
+        # made to refuse: its workers, who write to it too, would lose what they say.
+        if packed in self._passed or not room.poll(0):
+            return
+        with contextlib.suppress(BrokenPipeError):  # its exit will be noticed
+            os.write(self.words_end, line + b"\n")
+            self._passed.add(packed)
+
+    def lines(self) -> list[bytes] | None:
+        """Its next messages, of those to the driver; None if it is gone."""
         try:
             data = self.socket.recv(65536, socket.MSG_DONTWAIT)
-        except (ConnectionError, BlockingIOError):
+        except BlockingIOError:
+            return []
+        except ConnectionError:
             data = b""
+        if not data:
+            return None
         *lines, self._unread = (self._unread + data).split(b"\n")
         return lines
 
@@ -470,8 +488,7 @@ class _ForkServer:
             self._refuse(packed, f"{_MOST_VALUES} other values are shared already")
             return
         if self._successor is not None:
-            with contextlib.suppress(BrokenPipeError):  # its exit will be noticed
-                os.write(self._successor.words_end, line + b"\n")  # it may have another value only
+            self._successor.pass_on(packed, line)  # it may have another value only
             return
         words = _words_pipe()
         try:
@@ -526,10 +543,10 @@ class _ForkServer:
 
     def _read_successor(self, successor: _Successor) -> None:
         lines = successor.lines()
-        if not lines:  # its exit will be noticed, or was
+        if lines is None:  # its exit will be noticed, or was
             with contextlib.suppress(KeyError):
                 self._selector.unregister(successor.socket)
-        for each in lines:
+        for each in lines or ():
             line = json.loads(each)
             if "ready" in line:
                 successor.is_ready = True
@@ -650,7 +667,7 @@ def serve(
         work(job, objective, say, study or study_of(job))
         status = 0
     except BaseException as error:
-        say(FAILED, repr(error))
+        say(FAILED, text_of(error))
         with contextlib.suppress(Exception):
             traceback.print_exc()
     finally:

@@ -50,7 +50,9 @@ def is_library(name: str) -> bool:
 
 
 def _find_in_libraries(name: str) -> ModuleSpec | None:
-    folders = [each for each in sys.path if each.startswith(_FOLDERS)]
+    # Python passes over what is no text, such as a pathlib.Path.
+    entries: list[object] = [*sys.path]
+    folders = [each for each in entries if isinstance(each, str) and each.startswith(_FOLDERS)]
     spec = PathFinder.find_spec(name, folders)
     # A folder without modules (a namespace package) must not hide the user's file.
     return spec if spec is not None and spec.loader is not None else None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
+import json
 import logging
 import os
 import pickle
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.workers._words import LONGEST_REASON
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._accelerators import Accelerator
@@ -31,7 +34,7 @@ Call = tuple[str, str, tuple[Any, ...], dict[str, Any]]
 """A call that another process can repeat: module, qualified name and arguments of its function."""
 
 _LONGEST_CALL = 3000
-"""Characters of a call in a message, which must fit into a pipe's atomic write."""
+"""Characters of a packed call in a message, which must fit into a pipe's atomic write."""
 
 _log = logging.getLogger("optuna_hermes.once")
 
@@ -42,6 +45,8 @@ class _Process:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.values: dict[object, Any] = {}
+        self.shared: set[str] = set()
+        """The packed calls of those values that were computed for the processes it forks."""
         self.noted: set[str] = set()
         self.owner: FunctionType | None = None
         """The objective's function, if its module cannot be imported under its name."""
@@ -125,30 +130,31 @@ def compute(packed: str) -> str:
     Returns:
         The reason why it cannot be shared, or an empty text.
     """
-    call: Call = pickle.loads(base64.b64decode(packed))
-    module, name, args, kwargs = call
     files = _open_files()
     try:
+        # Here alone: what arguments import or raise must not harm a process that serves.
+        call: Call = pickle.loads(base64.b64decode(packed.partition(" ")[0]))
+        module, name, args, kwargs = call
         _process.values[_key(call)] = _computed(_find(module, name), args, kwargs)
     except BaseException as error:
-        return f"it raised {error!r} in another process than the trial's"
+        return f"it raised {repr(error)[:LONGEST_REASON]} in another process than the trial's"
+    _process.shared.add(packed)
     return "it keeps files open" if _open_files() - files else ""
 
 
 def n_computed() -> int:
-    """Number of values that this process has."""
-    return len(_process.values)
+    """Number of values that were computed for the processes that this one forks."""
+    return len(_process.shared)
 
 
 def is_computed(packed: str) -> bool:
-    """True if this process has the value of a packed call."""
-    return _key(pickle.loads(base64.b64decode(packed))) in _process.values
+    """True if the value of a packed call was computed for the processes that this one forks."""
+    return packed in _process.shared
 
 
 def name_of(packed: str) -> str:
     """The qualified name of a packed call's function."""
-    call: Call = pickle.loads(base64.b64decode(packed))
-    return call[1]
+    return packed.partition(" ")[2]
 
 
 def used_accelerator() -> Accelerator | None:
@@ -183,8 +189,8 @@ def _key(call: Call) -> object:
     module, name, args, kwargs = call
     named = sorted(kwargs.items())
     values = (*args, *(value for _, value in named))
-    # Types too: 1, 1.0 and True are equal.
-    key = (module, name, len(args), tuple(word for word, _ in named), values, (*map(type, values),))
+    words = tuple(word for word, _ in named)
+    key = (module, name, len(args), words, values, _unlike_equals(values))
     try:
         hash(key)
     except TypeError as error:
@@ -193,6 +199,19 @@ def _key(call: Call) -> object:
             "texts and tuples of them."
         ) from error
     return key
+
+
+def _unlike_equals(value: object) -> object:
+    """What tells a value from those equal to it, as 1, 1.0 and True are, or 0.0 and -0.0."""
+    if isinstance(value, float):
+        return type(value), str(value)
+    if isinstance(value, frozenset):
+        return type(value), frozenset((each, _unlike_equals(each)) for each in value)
+    if dataclasses.is_dataclass(value):
+        parts = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        parts = list(value) if isinstance(value, tuple) else []
+    return type(value), *map(_unlike_equals, parts)
 
 
 def _share(call: Call) -> None:
@@ -204,11 +223,13 @@ def _share(call: Call) -> None:
         why = "it, or the trial before it, has used an accelerator"
     else:
         try:
-            packed = base64.b64encode(pickle.dumps(call)).decode()
+            # With its name: only a process that computes the value unpacks the rest.
+            packed = f"{base64.b64encode(pickle.dumps(call)).decode()} {name}"
         except Exception as error:
             why = f"its arguments cannot be sent to another process: {error}"
         else:
-            why = "its arguments are too long" if len(packed) > _LONGEST_CALL else ""
+            long = len(json.dumps(packed)) > _LONGEST_CALL
+            why = "its arguments are too long" if long else ""
     if why:
         _note(not_shared(name, why))
     else:
@@ -245,11 +266,14 @@ def _computed(load: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, A
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
     torch = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state(legacy=False)
+    bits = np.random.mtrand.get_bit_generator()
     cpu = None if torch is None else torch.get_rng_state()
     accelerator = used_accelerator()
     states = [] if accelerator is None else accelerator.rng_states()
     random.seed(0)
+    if type(bits) is not np.random.MT19937:  # the only one that can be seeded
+        np.random.mtrand.set_bit_generator(np.random.MT19937())
     np.random.seed(0)
     if torch is not None:  # not by torch.manual_seed(): accelerators not in use remember that
         torch.default_generator.manual_seed(0)
@@ -259,6 +283,8 @@ def _own_random_numbers() -> Iterator[None]:
         yield
     finally:
         random.setstate(python)
+        if np.random.mtrand.get_bit_generator() is not bits:
+            np.random.mtrand.set_bit_generator(bits)
         np.random.set_state(numpy)
         if torch is not None:
             torch.set_rng_state(cpu)

@@ -13,7 +13,7 @@ from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import OpenStudy, StudySpec
 from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params
 from optuna_hermes.ledger import Ledger
-from optuna_hermes.model import LIVE_STATES, MOST_SECONDS
+from optuna_hermes.model import LIVE_STATES, MOST_COUNT, MOST_SECONDS
 
 DESCRIBED_AT_ONCE = 1_000_000
 """Characters of parameters in one message, whose bytes are limited."""
@@ -77,6 +77,8 @@ def opening(
     if left is not None:
         most = len(trials) + left
         n_trials = most if n_trials is None else min(n_trials, most)
+    if n_trials is not None:
+        n_trials = min(n_trials, MOST_COUNT)
     unstarted = None if n_trials is None else max(0, n_trials - opened)
     return OpenStudy(
         study=spec,

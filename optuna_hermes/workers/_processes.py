@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 from optuna_hermes.broker import sessions
-from optuna_hermes.errors import ObjectiveError
+from optuna_hermes.errors import HermesError, ObjectiveError
 
 INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
 """Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
@@ -42,6 +42,14 @@ def refuse_inside() -> None:
             "optimize() was called in a process that it has started, by what that imports: put the "
             'call under `if __name__ == "__main__":`.'
         )
+
+
+def no_process(error: OSError) -> HermesError:
+    """The error where the system refuses to start a process."""
+    return HermesError(
+        f"The system starts no process ({error}): raise the limit of processes or of memory, then "
+        "run the same command again."
+    )
 
 
 class ForkedProcess:

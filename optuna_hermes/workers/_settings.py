@@ -73,9 +73,10 @@ class OptimizeSettings:
         for name in ("timeout", "device_seconds", "slice_seconds"):
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and 0.0 <= value < math.inf):
+                without = "1 s" if name == "slice_seconds" else "no bound"
                 raise InvalidInputError(
                     f"{name} must be a finite number of seconds, 0 or more, but got {value!r}: "
-                    "leave it out for no bound."
+                    f"leave it out for {without}."
                 )
         n_trials, hang, seed = self.n_trials, self.hang_seconds, self.seed
         if n_trials is not None and not (isinstance(n_trials, Integral) and n_trials >= 0):

@@ -160,7 +160,8 @@ class Stops:
         SIGINT and SIGTERM are always handled: a shell makes its background jobs ignore SIGINT,
         lest they be killed, but to suspend loses nothing. Other signals are handled only where
         they have their default action: ``nohup`` ignores SIGHUP, and a script may have handlers
-        of its own.
+        of its own. Those of a program that embeds Python are kept, since Python cannot set them
+        again.
         """
         # Python sets signal handlers only in the main thread.
         if threading.current_thread() is not threading.main_thread():
@@ -180,6 +181,7 @@ class Stops:
 
 
 def _is_to_be_handled(number: int) -> bool:
+    handler = signal.getsignal(number)
     if number in (signal.SIGINT, signal.SIGTERM):
-        return True
-    return signal.getsignal(number) == signal.SIG_DFL
+        return handler is not None
+    return handler == signal.SIG_DFL

@@ -27,6 +27,14 @@ LONGEST_REASON = 300
 Say = Callable[[str, str], None]
 
 
+def text_of(value: object, how: Callable[[object], str] = repr) -> str:
+    """The text of a user's value; the name of its class where that raises."""
+    try:
+        return how(value)
+    except Exception:
+        return type(value).__name__
+
+
 def sayer(pipe: int) -> Say:
     """The function ``say(word, reason)`` of this process; ``pipe`` is the end for writing."""
 

@@ -46,6 +46,7 @@ from optuna_hermes.workers._words import (
     STOP,
     WAITS,
     Say,
+    text_of,
 )
 
 NOTES_SECONDS = 5.0
@@ -221,13 +222,15 @@ class _TrialExecution:
             if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
                 _die(f"Trial {trial.number} goes on elsewhere: its device has failed.")
             if is_out_of_memory(raised) and not self._session.alone:
-                reason = f"Trial {trial.number} has outgrown its share of the device: {raised}"
+                text = text_of(raised, str)
+                reason = f"Trial {trial.number} has outgrown its share of the device: {text}"
                 self._session.release(reason, outgrown=True)
                 return
             # A trial with a checkpoint has been past this point before: an error of the script or
             # its surroundings would fail one suspended trial after the other.
             if self._returns:
-                problem = f"its objective raises {repr(raised)[:LONGEST_REASON]} before it goes on"
+                text = text_of(raised)[:LONGEST_REASON]
+                problem = f"its objective raises {text} before it goes on"
                 _log.warning(
                     "Trial %d waits, or goes on on another host: %s, see its output.log. While "
                     "others train it is tried three times here, a minute apart.",
@@ -240,7 +243,7 @@ class _TrialExecution:
                     "`optuna-hermes finish`."
                 )
                 return
-            state, error = TrialState.FAIL, repr(raised)
+            state, error = TrialState.FAIL, text_of(raised)
         self._leave_if_taken()
         # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")

@@ -29,6 +29,7 @@ from optuna_hermes.workers._processes import (
     INSIDE_VARIABLE,
     ForkedProcess,
     command,
+    no_process,
     refuse_inside,
 )
 from optuna_hermes.workers._threads import THREADS_VARIABLE
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
     from optuna_hermes.workers._worker import WorkerInput
 
 END_SECONDS = 10.0
+
+_KILLED_SECONDS = 60.0
+"""Longest wait for the next killed worker to be gone: it may have much memory to give back."""
+
+_LONGEST_WAIT_SECONDS = 1e6
+"""Longest time that is waited at once: the system's own bound is 25 days."""
 
 
 @contextlib.contextmanager
@@ -111,16 +118,20 @@ class WorkerPool:
         self._buffer = b""
         self._process: ForkedProcess | subprocess.Popen[bytes]
         with end:
-            if new_python is None and not isinstance(objective, str):
-                self._process = fork_server(objective, end, self._socket, environment)
-                return
-            self._process = subprocess.Popen(
-                command("_fork_server", end.fileno()),
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if has_fileno(sys.stderr) else None,
-                pass_fds=(end.fileno(),),
-                env=environment,
-            )
+            try:
+                if new_python is None and not isinstance(objective, str):
+                    self._process = fork_server(objective, end, self._socket, environment)
+                    return
+                self._process = subprocess.Popen(
+                    command("_fork_server", end.fileno()),
+                    stdin=subprocess.DEVNULL,
+                    stdout=sys.stderr.fileno() if has_fileno(sys.stderr) else None,
+                    pass_fds=(end.fileno(),),
+                    env=environment,
+                )
+            except OSError as error:
+                self._socket.close()
+                raise no_process(error) from error
         # With this process's sys.path, workers can import the same modules.
         self._send((packed, sys.path, arguments(packed)))
 
@@ -147,9 +158,11 @@ class WorkerPool:
             ObjectiveError: it cannot be loaded.
         """
         while not self._ready:
-            left = None if math.isinf(until) else max(0.0, until - time.monotonic())
-            if not wait([self._socket], left):
-                return False
+            left = max(0.0, until - time.monotonic())
+            if not wait([self._socket], min(left, _LONGEST_WAIT_SECONDS)):
+                if left <= _LONGEST_WAIT_SECONDS:
+                    return False
+                continue
             for line in self._lines():
                 if "error" in line:
                     kind = getattr(errors, line["kind"], ObjectiveError)
@@ -202,18 +215,29 @@ class WorkerPool:
         return other.fileno() in readable
 
     def kill_all(self) -> None:
-        """SIGKILL every worker, those being forked too, and wait until they are gone."""
+        """SIGKILL every worker, those being forked too, and wait until they are gone.
+
+        Raises:
+            HermesError: the fork server does not answer, and was killed.
+        """
         killed: set[int] = set()
         while self._alive or self._asked:
             for pid in self._alive - killed:
                 killed.add(pid)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            if not wait([self._socket], _KILLED_SECONDS):
+                self._process.kill()
+                raise HermesError(
+                    "The process that workers are forked from does not answer, so it was killed: "
+                    "run the same command again."
+                )
             self._read()
 
     def _send(self, payload: object) -> None:
         data = pickle.dumps(payload)
-        self._socket.sendall(len(data).to_bytes(8, "big") + data)
+        with contextlib.suppress(ConnectionError):  # reading from the socket will raise
+            self._socket.sendall(len(data).to_bytes(8, "big") + data)
 
     def _read(self) -> None:
         for line in self._lines():

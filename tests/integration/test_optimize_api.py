@@ -103,6 +103,19 @@ def test_a_callback_can_stop_the_study(script: Any, tmp_path: Path) -> None:
     assert 3 <= len(study_in(tmp_path).trials) < 200
 
 
+def test_an_error_of_a_callback_is_not_the_broker_s(script: Any) -> None:
+    """A callback may ask another broker, or optimize another study: its error ends the call."""
+    done = script(
+        "from optuna_hermes.errors import BrokerError\n"
+        "def fails(study, trial):\n"
+        "    raise BrokerError('mine')\n"
+        "optimize(study, objective, devices='cpu:1', callbacks=[fails])\n"
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("BrokerError: mine\n")
+    assert "Starting another one" not in done.stderr
+
+
 def test_ctrl_c_is_raised_in_the_script(script: Any, tmp_path: Path) -> None:
     """After everything is suspended the caller gets its KeyboardInterrupt."""
     done = script(

@@ -53,6 +53,13 @@ def test_an_error_that_was_raised_for_want_of_memory_is_one() -> None:
     assert is_out_of_memory(error)
 
 
+def test_errors_that_are_their_own_causes_are_gone_through_once() -> None:
+    """``raise error from error`` is legal."""
+    error, other = ValueError("lr"), KeyError("lr")
+    error.__cause__, other.__cause__ = other, error
+    assert not is_out_of_memory(error)
+
+
 @pytest.mark.parametrize(
     "error",
     [

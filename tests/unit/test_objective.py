@@ -24,6 +24,12 @@ def test_a_function_of_a_file_is_found(script: Path) -> None:
     assert unpack(pack(f"{script}:objective"))(1) == 4
 
 
+def test_a_path_in_sys_path_is_passed_over(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python searches texts alone, so a script may have others there and not notice."""
+    monkeypatch.setattr(sys, "path", [*sys.path, script.parent])
+    assert unpack(f"{script}:objective")(1) == 4
+
+
 def test_a_function_of_a_module_is_found() -> None:
     """``module:NAME`` is what Python itself would import."""
     assert unpack(pack("math:sqrt"))(4.0) == 2.0

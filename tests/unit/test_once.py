@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import base64
+import contextlib
+import dataclasses
 import json
 import os
-import pickle
 import random
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,24 @@ def test_each_combination_of_arguments_is_another_value() -> None:
         _once.once(load, a=1)
         _once.once(load, a=1, b=2)
         _once.once(load, b=2, a=1)
+    assert len(calls) == 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    side: float
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda n: (n,), lambda n: ("a", (n,)), lambda n: frozenset([n]), Shape, lambda n: (Shape(n),)],
+    ids=["tuple", "nested", "frozenset", "dataclass", "both"],
+)
+def test_equal_numbers_are_told_apart_inside_of_arguments(wrap: Callable[[float], Any]) -> None:
+    """So are two zeros, and equal texts are not."""
+    for _ in range(2):
+        for number in (1, 1.0, True, 0.0, -0.0):
+            _once.once(load, wrap(number))
     assert len(calls) == 5
 
 
@@ -185,10 +204,11 @@ def test_a_worker_shares_what_it_has_computed(process: Any) -> None:
     value = _once.once(load, 2, a=(1, "x"))
     _once.once(load, 2, a=(1, "x"))
     (packed,) = sent
-    assert _once.is_computed(packed)
     process.values.clear()
     assert not _once.is_computed(packed)
     assert _once.compute(packed) == ""
+    assert _once.is_computed(packed)
+    assert _once.n_computed() == 1
     assert _once.once(load, 2, a=(1, "x")) == value
     assert _once.name_of(packed) == "load"
 
@@ -206,7 +226,9 @@ def test_what_cannot_be_shared_is_said(process: Any) -> None:
     assert _once.compute(sent.pop()) == "it keeps files open"
     next(iter(process.values.values())).close()
     _once.once(fail_late, ())
-    assert "OSError" in _once.compute(sent.pop())
+    why = _once.compute(sent.pop())
+    assert "OSError" in why
+    assert len(why) < 400
     _once.once(load, "x" * 5000)
     _once.once(load, sys)
     assert not sent
@@ -217,13 +239,32 @@ def test_what_cannot_be_shared_is_said(process: Any) -> None:
 def fail_late(made: tuple[()]) -> None:
     calls.append(made)
     if len(calls) > 1:
-        raise OSError("gone")
+        raise OSError("gone" * 100_000)
+
+
+class Elsewhere:
+    """Of a module that only the objective can import."""
+
+    def __reduce__(self) -> Any:
+        return fail, ()
+
+
+def test_arguments_are_unpacked_only_by_a_process_that_computes() -> None:
+    """One that forks workers would end with the error."""
+    sent: list[str] = []
+    _once.begin_worker(sent.append, calls.append)
+    _once.once(load, Elsewhere())
+    (packed,) = sent
+    calls.clear()
+    assert not _once.is_computed(packed)
+    assert _once.name_of(packed) == "load"
+    assert not calls
+    assert _once.compute(packed).startswith("it raised OSError('no such data') in another process")
 
 
 def test_a_successor_that_ends_is_heard_first(process: Any) -> None:
     """Its reason is in the socket when its exit is noticed, and others may still ask it."""
-    call, other = ((__name__, name, (), {}) for name in ("load", "fail"))
-    computing, asked = (base64.b64encode(pickle.dumps(each)).decode() for each in (call, other))
+    computing, asked = "AAAA load", "AAAA fail"
     driver, parent = socket.socketpair()
     ours, theirs = socket.socketpair()
     words, words_end = os.pipe()
@@ -243,3 +284,39 @@ def test_a_successor_that_ends_is_heard_first(process: Any) -> None:
         each.close()
     os.close(server._words)
     os.close(server._words_end)
+
+
+def test_a_successor_that_computes_for_ever_holds_up_nobody() -> None:
+    """It reads nothing: it is asked once for each value, and for no more than its pipe holds."""
+    ours, theirs = socket.socketpair()
+    words, words_end = os.pipe()
+    successor = _fork_server._Successor(0, ours, words_end)
+    line = b"x" * 3000
+    for _ in range(100):
+        successor.pass_on("AAAA load", line)
+    assert os.read(words, 65536) == line + b"\n"
+    for number in range(100):
+        successor.pass_on(f"AAAA {number}", line)
+    os.set_blocking(words, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.read(words, 65536):
+            pass
+    successor.pass_on("AAAA 99", line)  # there is room again
+    assert os.read(words, 65536) == line + b"\n"
+    theirs.close()
+    successor.forget()
+    os.close(words)
+
+
+def test_a_message_of_a_successor_that_is_not_whole_is_not_its_end() -> None:
+    """The rest is still read."""
+    ours, theirs = socket.socketpair()
+    successor = _fork_server._Successor(0, ours, os.dup(1))
+    theirs.sendall(b'{"rea')
+    assert successor.lines() == []
+    assert successor.lines() == []
+    theirs.sendall(b'dy": true}\n')
+    assert successor.lines() == [b'{"ready": true}']
+    theirs.close()
+    assert successor.lines() is None
+    successor.forget()

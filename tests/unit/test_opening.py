@@ -7,9 +7,12 @@ import resource
 import optuna
 import pytest
 
+from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._protocol import frame
+from optuna_hermes.model import MOST_COUNT
 from optuna_hermes.workers import _opening
-from optuna_hermes.workers._opening import descriptions
+from optuna_hermes.workers._opening import descriptions, opening
+from support.memory_ledger import MemoryLedger
 
 
 def test_parameters_may_be_long_texts() -> None:
@@ -25,6 +28,14 @@ def test_parameters_may_be_long_texts() -> None:
     assert all(map(frame, messages))
     told = {number: params for each in messages for number, params in each.params.items()}
     assert told == {trial.number: trial.params for trial in study.trials}
+
+
+def test_any_number_of_trials_may_be_asked_for() -> None:
+    """``sys.maxsize`` stands for no bound; a message holds smaller numbers."""
+    study, spec = optuna.create_study(), StudySpec(key="s", name="s", ledger_url="memory:")
+    message = opening(study, spec, MemoryLedger(), "a", n_trials=10**25, max_alive=1)
+    assert (message.unstarted, message.limit) == (MOST_COUNT, MOST_COUNT)
+    assert frame(message)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,13 @@ def test_a_transaction_whose_connection_was_lost_before_is_waited_for() -> None:
         assert is_transient(error) is mended
 
 
+def test_an_error_that_is_its_own_cause_is_gone_through_once() -> None:
+    """``raise error from error`` is legal."""
+    error = ValueError("lr")
+    error.__cause__ = error
+    assert not is_transient(error)
+
+
 def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
     """As a standby that has not taken over yet, or one whose disk is full."""
 

@@ -27,6 +27,14 @@ def test_numbers_of_numpy_are_plain_ones() -> None:
     assert {type(given.n_trials), type(given.timeout), type(given.hang_seconds)} == {int, float}
 
 
+def test_what_leaving_a_bound_out_means_is_said() -> None:
+    """It is no bound for a time to end at, and a slice has a length."""
+    with pytest.raises(InvalidInputError, match=r"inf: leave it out for no bound\.$"):
+        OptimizeSettings(timeout=float("inf"))
+    with pytest.raises(InvalidInputError, match=r"inf: leave it out for 1 s\.$"):
+        OptimizeSettings(slice_seconds=float("inf"))
+
+
 @pytest.mark.parametrize("seed", [None, 0, 2**63 - 1, np.int64(3)])
 def test_seeds(seed: Any) -> None:
     """Whole numbers of any kind."""

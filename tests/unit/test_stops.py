@@ -176,3 +176,22 @@ def test_handlers_of_a_script_are_kept(make: Make) -> None:
     assert heard == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGTERM) == old
     assert not stops.is_over(1.0)
+
+
+def test_handlers_of_a_program_around_python_are_kept(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python does not know them (R's, uWSGI's), so it could not set them again."""
+    handled: list[int] = []
+
+    def handle(number: int, handler: object) -> signal.Handlers:
+        handled.append(number)
+        return signal.SIG_DFL
+
+    monkeypatch.setattr(signal, "signal", handle)
+    unknown = (signal.SIGINT, signal.SIGUSR1)
+    monkeypatch.setattr(
+        signal, "getsignal", lambda number: None if number in unknown else signal.SIG_DFL
+    )
+    with make(Surroundings()).heeds_signals():
+        assert {*handled} == {signal.SIGHUP, signal.SIGTERM, signal.SIGUSR2}

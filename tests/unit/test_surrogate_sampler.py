@@ -219,6 +219,22 @@ def test_trials_that_train_are_not_proposed_again() -> None:
     assert min(abs(a - b) for i, a in enumerate(asked) for b in asked[:i]) > 1e-3
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_sampler_may_serve_several_studies(together: bool) -> None:
+    """In one database, or in two in which they have the same id."""
+    made, storage = sampler(), optuna.storages.InMemoryStorage()
+    for name in ("x", "y"):
+        study = optuna.create_study(sampler=made, storage=storage if together else None)
+        study.optimize(lambda trial: trial.suggest_float(name, 0, 1), n_trials=12)  # noqa: B023
+        assert [*made.infer_relative_search_space(study, study.trials[-1])] == [name]
+
+
+def test_numbers_of_numpy_are_sent_as_plain_ones() -> None:
+    """Brokers are told of slices in ``float``."""
+    seconds = HermesSampler(slice_seconds=np.float32(0.5)).terms.slice_seconds  # type: ignore[arg-type]
+    assert (type(seconds), seconds) == (float, 0.5)
+
+
 def test_what_is_no_sampler_is_refused() -> None:
     """A base must be a sampler, and has its own seed."""
     with pytest.raises(InvalidInputError, match="base must be a sampler of Optuna or None"):

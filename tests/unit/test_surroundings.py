@@ -61,6 +61,11 @@ def test_a_job_of_slurm() -> None:
     assert end_of_job(expected) == 1800000000.0
 
 
+def test_an_end_of_no_calendar_is_not_known() -> None:
+    """A site's number for "never" may be of any length."""
+    assert surroundings(JOB | {"SLURM_JOB_END_TIME": 17 * "9"}).ends_at is None
+
+
 def test_a_task_of_an_array_is_named_as_slurm_names_it() -> None:
     """The id is one that ``scontrol`` takes."""
     assert surroundings(TASK).job == "17_2"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import threading
 import types
 import warnings
@@ -34,7 +35,14 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import TrialRecord, open_ledger
 from optuna_hermes.suspend import read, write
-from optuna_hermes.workers import _driver, _fork_server, _once, _optimize, _worker
+from optuna_hermes.workers import (
+    _driver,
+    _fork_server,
+    _once,
+    _optimize,
+    _worker,
+    _worker_pool,
+)
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
@@ -274,6 +282,23 @@ def test_a_fork_server_that_has_ended() -> None:
     )
 
 
+def test_a_fork_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is killed, and its workers with it: a call that is to end does."""
+    monkeypatch.setattr(_worker_pool, "_KILLED_SECONDS", 0.01)
+    killed: list[bool] = []
+    pool = WorkerPool.__new__(WorkerPool)
+    pool._alive, pool._asked = set(), 1
+    pool._process = SimpleNamespace(kill=lambda: killed.append(True))  # type: ignore[assignment]
+    pool._socket, other = socket.socketpair()
+    with pool._socket, other, pytest.raises(HermesError) as error:
+        pool.kill_all()
+    assert killed
+    assert str(error.value) == (
+        "The process that workers are forked from does not answer, so it was killed: run the same "
+        "command again."
+    )
+
+
 def test_an_objective_that_uses_a_gpu_at_its_import(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -453,6 +478,22 @@ def test_a_state_folder_that_cannot_be_made(
     study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
     with pytest.raises(StorageError, match=r"cannot be written \(.*\): set XDG_STATE_HOME"):
         _optuna.claim_ledger(study)
+
+
+@pytest.mark.parametrize("left", ["", "\n"])
+def test_a_name_of_ledgers_that_was_not_written_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
+) -> None:
+    """Another one is drawn, as after a full disk or a power cut: the study is claimed by it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = tmp_path / "optuna-hermes" / "ledgers" / "id"
+    path.parent.mkdir(parents=True)
+    path.write_text(left)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    _optuna.claim_ledger(study)
+    assert study.user_attrs["hermes:ledger"] == path.read_text() != left
+    assert [each.name for each in path.parent.iterdir()] == ["id"]
 
 
 def test_a_trial_that_somebody_else_finished() -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import filelock
+import optuna
 import pytest
 
-from optuna_hermes.workers._worker import _Notes, _opening
+from optuna_hermes import _optuna
+from optuna_hermes.workers._worker import _Notes, _opening, _TrialExecution
 
 
 def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
@@ -54,3 +58,31 @@ def test_no_thread_can_be_started_for_notes(monkeypatch: pytest.MonkeyPatch) -> 
     notes.put("done")
     notes.close()
     assert noted == []
+
+
+class TextlessError(Exception):
+    """An error whose text needs what it was not given."""
+
+    def __str__(self) -> str:
+        raise KeyError("code")
+
+    __repr__ = __str__
+
+
+def test_an_error_without_a_text_fails_its_trial(storage_url: str) -> None:
+    """Its class is named; the trial does not lose its process for it."""
+
+    def objective(trial: optuna.Trial) -> float:
+        raise TextlessError
+
+    ends: list[tuple[str, str]] = []
+    session: Any = SimpleNamespace(
+        left=False, checkpoints=(), checkpoint_url=None, end=lambda *end: ends.append(end)
+    )
+    job: Any = SimpleNamespace(ids_return=False)
+    notes: Any = SimpleNamespace(put=lambda state: None, close=lambda: None)
+    study = optuna.create_study(storage=storage_url)
+    with _optuna.patient(study):
+        execution = _TrialExecution(job, study, session, lambda word, reason: None)
+        execution._train(study.ask(), objective, notes)
+    assert (study.trials[0].state.name, ends) == ("FAIL", [("failed", "TextlessError")])

@@ -1,0 +1,76 @@
+"""The driver's end of the fork server."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+
+from optuna_hermes.errors import HermesError
+from optuna_hermes.workers import _worker_pool
+from optuna_hermes.workers._fork_safety import why_not_fork
+from optuna_hermes.workers._worker_pool import WorkerPool
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The driver's end, and that of the fork server."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.fixture
+def pool(ends: tuple[socket.socket, socket.socket]) -> WorkerPool:
+    """A pool without a process."""
+    made = WorkerPool.__new__(WorkerPool)
+    made._ready, made._buffer, made._socket = False, b"", ends[0]
+    return made
+
+
+def test_an_import_may_be_waited_for_any_time(
+    pool: WorkerPool, ends: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs without a limit end in a year, and the system waits 25 days at most."""
+    until = time.monotonic() + 0.1
+    with monkeypatch.context() as patch:
+        patch.setattr(_worker_pool, "_LONGEST_WAIT_SECONDS", 0.03)
+        assert not pool.wait_until_ready(until)
+    assert time.monotonic() >= until
+    ends[1].sendall(b'{"ready": true}\n')
+    assert pool.wait_until_ready(time.monotonic() + 1e9)
+
+
+def test_a_fork_server_may_be_killed_before_it_has_its_job(pool: WorkerPool, ends: Any) -> None:
+    """As by the kernel for want of memory: the driver says that it has ended."""
+    ends[1].close()
+    job: Any = {}
+    pool.configure(job)
+    with pytest.raises(HermesError, match=r"^The process that workers are forked from has ended"):
+        pool._read()
+
+
+@pytest.mark.parametrize("new_python", [None, "threads were started"])
+def test_a_fork_server_that_the_system_refuses(
+    new_python: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says which limits to raise, whatever is forked first."""
+
+    def refuse(*words: object, **options: object) -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", refuse)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for start in (why_not_fork, lambda: WorkerPool(lambda trial: 0.0, "cpu:1", new_python)):
+        with pytest.raises(HermesError) as error:
+            start()
+        assert str(error.value) == (
+            "The system starts no process ([Errno 11] Resource temporarily unavailable): raise the "
+            "limit of processes or of memory, then run the same command again."
+        )
