@@ -45,25 +45,26 @@ class CurveCache(Generic[T]):
 
 
 class CurveTable:
-    """Table of curves as rows of an array, so that each is turned into numbers once.
+    """Table of curves, one behind another in an array, so that each is turned into numbers once.
 
     Example:
         >>> from optuna_hermes.model import Curve
         >>> curve = Curve(steps=(1, 2), values=(0.5, 0.25), device_seconds=(1.0, 2.0))
         >>> table = CurveTable()
         >>> rows = table.rows([curve])
-        >>> table.values[rows, :2].tolist(), table.units[rows].tolist()
-        ([[0.5, 0.25]], [2])
+        >>> table.values[table.starts[rows] + 1].tolist(), table.units[rows].tolist()
+        ([0.25], [2])
     """
 
     # Between two decisions of a policy one trial of thousands has reported. What a table keeps
-    # makes it faster and changes no result: curves are immutable, and known by identity.
+    # makes it faster and changes no result: curves are immutable, and known by identity. It is no
+    # matrix, for then one long curve would make the rows of all as long.
 
     def __init__(self) -> None:
         self._forget()
 
     def rows(self, curves: Sequence[Curve]) -> Places:
-        """Return the rows of curves, each with a unit, in ``values``, ``units`` and ``seconds``."""
+        """Return the rows of curves, each with a unit, in ``starts``, ``units`` and ``seconds``."""
         if not curves:
             return np.zeros(0, dtype=np.int64)
         if len(self._known) >= _grown(len(curves)):
@@ -75,7 +76,7 @@ class CurveTable:
             for place in missing:
                 known[place] = self._known[id(curves[place])]
         rows = np.array(known, dtype=np.int64)
-        if self._held > 2 * int(self.units[rows].sum()) + _SPARE * _SPARE:
+        if self._end > 2 * int(self.units[rows].sum()) + _SPARE * _SPARE:
             self._forget()  # a few long curves take more than many short ones
             self._add(curves)
             rows = np.array([self._known[id(curve)] for curve in curves], dtype=np.int64)
@@ -90,12 +91,11 @@ class CurveTable:
         if not past:
             return self.values
         means, done = self._means.pop(past, (self.values[:0], 0))
-        if means.shape != self.values.shape:
-            known, means = means, np.full_like(self.values, np.inf)
-            means[:done, : known.shape[1]] = known[:done]
+        if len(means) < len(self.values):
+            means = _lengthened(means, len(self.values))
         for row in range(done, len(self._curves)):
-            n = self.units[row]
-            means[row, :n] = exponential_means(self.values[row, :n], past)
+            start, end = self.starts[row], self.starts[row] + self.units[row]
+            means[start:end] = exponential_means(self.values[start:end], past)
         if len(self._means) > 1:  # two are kept: what is measured of noise may waver between them
             self._means.pop(next(iter(self._means)))
         self._means[past] = means, len(self._curves)
@@ -104,51 +104,50 @@ class CurveTable:
     def _forget(self) -> None:
         self._known: dict[int, int] = {}
         self._means: dict[float, tuple[Floats, int]] = {}
-        self._held = 0
+        self._end = 0
         self._curves: list[Curve] = []  # as long as they are kept no other has their identity
-        self.values: Floats = np.full((_SPARE, _SPARE), np.inf)
-        """Value after each unit [row, unit - 1]; infinity for NaN, infinity and what is not yet."""
+        self.values: Floats = np.full(_SPARE, np.inf)
+        """Value after each unit [start + unit - 1]; infinity for NaN and infinity."""
+        self.starts: Places = np.zeros(_SPARE, dtype=np.int64)
+        """Place of the first value [row]."""
         self.units: Places = np.zeros(_SPARE, dtype=np.int64)
         """Units [row]."""
         self.seconds: Floats = np.zeros(_SPARE)
         """Device time [row], as it was reported last."""
 
     def _add(self, curves: Sequence[Curve]) -> None:
-        start = len(self._curves)
-        self._grow(start + len(curves), max(len(curve.values) for curve in curves))
-        for row, curve in enumerate(curves, start):
-            self.values[row, : len(curve.values)] = curve.values
-            self.units[row] = len(curve.values)
+        first = self._end
+        n_rows = len(self._curves) + len(curves)
+        n_values = first + sum(len(curve.values) for curve in curves)
+        if n_rows > len(self.units):
+            n_rows = _grown(n_rows)
+            self.starts, self.units = np.resize(self.starts, n_rows), np.resize(self.units, n_rows)
+            self.seconds = np.resize(self.seconds, n_rows)
+        if n_values > len(self.values):
+            self.values = _lengthened(self.values, _grown(n_values))
+        for row, curve in enumerate(curves, len(self._curves)):
+            start, self._end = self._end, self._end + len(curve.values)
+            self.values[start : self._end] = curve.values
+            self.starts[row], self.units[row] = start, len(curve.values)
             self.seconds[row] = curve.device_seconds[-1]
             self._known[id(curve)] = row
-            self._held += len(curve.values)
             self._curves.append(curve)
-        added = self.values[start : len(self._curves)]
+        added = self.values[first : self._end]
         added[~np.isfinite(added)] = np.inf
 
-    def _grow(self, n_rows: int, n_units: int) -> None:
-        rows, units = self.values.shape
-        if n_rows <= rows and n_units <= units:
-            return
-        rows, units = (
-            max(have, _grown(need) if need > have else 0)
-            for have, need in ((rows, n_rows), (units, n_units))
-        )
-        values, count = np.full((rows, units), np.inf), len(self._curves)
-        values[:count, : self.values.shape[1]] = self.values[:count]
-        self.values = values
-        self.units = np.resize(self.units, rows)
-        self.seconds = np.resize(self.seconds, rows)
 
-
-# Rows and units that a table has to begin with.
+# Rows and values that a table has to begin with.
 _SPARE = 64
 
 
 def _grown(size: int) -> int:
-    # In proportion, so that rows that are added one by one are copied rarely; not doubled, for one
-    # long curve makes all rows long.
+    # In proportion, so that curves that are added one by one are copied rarely.
     return size + size // 4 + _SPARE
+
+
+def _lengthened(values: Floats, size: int) -> Floats:
+    """The values, followed by infinite ones."""
+    return np.concatenate([values, np.full(size - len(values), np.inf)])
 
 
 def exponential_means(values: Floats, past: float) -> list[float]:
@@ -179,12 +178,12 @@ def places(last: Floats) -> Places:
     return np.asarray(np.where(np.isinf(last), len(last), place))
 
 
-def leads(values: Floats, rows: Places, units: Places, last: Floats, some: Places) -> Places:
+def leads(values: Floats, starts: Places, units: Places, last: Floats, some: Places) -> Places:
     """Count who was lower at a trial's age, and stays lower if it falls on for half as long.
 
     Args:
-        values: a table [row, unit - 1], infinite after a trial's last unit.
-        rows: of all trials in it [n].
+        values: of a table [start + unit - 1].
+        starts: of all trials in it [n].
         units: how many each of them has [n].
         last: their last values [n].
         some: the trials to count for [m].
@@ -193,8 +192,11 @@ def leads(values: Floats, rows: Places, units: Places, last: Floats, some: Place
         1 and their number [m]; for an infinite last value the number of all trials.
     """
     ages, own = units[some], last[some]
-    goal = reach(own, values[rows[some], ages - 1 - ages // 2], ages)
-    lower = values[rows, ages[:, None] - 1] < own[:, None]
+    goal = reach(own, values[starts[some] + ages - 1 - ages // 2], ages)
+    # A younger curve has no value there but has one of others, or none, in its place.
+    then = values.take(starts + (ages[:, None] - 1), mode="clip")
+    lower = then < own[:, None]
+    lower &= ages[:, None] <= units
     lower &= last < goal[:, None]
     return np.asarray(np.where(np.isinf(own), len(last), lower.sum(axis=1) + 1))
 

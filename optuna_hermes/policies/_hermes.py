@@ -219,17 +219,18 @@ class _Ranking:
                 trial for trial in others if trial.number not in numbers and trial.curve.values
             ]
         rows = table.rows([trial.curve for trial in self._trials])
-        self._rows, self._units, self._seconds = rows, table.units[rows], table.seconds[rows]
+        self._starts, self._units = table.starts[rows], table.units[rows]
+        self._seconds = table.seconds[rows]
         lengths = _lengths(waiting, self._units)
         newest = _newest(self._trials)
         longest = int(max(self._units.max(initial=0), lengths.max(initial=0)))
         self.predictivity = measured.predictivity.beyond_usual(
-            table.values, rows[newest], self._units[newest], longest
+            table.values, self._starts[newest], self._units[newest], longest
         )
         """Of the study's first ranks, 0 as usual."""
         noises = measured.noise.each(self._trials[each].curve for each in newest.tolist())
         self._values = table.smoothed(smoothing(noises))
-        self._last = self._values[rows, self._units - 1]
+        self._last = self._values[self._starts + self._units - 1]
         had = self._units[: len(waiting)]
         over = np.where(lengths > 0, had / np.maximum(lengths, 1), 0.0)
         greed, rest = _exponents(self.predictivity)
@@ -257,14 +258,14 @@ class _Ranking:
         # A lower bound of each index, since a lead is at least 1.
         bounds = self._price * places(self._last)[: len(self._waiting)] ** self._power
         order = np.argsort(bounds, kind="stable")
-        at_once = max(1, _CELLS // max(1, len(self._rows)))
+        at_once = max(1, _CELLS // max(1, len(self._trials)))
         heap: list[tuple[float, int, int]] = []
         for start in range(0, len(order), at_once):
             some = order[start : start + at_once]
             while heap and heap[0][0] < bounds[some[0]]:
                 index, _, first = heapq.heappop(heap)
                 yield index, self._waiting[first]
-            lead = leads(self._values, self._rows, self._units, self._last, some)
+            lead = leads(self._values, self._starts, self._units, self._last, some)
             indices = bounds[some] * lead ** self._power[some]
             numbers = [self._waiting[each].number for each in some.tolist()]
             heap += zip(indices.tolist(), numbers, some.tolist(), strict=True)
@@ -278,12 +279,12 @@ class _Ranking:
         place = places(self._last)
         by_number = np.argsort([trial.number for trial in self._trials])
         some = by_number[choose(place[by_number])]
-        lead = leads(self._values, self._rows, self._units, self._last, some)
+        lead = leads(self._values, self._starts, self._units, self._last, some)
         return [self._trials[each] for each in some.tolist()], 0.5 * np.log(place[some] * lead)
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
-        total, n_trials = float(self._seconds.sum()), len(self._rows)
+        total, n_trials = float(self._seconds.sum()), len(self._trials)
         if not (n_trials and 0 < total < math.inf):
             return 1.0
         # Each trial's first unit has its opening. The newest openings, which are told, may have

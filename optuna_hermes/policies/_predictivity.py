@@ -32,12 +32,12 @@ class Predictivity:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[bytes, float]] = {}
 
-    def beyond_usual(self, values: Floats, rows: Places, units: Places, length: int) -> float:
+    def beyond_usual(self, values: Floats, starts: Places, units: Places, length: int) -> float:
         """Measure by how much more than usual ranks after one unit tell of ranks at the end.
 
         Args:
-            values: a table [row, unit - 1].
-            rows: of trials in it [n].
+            values: of a table of curves [start + unit - 1].
+            starts: of trials in it [n].
             units: how many each of them has [n].
             length: units of a whole trial.
 
@@ -45,10 +45,12 @@ class Predictivity:
             Difference of Fisher's z (the inverse hyperbolic tangent of a correlation), 0 as usual.
         """
         usual = USUAL ** math.log2(max(1, length))
-        measured = self.with_end(values, rows, units, 1, length)
+        measured = self.with_end(values, starts, units, 1, length)
         return math.atanh(min(measured, _MOST)) - math.atanh(min(usual, _MOST))
 
-    def with_end(self, values: Floats, rows: Places, units: Places, age: int, length: int) -> float:
+    def with_end(
+        self, values: Floats, starts: Places, units: Places, age: int, length: int
+    ) -> float:
         """Measure the correlation of ranks at an age with those at the end.
 
         From each age to twice that age, ranks of the trials that got there are correlated, and the
@@ -57,8 +59,8 @@ class Predictivity:
         that (Personnel Selection, 1949, case 2).
 
         Args:
-            values: a table [row, unit - 1].
-            rows: of trials in it [n].
+            values: of a table of curves [start + unit - 1].
+            starts: of trials in it [n].
             units: how many each of them has [n].
             age: in units, at least 1.
             length: units of a whole trial.
@@ -74,7 +76,7 @@ class Predictivity:
                 measured *= prior
             else:
                 had = units >= age
-                then, now = values[rows[had], age - 1], values[rows[there], later - 1]
+                then, now = values[starts[had] + age - 1], values[starts[there] + later - 1]
                 seen = then.tobytes() + there.tobytes() + now.tobytes()
                 known = before.get((age, later))
                 if known is None or known[0] != seen:

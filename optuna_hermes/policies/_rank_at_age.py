@@ -58,18 +58,18 @@ def rank_at_age(
         return None
     table = CurveTable()
     rows = table.rows(list(known.values()))
-    units = table.units[rows]
-    means = table.smoothed(smoothing(map(noise, known.values())))[rows]
+    starts, units = table.starts[rows], table.units[rows]
+    means = table.smoothed(smoothing(map(noise, known.values())))
     age = known[number].units
-    own = means[list(known).index(number)]
-    then = means[units >= age, age - 1]
-    rank = 1 + int((then < own[age - 1]).sum())
+    start = starts[list(known).index(number)]
+    then = means[starts[units >= age] + age - 1]
+    rank = 1 + int((then < means[start + age - 1]).sum())
     oldest = int(units.max())
     length = 2 * oldest if length is None else max(length, oldest)
-    found = Predictivity().with_end(table.values, rows, units, age, length)
+    found = Predictivity().with_end(table.values, starts, units, age, length)
     # Those that got as old as it is were chosen for their ranks: among them its rank says less.
     ages = np.minimum(units, age) - 1
-    ahead = int((means[np.arange(len(units)), ages] < own[ages]).sum())
+    ahead = int((means[starts + ages] < means[start + ages]).sum())
     score = -float(ndtri((ahead + 0.5) / len(known)))
     best = -float(ndtri(1 / len(known))) if len(known) > 1 else -math.inf
     chance = float(ndtr((found * score - best) / math.sqrt(max(1 - found**2, 1e-6))))

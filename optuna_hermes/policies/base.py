@@ -163,26 +163,32 @@ def place(
 
 
 def _place_several(
-    snapshot: Snapshot, free: Sequence[str], order: Iterable[TrialView | None], *, backfill: bool
+    snapshot: Snapshot, free: list[str], order: Iterable[TrialView | None], *, backfill: bool
 ) -> tuple[Assignment, ...]:
     chosen: list[TrialView | None] = []
+    fits: list[list[str]] = []
     matching: dict[str, int] = {}
     for trial in order:
-        tried = _matching([*chosen, trial], free)
-        if tried is None:
-            if backfill or not _can_ever_fit(trial, snapshot):
-                continue
+        tried, wanted = dict(matching), _wanted(trial)
+        bound = trial is not None and trial.bound_to
+        fits.append([id_ for id_ in free if id_ in bound] if bound else free)
+        if len(tried) + wanted <= len(free) and _match(len(chosen), wanted, fits, tried):
+            chosen.append(trial)
+            matching = tried
+            if len(matching) == len(free):
+                break
+            continue
+        fits.pop()
+        if not backfill and _can_ever_fit(trial, snapshot):
             break
-        chosen.append(trial)
-        matching = tried
-        if len(matching) == len(free):
-            break
+    devices: list[list[str]] = [[] for _ in chosen]
+    matching = _matching(chosen, fits)
+    for id_ in free:
+        if id_ in matching:
+            devices[matching[id_]].append(id_)
     return tuple(
-        Assignment(
-            trial=None if trial is None else trial.number,
-            devices=tuple(id_ for id_ in free if matching.get(id_) == index),
-        )
-        for index, trial in enumerate(chosen)
+        Assignment(trial=None if trial is None else trial.number, devices=tuple(ids))
+        for trial, ids in zip(chosen, devices, strict=True)
     )
 
 
@@ -204,22 +210,19 @@ def _can_ever_fit(trial: TrialView | None, snapshot: Snapshot) -> bool:
     return trial is None or trial.devices_wanted <= usable
 
 
-def _matching(trials: Sequence[TrialView | None], free: Sequence[str]) -> dict[str, int] | None:
-    """Devices for all of ``trials`` (device -> index of its trial), None if they do not all fit.
+def _matching(trials: Sequence[TrialView | None], fits: Sequence[list[str]]) -> dict[str, int]:
+    """Devices for all of ``trials``, which fit (device -> index of its trial).
 
     A maximum matching of devices and trials, by augmenting paths from where they are parked.
     """
-    fits = [[id_ for id_ in free if _fits(trial, id_)] for trial in trials]
     matching: dict[str, int] = {}
     # Where they are parked, if they can: moving costs time and wins nothing.
     for index, trial in enumerate(trials):
         if trial is not None and trial.device in fits[index]:
             matching.setdefault(trial.device, index)
+    stay = frozenset(matching.values())  # on one device; another one if they have to move
     for index, trial in enumerate(trials):
-        wanted = 1 if trial is None else trial.devices_wanted
-        for _ in range(wanted - list(matching.values()).count(index)):
-            if not _augment(index, fits, matching, set()):
-                return None
+        _match(index, _wanted(trial) - (index in stay), fits, matching)
     return matching
 
 
@@ -228,19 +231,32 @@ def place_of(device: Device) -> tuple[str, int, str]:
     return device.host, len(device.id), device.id
 
 
+def _wanted(trial: TrialView | None) -> int:
+    return 1 if trial is None else trial.devices_wanted
+
+
 def _fits(trial: TrialView | None, device: str) -> bool:
     return trial is None or not trial.bound_to or device in trial.bound_to
 
 
+def _match(index: int, count: int, fits: Sequence[list[str]], matching: dict[str, int]) -> bool:
+    """Match a trial with so many further devices; others of ``matching`` keep their number."""
+    return all(_augment(index, fits, matching, set()) for _ in range(count))
+
+
 def _augment(
-    index: int, fits: Sequence[Sequence[str]], matching: dict[str, int], seen: set[str]
+    index: int, fits: Sequence[list[str]], matching: dict[str, int], seen: set[str]
 ) -> bool:
     # Free devices first: others are moved only where none is left.
-    for device in sorted(fits[index], key=matching.__contains__):
-        if device in seen or matching.get(device) == index:
+    for device in fits[index]:
+        if device not in matching:
+            matching[device] = index
+            return True
+    for device in fits[index]:
+        if device in seen or matching[device] == index:
             continue
         seen.add(device)
-        if device not in matching or _augment(matching[device], fits, matching, seen):
+        if _augment(matching[device], fits, matching, seen):
             matching[device] = index
             return True
     return False

@@ -246,6 +246,28 @@ def test_a_process_in_reserve_sets_one_up() -> None:
     assert told(broker, workers) == [workers[1]]
 
 
+class Counting(Policy):
+    """Goes on with every trial, and counts how often it is asked."""
+
+    count = 0
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        self.count += 1
+        return Decision(assignments=place(snapshot, opened(snapshot)))
+
+
+def test_of_many_trials_not_every_report_has_the_policy_asked() -> None:
+    """What is to be set up is asked once for so many reports that a broker has time for others."""
+    many = {"max_alive": 66, "unstarted": None, "slice_seconds": 100.0}
+    broker, workers, _ = served(devices=64, workers=66, **many)
+    for number in range(1, 64):
+        begin(broker, workers[number], number)
+    policy = broker.handler.state.studies["s"].policy = Counting()
+    for _ in range(80):
+        told(broker, [])
+    assert 0 < policy.count < 80
+
+
 def freed(broker: FakeBroker, worker: int, epoch: int) -> None:
     """The trial of a worker waits on disk, so that its device is free, and its worker too."""
     checkpoint = Checkpoint(path="/s/0", units=1, size_bytes=1, sha256="0")

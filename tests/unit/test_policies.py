@@ -21,7 +21,7 @@ from optuna_hermes.model import (
     TrialView,
     Unstarted,
 )
-from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, make_policy
+from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, base, make_policy
 from optuna_hermes.policies._deadline import due
 from optuna_hermes.testing.policy import snapshots
 
@@ -396,6 +396,22 @@ def test_a_trial_makes_room_for_one_that_is_bound() -> None:
     )
     places = {given.trial: given.devices for given in Hermes().decide(snapshot).assignments}
     assert places == {0: ("cpu:0",), 1: ("cpu:1",)}
+
+
+def test_many_devices_are_given_out_with_one_search_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A trial more does not have those before it placed anew: that would be one each for each."""
+    searched: list[int] = []
+
+    def augment(index: int, *rest: Any) -> bool:
+        searched.append(index)
+        return found(index, *rest)
+
+    found = base._augment
+    monkeypatch.setattr(base, "_augment", augment)
+    assert len(decide(Fifo(), *map(pending, range(99)), devices=64)) == 64
+    assert len(searched) <= 2 * 64
 
 
 def test_a_trial_that_fits_nowhere_is_passed_over() -> None:

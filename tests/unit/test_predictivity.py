@@ -28,7 +28,12 @@ def curves(correlation: float, seed: int = 0) -> np.ndarray:
 def measured(values: np.ndarray, units: np.ndarray | None = None) -> float:
     units = np.full(len(values), LENGTH) if units is None else units
     table = np.where(np.arange(LENGTH) < units[:, None], values, np.inf)
-    return Predictivity().beyond_usual(table, np.arange(len(table)), units, LENGTH)
+    return Predictivity().beyond_usual(table.ravel(), starts(len(table)), units, LENGTH)
+
+
+def starts(n: int) -> np.ndarray:
+    """Where the rows of a table are in one array."""
+    return np.arange(n) * LENGTH
 
 
 def test_ranks_that_stay_say_more_than_usual() -> None:
@@ -89,16 +94,15 @@ def test_nothing_is_known_that_is_not_seen() -> None:
     """An earlier measure changes no later one, of more trials or of others."""
     again = Predictivity()
     for n, alike, age in [(9, 0.3, 4), (20, 0.3, 4), (20, 0.3, 16), (20, 0.9, 16)]:
-        values, rows = curves(alike), np.arange(n)
-        units = np.full(n, age)
-        found = again.beyond_usual(values, rows, units, LENGTH)
-        assert found == Predictivity().beyond_usual(values, rows, units, LENGTH)
+        table = curves(alike).ravel(), starts(n), np.full(n, age), LENGTH
+        found = again.beyond_usual(*table)
+        assert found == Predictivity().beyond_usual(*table)
         assert found != 0
 
 
 def test_a_study_of_unknown_length_keeps_no_more() -> None:
     """Each length has a last correlation of its own, which the next one replaces."""
-    grows, rows = Predictivity(), np.arange(N)
+    grows, values = Predictivity(), curves(0.9).ravel()
     for length in range(9, LENGTH + 1):
-        grows.beyond_usual(curves(0.9), rows, np.full(N, length), length)
+        grows.beyond_usual(values, starts(N), np.full(N, length), length)
     assert set(grows._known) == {(1, 2), (2, 4), (4, 8), (8, 16)}

@@ -21,6 +21,9 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.model import Curve, Snapshot, TrialView
 
+FEW_TRAINING = 8
+"""If fewer trials train, each decision asks what is to be set up; of ``n``, one in ``n / 8``."""
+
 
 def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: int) -> None:
     """Let workers that wait set up the trials that the policy will probably open next.
@@ -38,8 +41,13 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     known = len(_set_up_by(state, study))
     if known >= len(state.slots):
         return
+    if study.set_up_pause > 0:
+        study.set_up_pause -= 1
+        return
     most, takes = _openings(turn, study, policy_runner)
     missing = max(0, min(spare, most - known))
+    # Of many trials that train one reports at any moment: to ask each time keeps a broker busy.
+    study.set_up_pause = 0 if missing else len(state.leases_of(study)) // FEW_TRAINING
     # Those first that have read no checkpoint for another trial.
     waiting = sorted(study.idle, key=lambda each: state.clients[each].prepared is not None)
     for connection, take in zip(waiting[:missing], takes or [None] * missing, strict=False):
