@@ -70,6 +70,20 @@ def read_facts(storage: str, name: str) -> StudyFacts | None:
         return None
 
 
+def is_empty(storage: str) -> bool:
+    """True if a database lacks Optuna's tables, which Optuna would create to look for a study."""
+    from optuna_hermes.ledger._database import Database
+
+    file = sqlite_file(storage)
+    if file is not None and not file.exists():
+        return file.parent.is_dir()  # else Optuna says what is not there
+    try:
+        with contextlib.closing(Database(storage)) as database:
+            return not database.has_table("studies")
+    except LedgerError:  # Optuna says why
+        return False
+
+
 def _read(database: Database, storage: str, name: str) -> StudyFacts | None:
     from optuna_hermes.ledger._schema import knows
 

@@ -30,6 +30,7 @@ from optuna.storages.journal import (
 )
 
 from optuna_hermes import ledger
+from optuna_hermes._tables import is_empty
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger._secrets import redacted, shown
 
@@ -134,6 +135,8 @@ def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
     Raises:
         StorageError: the storage cannot be reached, or has no such study.
     """
+    if is_empty(storage):
+        raise no_such_study(storage, name, [])
     with storage_errors(storage):
         backend = racing(open_storage, storage)
         names = [study.study_name for study in backend.get_all_studies()]

@@ -117,10 +117,10 @@ def gc(
 ) -> None:
     """Remove checkpoints and rows that are not needed any more.
 
-    Checkpoints of finished trials and files that the ledger does not know; leases without a
+    Checkpoints of finished trials and those that the ledger does not know; leases without a
     holder, brokers that are gone, studies that were deleted, and events older than 30 days and than
-    every unfinished trial. What a suspended or a running trial needs stays. What trials have
-    printed stays too.
+    every unfinished trial. What a suspended or a running trial needs stays. So does what trials
+    have printed, or saved in their folders themselves.
 
     \b
     Example:
@@ -175,7 +175,7 @@ def _cleared_away(
         rows = dataclasses.replace(rows, studies=gone)
         if not dry_run:
             upkeep.remove(study, ledger, litter)
-            upkeep.remove_rows(study, ledger, rows, now)
+            upkeep.remove_rows(study, ledger, rows)
     return litter, rows
 
 

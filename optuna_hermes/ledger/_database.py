@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, final
 
-from sqlalchemy import Connection, Select, column, select, table
+from sqlalchemy import Connection, Select, column, inspect, select, table
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from optuna_hermes.errors import LedgerAwayError, LedgerError
@@ -142,6 +142,11 @@ class Database:
             result = connection.execute(query, parameters)
             names = tuple(result.keys())
             return [dict(zip(names, row, strict=True)) for row in result.all()]
+
+    def has_table(self, name: str) -> bool:
+        """True if there is a table of this name, whose ever it is."""
+        with self.reading() as connection:
+            return inspect(connection).has_table(name)
 
     def values(self, name: str, columns: Sequence[str], **equal: Any) -> list[tuple[Any, ...]]:
         """Columns of any table, Optuna's too, of the rows that have these values."""

@@ -19,6 +19,7 @@ Brokers of several hosts may share a study. Each has a name that no broker had b
 - ``claim_trial`` alone gives an existing trial to another owner. It takes a waiting trial (pending
   or stored) without an owner, and any unfinished trial whose holder is gone. Of several brokers
   that claim a trial at the same time one wins.
+- A lease that is ended for a broker that is gone ends at its trial's last report.
 - The holder of a trial is its owner; of a trial without one that is running or parked, its host. An
   owner is gone if it is unknown or forgotten, or its heartbeat is old enough. A host is gone if
   all of its brokers are.
@@ -296,10 +297,18 @@ class Ledger:
         with self._change() as connection:
             connection.execute(sql.CHANGE_LEASE, {"of_epoch": epoch, "number": number})
 
-    def end_lease(self, epoch: int, ended: float) -> None:
-        """End a lease; one that has ended already, or is unknown, stays as it is."""
+    def end_lease(self, epoch: int, ended: float | None) -> None:
+        """End a lease; one that has ended already, or is unknown, stays as it is.
+
+        Args:
+            epoch: the lease's.
+            ended: Unix time. None if nobody saw it end: its trial's last report, or its start.
+        """
         with self._change() as connection:
-            connection.execute(sql.END_LEASE, {"of_epoch": epoch, "ended": ended})
+            if ended is None:
+                connection.execute(sql.END_LOST_LEASE, {"of_epoch": epoch})
+            else:
+                connection.execute(sql.END_LEASE, {"of_epoch": epoch, "ended": ended})
 
     def load_leases(
         self, study: str | None = None, *, live: bool = False, since: int = 0

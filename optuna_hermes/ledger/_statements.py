@@ -130,6 +130,15 @@ LOWEST_VALUES = (
 ADD_LEASE = insert(LEASES)
 CHANGE_LEASE = update(LEASES).where(LEASES.c.epoch == bindparam("of_epoch"))
 END_LEASE = CHANGE_LEASE.where(LEASES.c.ended.is_(None))
+_LAST_REPORT = select(func.max(REPORTS.c.at)).where(
+    REPORTS.c.study == LEASES.c.study,
+    REPORTS.c.number == LEASES.c.number,
+    REPORTS.c.at > LEASES.c.started,
+)
+_LAST_SIGN = func.coalesce(_LAST_REPORT.scalar_subquery(), LEASES.c.started)
+"""The time until which a lease was held for certain, if nobody saw it end."""
+
+END_LOST_LEASE = END_LEASE.values(ended=_LAST_SIGN)
 EPOCHS = select(
     select(func.max(LEASES.c.epoch)).scalar_subquery(),
     SCHEMA.c.forgotten_epoch,
@@ -148,7 +157,7 @@ def leases(*, of_study: bool, live: bool, since: bool) -> Select[Any]:
     return query.where(LEASES.c.ended.is_(None)) if live else query
 
 
-_END_LEASES = update(LEASES).where(LEASES.c.ended.is_(None)).values(ended=Now())
+_END_LEASES = update(LEASES).where(LEASES.c.ended.is_(None)).values(ended=_LAST_SIGN)
 END_LEASES_OF_TRIAL = _END_LEASES.where(_of_trial(LEASES))
 END_LEASES_OF_HOST = _END_LEASES.where(LEASES.c.owner == bindparam("of_instance"))
 

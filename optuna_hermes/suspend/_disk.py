@@ -35,7 +35,9 @@ _FORMAT = {"format": "optuna-hermes checkpoint", "version": "4"}
 _TREE = "tree"
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"
-_LIBRARY_PARTIAL = ".tmp*"  # safetensors itself writes to such a name first
+_ENDS = "|".join(map(re.escape, (_SUFFIX, _PARTIAL, _remote.PARTIAL)))
+# safetensors itself writes to a name of the second kind first.
+_OWN = re.compile(rf"\d{{6}}-unit-\d+.*({_ENDS})|\.tmp\w{{6}}")
 _BRING_BACK = (
     "Bring such a file back, or close the trial with `optuna-hermes tell --trial-number NUMBER "
     "--state fail`."
@@ -317,33 +319,36 @@ def _tidy(folder: Path, known: Collection[Path]) -> None:
     named = [path for path in known if _is_named(path)]  # paths from the database are not trusted
     newest_known = max((_number(path) for path in named), default=0)
     names = {path.name for path in named}  # their folder may be spelled in another way
-    # Of a process killed while it wrote or fetched.
-    partial_files = (f"*{_PARTIAL}", f"*{_remote.PARTIAL}", _LIBRARY_PARTIAL)
     with contextlib.suppress(OSError):  # the checkpoint is safe: a later call removes them
         for path in _files(folder):
             # Newer files than the newest known one stay: the process that wrote one may have died
             # before the ledger had it.
             if _number(path) < newest_known and path.name not in names:
                 _remove(path)
-        for path in _listed(folder, *partial_files):
-            _remove(path)
+        for path in _listed(folder):
+            if path.suffix != _SUFFIX:  # of a process killed while it wrote or fetched
+                _remove(path)
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in _listed(folder, f"*-unit-*{_SUFFIX}") if _is_named(path)]
+    return [path for path in _listed(folder) if path.suffix == _SUFFIX]
 
 
-def _listed(folder: Path, *patterns: str) -> list[Path]:
-    """The files of a folder that match; none if there is no folder.
+def _listed(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, whole or partial; none if there is no folder.
 
     Raises:
         OSError: it cannot be read now. ``Path.glob`` would find nothing, on some Pythons.
     """
     try:
-        paths = [folder / name for name in os.listdir(folder)]
+        return [folder / name for name in os.listdir(folder) if is_own(name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [path for path in paths if any(map(path.match, patterns))]
+
+
+def is_own(name: str) -> bool:
+    """True if a file in a trial's folder is a checkpoint, whole or partial, and not the user's."""
+    return _OWN.fullmatch(name) is not None
 
 
 def _is_named(path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from optuna_hermes.upkeep._files import (
-    LOG_NAME,
     ORPHAN_SECONDS,
     Litter,
     find_litter,
@@ -15,7 +14,6 @@ from optuna_hermes.upkeep._overrides import change_policy, finish_live, want
 from optuna_hermes.upkeep._rows import Rows, find_rows, remove_rows
 
 __all__ = [
-    "LOG_NAME",
     "ORPHAN_SECONDS",
     "FinishPlan",
     "Litter",

@@ -13,9 +13,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._client._journal import NAME as JOURNAL
 from optuna_hermes.ledger import CheckpointRecord, Ledger
 from optuna_hermes.suspend import _remote
-
-# The output of a trial: kept, since it is no checkpoint.
-LOG_NAME = "output.log"
+from optuna_hermes.suspend._disk import is_own
 
 # A trial, on this host or on another, may be writing a file that the ledger does not name yet.
 ORPHAN_SECONDS = 3600.0
@@ -56,7 +54,7 @@ def find_litter(
     now: float,
     stores: Collection[str] = (),
 ) -> Litter:
-    """Find the checkpoints of finished trials, and files that the ledger does not name.
+    """Find the checkpoints of finished trials, and those that the ledger does not name.
 
     ``folders`` and ``stores``, which are URLs, are this study's alone; the files of ``held`` trials
     stay.
@@ -118,7 +116,7 @@ def _objects(store: str) -> Iterator[tuple[int, _remote.RemoteFile]]:
     for file in _remote.files(store):
         trial, _, name = file.url.removeprefix(f"{store}/").partition("/")
         match = _TRIAL_FOLDER.fullmatch(trial)
-        if match is not None and "/" not in name:
+        if match is not None and is_own(name):
             yield int(match[1]), file
 
 
@@ -233,10 +231,12 @@ class _File:
 
 
 def _files(folder: Path) -> Iterator[_File]:
-    """The files in folders of trials, except for the logs of their output."""
+    """The checkpoints and journals in folders of trials."""
     for path in sorted(folder.glob("trial-*/*")):
         match = _TRIAL_FOLDER.fullmatch(path.parent.name)
-        if match is None or path.name == LOG_NAME or path.parent.is_symlink():
+        # What a trial prints, or its Trainer saves there, is the user's.
+        own = is_own(path.name) or path.name in (JOURNAL, f"{JOURNAL}.new")
+        if match is None or not own or path.parent.is_symlink():
             continue
         try:
             status = path.lstat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -64,10 +65,10 @@ def find_rows(
     )
 
 
-def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) -> None:
+def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows) -> None:
     """Remove garbage from the ledger, as ``find_rows`` found it."""
     for epoch in rows.leases:
-        ledger.end_lease(epoch, now)
+        ledger.end_lease(epoch, None)
     for instance in rows.hosts:
         # It is asked again there: a broker that was only slow may have come back.
         ledger.forget_host(instance, dead_after_seconds=FORGET_HOST_SECONDS)
@@ -78,11 +79,16 @@ def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows, now: float) ->
 
 
 def _orphans(ledger: Ledger, key: str, host: str | None, now: float) -> tuple[int, ...]:
-    # Only of this host, which does not serve the study. Leases with an owner end with that.
+    if host is None:
+        return ()
+    # Leases with an owner end with that. A file has one broker at a time, and this host does not
+    # serve the study: the host may have had another name. If not, it soon has a broker again.
+    elsewhere = math.inf if ledger.shared else FORGET_HOST_SECONDS
     return tuple(
         lease.epoch
         for lease in ledger.load_leases(key, live=True)
-        if lease.owner is None and lease.host == host and now - lease.started > _GRANTED_SECONDS
+        if lease.owner is None
+        and now - lease.started > (_GRANTED_SECONDS if lease.host == host else elsewhere)
     )
 
 

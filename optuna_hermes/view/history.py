@@ -190,12 +190,13 @@ def trial_states(
     # A broker of another runtime directory may have them.
     served = served or ledger.is_locked(key)
     # A broker that was killed could not write down what became of its trials. One that a process
-    # may have is as the ledger says: checkpoints decide for the others.
+    # may have is as the ledger says: checkpoints decide for the others. Without an owner there is
+    # one broker, and the host may have had another name.
     lost = {
         record.number
         for record in records
         if record.state in ("running", "parked")
-        and not (served if record.host in here else record.owner is None or record.owner in alive)
+        and not (served if record.host in here or record.owner is None else record.owner in alive)
     }
     stored = {each.number for each in ledger.load_checkpoints(key)} if lost else set()
     states: dict[int, str] = {record.number: record.state for record in records}

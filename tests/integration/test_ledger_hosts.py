@@ -227,18 +227,13 @@ def test_only_a_turn_has_a_limit_of_silence_on_postgresql(
 def test_the_time_zone_of_a_connection_does_not_matter(
     request: pytest.FixtureRequest, server: str, zone: str
 ) -> None:
-    """Ages and ends are the same for hosts in Tokyo and in Greenwich."""
+    """Ages are the same for hosts in Tokyo and in Greenwich."""
     url = request.getfixturevalue(f"{server}_url")
     with closing(open_ledger(url)) as here, closing(open_ledger(f"{url}&{zone}")) as there:
         for name, ledger in (("here", here), ("there", there)):
             ledger.beat(HostRecord(name=name, instance=name))
-            ledger.commit_lease(replace(lease(ledger.last_epoch() + 1), owner=name))
         for ledger in (here, there):
             assert all(host.age_seconds < 60 for host in ledger.load_hosts())
-        assert here.forget_host("there", dead_after_seconds=0.0)
-        assert there.forget_host("here", dead_after_seconds=0.0)
-        ends = [held.ended for held in here.load_leases()]
-        assert all(end is not None and abs(end - time.time()) < 600 for end in ends)
 
 
 @contextmanager

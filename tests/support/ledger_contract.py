@@ -236,6 +236,19 @@ class LedgerContract(SharingContract):
         ledger.end_lease(3, 9.0)
         assert ledger.load_leases() == [lease(1, ended=4.0), lease(2)]
 
+    def test_a_lease_that_nobody_saw_end_ends_at_the_last_report(self, ledger: Ledger) -> None:
+        """Of its own trial, and not before it began; one that has ended stays."""
+        for number in (0, 1, None):
+            ledger.commit_lease(lease(ledger.last_epoch() + 1, number=number, started=4.0))
+        ledger.commit_lease(lease(4, number=0, started=4.0, ended=5.0))
+        for at in (6.0, 8.0, 7.0):
+            ledger.add_report(report(1, 0.5, at=at))
+        ledger.add_report(report(1, 0.5, at=9.0, study=OTHER))
+        ledger.add_report(report(1, 0.5, number=1, at=3.0))
+        for epoch in range(6):
+            ledger.end_lease(epoch, None)
+        assert [each.ended for each in ledger.load_leases()] == [8.0, 4.0, 4.0, 5.0]
+
     def test_leases_since_an_epoch(self, ledger: Ledger) -> None:
         """With ``since`` only leases of that epoch and later ones are loaded."""
         for epoch in (1, 4, 9):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._boosts import boosted_first
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot, TrialView
-from optuna_hermes.policies import make_policy
+from optuna_hermes.policies import Policy, make_policy, place, unopened
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
 
@@ -339,6 +341,60 @@ def test_another_policy_decides_and_begins_with_nothing() -> None:
     broker.advance(1.5)
     assert broker.last(worker, "Yield") is not None
     assert kinds(broker) == ["policy"]
+
+
+class Counts(Policy):
+    """Counts in its memory how often it was asked, in place; keeps what it was first given."""
+
+    given: Any = "nothing yet"
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        memory = snapshot.memory or {"asked": 0}
+        if self.given == "nothing yet":
+            self.given = copy.copy(snapshot.memory)
+        memory["asked"] += 1
+        return Decision(assignments=place(snapshot, unopened(snapshot)), memory=memory)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> FakeBroker:
+    """A broker of a study that trains, whose policy counts, as do all, whatever their names."""
+    monkeypatch.setattr(_admission, "make_policy", lambda name: Counts())
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2, policy="fifo")
+    training(broker, 0)
+    broker.advance(5.0)
+    return broker
+
+
+def given(broker: FakeBroker, policy: str) -> Any:
+    """The memory that a policy is given when its driver comes."""
+    broker.driver(unstarted=2, policy=policy)
+    broker.worker()
+    counts = broker.handler.state.studies["s"].policy
+    assert isinstance(counts, Counts)
+    return counts.given
+
+
+def test_what_a_policy_changes_in_its_memory_is_kept(counted: FakeBroker) -> None:
+    """The next broker gives it what it had last, not what it had first."""
+    memory = counted.handler.state.studies["s"].memory
+    assert memory["asked"] > 1
+    assert given(counted.successor(known=()), "fifo") == memory
+
+
+def test_a_policy_gets_no_memory_of_another_one(counted: FakeBroker) -> None:
+    """Neither from the ledger nor where its study goes on under another driver."""
+    assert given(counted.successor(known=()), "round-robin") is None
+    counted.hang_up(counted.handler.state.studies["s"].driver or 0)
+    counted.driver(unstarted=2, policy="round-robin")
+    assert counted.handler.state.studies["s"].memory is None
+
+
+def test_a_memory_of_an_earlier_version_is_the_policys_own(counted: FakeBroker) -> None:
+    """It was kept without a name."""
+    counted.ledger.save_memory("s", {"asked": 30})
+    assert given(counted.successor(known=()), "fifo") == {"asked": 30}
 
 
 # -- who may want what -------------------------------------------------------------------------

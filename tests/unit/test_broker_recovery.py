@@ -357,6 +357,20 @@ def test_a_trial_that_has_stopped_needs_no_device_to_come_back() -> None:
     assert any(isinstance(c, EndLease) and c.epoch == epoch for c in after.log)
 
 
+@pytest.mark.parametrize("host", ["h", "renamed"])
+def test_a_lease_that_a_crash_left_open_ends_at_the_last_report(host: str) -> None:
+    """The outage was no training; a container has another name after each start."""
+    broker, pid, epoch = holding()
+    broker.advance(0.4)
+    broker.say(pid, report(epoch, 1))
+    ((_, last),) = broker.ledger.load_reports("s")
+    after = FakeBroker(devices=1, ledger=broker.ledger, host=host)
+    after.advance(1000.0)
+    after.driver(policy="round-robin")
+    (lease,) = after.ledger.load_leases("s")
+    assert (lease.host, lease.ended) == ("h", last.at)
+
+
 def test_a_first_grant_that_never_arrived_is_void() -> None:
     """The worker waits as before, and the trial may still be created."""
     broker = FakeBroker(devices=1)
@@ -546,10 +560,12 @@ def test_without_word_of_holders_nobody_is_waited_for() -> None:
 
 def test_leases_of_other_hosts_are_not_ours_to_end() -> None:
     """Another broker may serve the same study."""
-    broker = FakeBroker(devices=1)
-    broker.ledger.commit_lease(
-        LeaseRecord(study="s", epoch=9, number=3, devices=("z/cpu:0",), host="z", started=0.0)
+    broker = FakeBroker(devices=1, ledger=MemoryLedger(shared=True))
+    theirs = LeaseRecord(
+        study="s", epoch=8, number=3, devices=("z/cpu:0",), host="z", started=0.0, owner="z1"
     )
+    broker.ledger.commit_lease(theirs)
+    broker.ledger.commit_lease(replace(theirs, epoch=9, owner=None))
     broker.driver()
     assert not any(isinstance(c, EndLease) for c in broker.log)
     assert broker.last(broker.worker(), "Grant").epoch == 10

@@ -830,7 +830,7 @@ def test_a_trial_that_ends_as_it_is_finished_is_refused(
 
 def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFixture[str]) -> None:
     """A dry run removes nothing; the same without it removes what was announced."""
-    path = _optuna.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
+    path = _optuna.checkpoint_root(suspended) / "trial-00000" / "000001-unit-1.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(2048))
     assert run(["gc", *OPTIMIZE[2:], "--dry-run"]) == 0
@@ -850,7 +850,7 @@ def test_gc_says_what_it_may_not_remove(
     """As of another user, or on a disk that is read-only: in a line, and its row stays."""
     from optuna_hermes.ledger import CheckpointRecord, open_ledger
 
-    path = _optuna.checkpoint_root(suspended) / "trial-00000" / "1.ckpt"
+    path = _optuna.checkpoint_root(suspended) / "trial-00000" / "000001-unit-1.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(2048))
     key = _optuna.study_key(suspended)
@@ -882,7 +882,7 @@ def test_gc_names_the_folders_it_did_not_look_in(
     from optuna_hermes.ledger import CheckpointRecord, open_ledger
 
     root = _optuna.checkpoint_root(suspended, tmp_path / "fast")
-    path = root / "trial-00000" / "1.ckpt"
+    path = root / "trial-00000" / "000001-unit-1.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(bytes(2048))
     ledger = open_ledger(_optuna.ledger_url(suspended))
@@ -917,7 +917,7 @@ def test_gc_says_how_a_study_is_forgotten_whose_folder_is_gone(
     from optuna_hermes.ledger import CheckpointRecord, TrialRecord, open_ledger
 
     folder = here / "far"
-    path = str(folder / "deleted" / "trial-00000" / "1.ckpt")
+    path = str(folder / "deleted" / "trial-00000" / "000001-unit-1.safetensors")
     checkpoint = Checkpoint(path=path, units=1, size_bytes=2048, sha256="")
     with contextlib.closing(open_ledger(_optuna.ledger_url(suspended))) as ledger:
         ledger.save_trial(TrialRecord(study="deleted", number=0, trial_id=9, state="stored"))
@@ -945,7 +945,11 @@ def test_gc_takes_a_home_folder_as_optimize_does(
 ) -> None:
     """A shell leaves ``~`` as it is in --checkpoint-dir=~/fast."""
     monkeypatch.setenv("HOME", str(here))
-    path = _optuna.checkpoint_root(suspended, here / "fast") / "trial-00000" / "1.ckpt"
+    path = (
+        _optuna.checkpoint_root(suspended, here / "fast")
+        / "trial-00000"
+        / "000001-unit-1.safetensors"
+    )
     path.parent.mkdir(parents=True)
     path.touch()
     assert run(["gc", *OPTIMIZE[2:], "--checkpoint-dir=~/fast"]) == 0

@@ -66,9 +66,9 @@ def test_the_event_log_of_a_trial_as_json(capsys: pytest.CaptureFixture[str]) ->
     """Parameters, the curve as its user knows it, where it is, and its own events with times."""
     assert run(["status", *STUDY, "0", "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (document["trial"], document["state"]) == (0, "parked")
+    assert (document["trial"], document["state"]) == (0, "stored")
     assert document["params"] == {"lr": 0.5}
-    assert document["where"] == {"host": "elsewhere", "tier": None, "device": None}
+    assert document["where"] == {"host": "elsewhere", "tier": "disk", "device": None}
     assert document["curve"] == {
         "units": 2,
         "values": [0.5, 0.7],

@@ -97,12 +97,13 @@ def test_what_the_ledger_names_stays_with_all_that_is_newer(tmp_path: Path) -> N
     """Older checkpoints go, and so does what a killed process left half written."""
     (tmp_path / "000009-unit-1.partial").write_bytes(b"half")
     (tmp_path / ".tmpAb3dEf").write_bytes(b"half")
-    (tmp_path / "output.log").write_bytes(b"not ours")
+    for name in ("output.log", "users.partial"):
+        (tmp_path / name).write_bytes(b"not ours")
     states = [stored(tmp_path, units) for units in (1, 2, 2, 3, 4)]
-    assert len(names(tmp_path)) == 6, "while the ledger knows none, all may be needed"
+    assert len(names(tmp_path)) == 7, "while the ledger knows none, all may be needed"
     last = stored(tmp_path, 5, known=(states[3], states[1]))
-    kept = [*(Path(states[i].path).name for i in (1, 3, 4)), Path(last.path).name, "output.log"]
-    assert names(tmp_path) == kept
+    kept = [*(Path(states[i].path).name for i in (1, 3, 4)), Path(last.path).name]
+    assert names(tmp_path) == [*kept, "output.log", "users.partial"]
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o002, 0o664), (0o077, 0o600)])

@@ -8,6 +8,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -208,6 +209,29 @@ def test_a_checkpoint_of_another_job(here: Path) -> None:
 def test_the_kind_of_a_file_system() -> None:
     """The nearest mount counts, not the root."""
     assert kind_of(Path("/proc/self")) == "proc"
+
+
+def test_the_kind_of_a_file_system_behind_a_link(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite follows it; of two mounts at one place, as autofs makes them, the later is seen."""
+    (here / "link").symlink_to("/proc/self")
+    assert kind_of(here / "link") == "proc"
+    mounts = [SimpleNamespace(mountpoint=str(here), fstype=kind) for kind in ("autofs", "nfs4")]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: mounts)
+    assert kind_of(here / "s.db") == "nfs4"
+
+
+def test_nothing_is_written_into_an_empty_database(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Optuna would make its tables to look for a study."""
+    file = here / "s.db"
+    file.touch()
+    assert checks(capsys, *STORAGE)["studies"]["found"].startswith("0 studies")
+    assert run(["status", *STORAGE, "--study-name", "digits"]) == 2
+    assert "No study 'digits'" in capsys.readouterr().err
+    assert file.stat().st_size == 0
 
 
 def test_little_shared_memory() -> None:

@@ -76,7 +76,9 @@ class House:
         os.utime(path, (changed, changed))
         return path
 
-    def checkpoint(self, number: int, name: str = "1.ckpt", *, changed: float = OLD) -> Path:
+    def checkpoint(
+        self, number: int, name: str = "000001-unit-1.safetensors", *, changed: float = OLD
+    ) -> Path:
         """A file with its row."""
         path = self.file(number, name, changed=changed)
         self.row(number, path)
@@ -217,7 +219,7 @@ def test_finish_takes_values_that_optuna_could_not_be_told(
     root = house.root if place == "default" else other
     folder = house.journal(number, (2, 0.5), (3, 0.1), root=root)
     if place == "named by the ledger":
-        house.row(number, folder / "1.ckpt")
+        house.row(number, folder / "000001-unit-1.safetensors")
     folders = [other] if place == "chosen" else []
     held = upkeep.plan_finish(house.study, house.ledger, None, {number}, folders)
     assert held.values == {}
@@ -246,7 +248,7 @@ def test_finish_looks_at_no_trial_but_those_that_are_named(
     number, others = house.suspended(0.9), [house.suspended(0.8) for _ in range(3)]
     folders = [house.journal(other, (2, 0.5)) for other in others]
     for other, folder in zip(others, folders, strict=True):
-        house.row(other, folder / "1.ckpt")
+        house.row(other, folder / "000001-unit-1.safetensors")
     find, looked = _journal.find, []
     with monkeypatch.context() as patch:
         patch.setattr(_journal, "find", lambda folder: looked.append(folder) or find(folder))
@@ -337,8 +339,11 @@ def test_finish_says_why_not(house: House) -> None:
 def test_gc_removes_checkpoints_of_finished_trials(house: House) -> None:
     """Files, rows and folders of finished trials go; what they printed stays."""
     number, quiet = house.finished(), house.finished()
-    files = [house.checkpoint(number, "1.ckpt"), house.checkpoint(number, "2.ckpt", changed=NOW)]
-    log = house.file(number, upkeep.LOG_NAME)
+    files = [
+        house.checkpoint(number, "000001-unit-1.safetensors"),
+        house.checkpoint(number, "000002-unit-1.safetensors", changed=NOW),
+    ]
+    log = house.file(number, "output.log")
     lonely = house.checkpoint(quiet)
     litter = house.litter()
     assert set(litter.files) == {*files, lonely}
@@ -378,11 +383,18 @@ def test_gc_keeps_what_a_trial_needs_though_its_folder_was_moved(house: House) -
     """Or is seen under another path, as in a container: it may be moved back."""
     stored, over = house.suspended(1.0), house.finished()
     for number in (stored, over):
-        house.row(number, Path(f"/elsewhere/{house.key}/trial-{number:05d}/1.ckpt"))
-        house.file(number, "1.ckpt")
-    assert list(house.litter().files) == [house.root / f"trial-{over:05d}" / "1.ckpt"]
+        house.row(
+            number, Path(f"/elsewhere/{house.key}/trial-{number:05d}/000001-unit-1.safetensors")
+        )
+        house.file(number, "000001-unit-1.safetensors")
+    assert list(house.litter().files) == [
+        house.root / f"trial-{over:05d}" / "000001-unit-1.safetensors"
+    ]
     store = f"file://{house.root.parent.parent}/moved/{house.key}"
-    _remote.put(house.file(stored, "1.ckpt"), f"{store}/trial-{stored:05d}/1.ckpt")
+    _remote.put(
+        house.file(stored, "000001-unit-1.safetensors"),
+        f"{store}/trial-{stored:05d}/000001-unit-1.safetensors",
+    )
     late = NOW + 1e9
     litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), late, [store])
     assert litter.remote == {}
@@ -391,20 +403,42 @@ def test_gc_keeps_what_a_trial_needs_though_its_folder_was_moved(house: House) -
 def test_gc_removes_orphans_that_are_old(house: House) -> None:
     """A file the ledger does not name goes once it is too old to be in the making."""
     number = house.suspended(1.0)
-    old = house.file(number, "old.partial")
-    young = house.file(number, "young.partial", changed=NOW - 1)
-    unknown = house.file(77, "1.ckpt")
+    old = house.file(number, "000001-unit-1.partial")
+    young = house.file(number, "000002-unit-1.partial", changed=NOW - 1)
+    unknown = house.file(77, "000001-unit-1.safetensors")
     house.clear()
     assert not old.exists()
     assert not unknown.exists()
     assert young.exists()
 
 
+def test_gc_keeps_what_a_trial_has_saved_itself(house: House, tmp_path: Path) -> None:
+    """Its folder is its Trainer's ``default_root_dir``: models and profiles are the user's."""
+    over, stored = house.finished(), house.suspended(1.0)
+    names = (
+        "best.ckpt",
+        "model.safetensors",
+        "000001-notes.txt",
+        "a.partial",
+        ".tmp",
+        "output.log",
+    )
+    files = [house.file(number, name) for number in (over, stored) for name in names]
+    store = f"file://{tmp_path}/bucket"
+    _remote.put(files[0], f"{store}/trial-{over:05d}/{names[0]}")
+    house.checkpoint(over)
+    litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), NOW, [store])
+    assert (len(litter.files), litter.remote) == (1, {})
+    upkeep.remove(house.study, house.ledger, litter)
+    litter, _ = upkeep.with_deleted(litter, house.ledger, [house.key], [house.root.parent])
+    assert all(path.exists() and path not in litter.files for path in files)
+
+
 def test_gc_keeps_what_a_suspended_trial_could_tell_nobody(house: House) -> None:
     """A database that was away for long: values, and checkpoints that the ledger does not know."""
     told, over = house.suspended(1.0), house.finished()
     house.file(told, "unconfirmed.msgpack")
-    house.file(told, "9.ckpt")
+    house.file(told, "000009-unit-1.safetensors")
     gone = house.file(over, "unconfirmed.msgpack")
     assert set(house.litter().files) == {gone}
 
@@ -412,7 +446,7 @@ def test_gc_keeps_what_a_suspended_trial_could_tell_nobody(house: House) -> None
 def test_gc_leaves_live_trials_alone(house: House) -> None:
     """Nothing of a trial that a live process answers for is removed."""
     number = house.suspended(1.0)
-    path = house.file(number, "old.partial")
+    path = house.file(number, "000001-unit-1.partial")
     house.clear(number)
     assert path.exists()
 
@@ -426,7 +460,7 @@ def test_gc_stays_in_the_folders_of_trials(house: House, tmp_path: Path) -> None
     beside = house.root / "notes.txt"
     beside.write_text("mine")
     (house.root / "trial-00050").symlink_to(tmp_path)
-    link = house.root / f"trial-{number:05d}" / "link.ckpt"
+    link = house.root / f"trial-{number:05d}" / "000003-unit-1.safetensors"
     link.parent.mkdir()
     link.symlink_to(precious)
     house.row(number, precious)
@@ -443,7 +477,7 @@ def test_gc_removes_nothing_outside_the_studys_folders(house: House, tmp_path: P
     """
     number = house.finished()
     root = tmp_path / "elsewhere"
-    path = root / f"trial-{number:05d}" / "1.ckpt"
+    path = root / f"trial-{number:05d}" / "000001-unit-1.safetensors"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"0123456789")
     dotted = f"{root}/../elsewhere/{path.parent.name}/{path.name}"
@@ -469,7 +503,7 @@ def test_a_row_without_a_file_is_forgotten(house: House) -> None:
 
 def test_now_is_the_wall_clock(house: House) -> None:
     """Ages are counted on the clock that files are stamped with."""
-    house.file(77, "1.ckpt", changed=time.time())
+    house.file(77, "000001-unit-1.safetensors", changed=time.time())
     litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), time.time())
     assert litter.files == {}
 

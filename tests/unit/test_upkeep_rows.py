@@ -15,6 +15,7 @@ from optuna_hermes.ledger import (
     CheckpointRecord,
     EventRecord,
     LeaseRecord,
+    ReportRecord,
     TrialRecord,
     open_ledger,
 )
@@ -78,7 +79,7 @@ class House:
 
     def clear(self, rows: upkeep.Rows) -> None:
         """Let it go."""
-        upkeep.remove_rows(self.study, self.ledger, rows, NOW)
+        upkeep.remove_rows(self.study, self.ledger, rows)
 
 
 @pytest.fixture
@@ -89,13 +90,21 @@ def house(storage_url: str) -> Iterator[House]:
 
 
 def test_a_lease_of_a_host_without_a_broker_ends(house: House) -> None:
-    """Nobody on this host holds it any more; a dry run changes nothing."""
+    """Nobody on this host holds it any more; a dry run changes nothing.
+
+    It ends at its trial's last report: nobody knows what came after.
+    """
     house.lease(1)
+    at = NOW - 20.0
+    report = ReportRecord(
+        study=house.key, number=0, unit=1, step=1, value=0.5, device_seconds=1.0, at=at
+    )
+    house.ledger.add_report(report)
     rows = house.rows()
     assert rows.leases == (1,)
     assert house.ledger.load_leases()[0].ended is None
     house.clear(rows)
-    assert house.ledger.load_leases()[0].ended == NOW
+    assert house.ledger.load_leases()[0].ended == at
     assert house.rows().leases == ()
 
 
@@ -110,6 +119,13 @@ def test_leases_that_may_be_held_stay(house: House, tmp_path: Path) -> None:
         assert house.rows().leases == ()
     assert house.rows(host=None).leases == ()
     assert house.rows().leases == (3,)
+
+
+def test_a_lease_of_a_former_name_of_this_host_ends(house: House) -> None:
+    """A container has another name after each start, and a file has one broker at a time."""
+    house.lease(1, host="former", started=NOW - FORGET_HOST_SECONDS - 1.0)
+    assert house.rows(host=None).leases == ()
+    assert house.rows().leases == (1,)
 
 
 def test_a_lease_of_a_broker_that_beats_is_its_own(house: House) -> None:
@@ -216,7 +232,7 @@ def test_files_of_deleted_studies_go_with_them(house: House, tmp_path: Path) -> 
     folder = checkpoint_of(tmp_path / "here" / "deleted")
     keys = ["deleted", "not there"]
     litter, gone = upkeep.with_deleted(NOTHING, house.ledger, keys, [tmp_path / "here"])
-    assert litter.files == {folder / "1.ckpt": 4}
+    assert litter.files == {folder / "000001-unit-1.safetensors": 4}
     assert gone == ("deleted", "not there")
 
 
@@ -225,13 +241,13 @@ def test_a_deleted_study_is_not_forgotten_while_checkpoints_are_elsewhere(
 ) -> None:
     """They are litter once their folder or their store is named too."""
     store = f"file://{tmp_path}/bucket"
-    place = f"{store}/deleted/trial-00000/1-unit-1-abc.safetensors"
+    place = f"{store}/deleted/trial-00000/000001-unit-1-abc.safetensors"
     source = tmp_path / "source"
     source.write_bytes(b"0123")
     _remote.put(source, place)
     folder = checkpoint_of(tmp_path / "there" / "deleted")
-    gone_since = folder.with_name("trial-00001") / "1.ckpt"
-    house.checkpoints("deleted", place, str(folder / "1.ckpt"), str(gone_since))
+    gone_since = folder.with_name("trial-00001") / "000001-unit-1.safetensors"
+    house.checkpoints("deleted", place, str(folder / "000001-unit-1.safetensors"), str(gone_since))
     here = tmp_path / "here"
     litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [here])
     assert (litter.size_bytes, gone) == (0, ())
@@ -240,7 +256,7 @@ def test_a_deleted_study_is_not_forgotten_while_checkpoints_are_elsewhere(
         NOTHING, house.ledger, ["deleted"], [here, tmp_path / "there"], [store]
     )
     assert litter.remote == {place: 4}
-    assert litter.files == {folder / "1.ckpt": 4}
+    assert litter.files == {folder / "000001-unit-1.safetensors": 4}
     assert (litter.elsewhere, gone) == ((), ("deleted",))
 
 
@@ -250,7 +266,7 @@ def test_a_deleted_study_is_not_forgotten_while_its_folder_may_be_elsewhere(
 ) -> None:
     """It may be another host's, or not be mounted; nobody would find its files without the rows."""
     far = tmp_path / "far"
-    house.checkpoints("deleted", str(far / "deleted" / "trial-00000" / "1.ckpt"))
+    house.checkpoints("deleted", str(far / "deleted" / "trial-00000" / "000001-unit-1.safetensors"))
     if is_there:
         far.mkdir()  # what was in it is gone, but a place that is not searched says nothing
     litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [tmp_path])
@@ -264,7 +280,7 @@ def test_a_deleted_study_of_two_hosts_is_forgotten_once_each_has_cleared_its_own
 ) -> None:
     """No host sees the other one's folder, so each takes its own files out of the ledger."""
     folders = [checkpoint_of(tmp_path / host / "deleted") for host in ("first", "second")]
-    house.checkpoints("deleted", *(str(folder / "1.ckpt") for folder in folders))
+    house.checkpoints("deleted", *(str(folder / "000001-unit-1.safetensors") for folder in folders))
 
     def clear(host: str) -> tuple[str, ...]:
         there = tmp_path / host
@@ -274,9 +290,9 @@ def test_a_deleted_study_of_two_hosts_is_forgotten_once_each_has_cleared_its_own
 
     assert clear("first") == ()
     (row,) = house.ledger.load_checkpoints("deleted")
-    assert row.checkpoint.path == str(folders[1] / "1.ckpt")
+    assert row.checkpoint.path == str(folders[1] / "000001-unit-1.safetensors")
     assert clear("second") == ("deleted",)
-    assert [(folder / "1.ckpt").exists() for folder in folders] == [False, False]
+    assert [(folder / "000001-unit-1.safetensors").exists() for folder in folders] == [False, False]
 
 
 def test_a_link_that_leads_nowhere_is_no_folder_that_is_gone(house: House, tmp_path: Path) -> None:
@@ -284,14 +300,16 @@ def test_a_link_that_leads_nowhere_is_no_folder_that_is_gone(house: House, tmp_p
     here = tmp_path / "here"
     here.mkdir()
     (here / "deleted").symlink_to(tmp_path / "not mounted" / "deleted")
-    house.checkpoints("deleted", str(here / "deleted" / "trial-00000" / "1.ckpt"))
+    house.checkpoints(
+        "deleted", str(here / "deleted" / "trial-00000" / "000001-unit-1.safetensors")
+    )
     litter, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [here])
     assert (litter.elsewhere, gone) == ((str(here),), ())
 
 
 def test_an_odd_path_of_a_checkpoint_is_no_error(house: House, tmp_path: Path) -> None:
     """Whoever writes to the database decides what stands there."""
-    house.checkpoints("deleted", "1.ckpt")
+    house.checkpoints("deleted", "000001-unit-1.safetensors")
     _, gone = upkeep.with_deleted(NOTHING, house.ledger, ["deleted"], [tmp_path])
     assert gone == ()
 
@@ -310,6 +328,6 @@ def test_a_key_that_leads_elsewhere_has_no_files(key: str, house: House, tmp_pat
 def checkpoint_of(study: Path) -> Path:
     folder = study / "trial-00000"
     folder.mkdir(parents=True)
-    for name in ("1.ckpt", "output.log"):
+    for name in ("000001-unit-1.safetensors", "output.log"):
         (folder / name).write_bytes(b"0123")
     return folder

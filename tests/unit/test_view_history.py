@@ -113,6 +113,14 @@ def test_a_trial_is_where_its_process_is(ledger: Ledger) -> None:
             assert states(facts()) == ["running", "done"]
 
 
+def test_a_trial_of_a_former_name_of_this_host_is_where_its_process_is(ledger: Ledger) -> None:
+    """One without an owner has this study's only broker, though a container's name has changed."""
+    ledger.save_trial(trial_record(0, host="former", state="running"))
+    assert read_history(ledger, facts()).trials[0].state == "pending"
+    broker = broker_status(study_status(key=STUDY))
+    assert read_history(ledger, facts(), broker=broker).trials[0].state == "running"
+
+
 def test_reading_on_gives_what_reading_anew_gives(ledger: Ledger) -> None:
     """Reports, leases that ended or were named, and runs since then are added; the rest stays."""
     before = read_history(ledger, facts())

@@ -7,7 +7,7 @@ from typing import get_args
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import BrokerState, Client
-from optuna_hermes.broker._core._events import Refreshed, SaveOverride, StudyRead
+from optuna_hermes.broker._core._events import EndLease, Refreshed, SaveOverride, StudyRead
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Failures, Study
 from optuna_hermes.broker._core._turn import Turn
@@ -94,7 +94,8 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
     spec = event.message.study
     study = turn.state.studies.get(spec.key)
     if study is None or not study.has_processes:
-        study = Study(spec=spec, policy=make_policy(spec.policy), memory=event.memory)
+        study = Study(spec=spec, policy=make_policy(spec.policy))
+        study.restore_memory(event.memory)
         study.broker = turn.state.instance if event.shared else None
         _take_overrides(turn, study, event)
         turn.state.studies[spec.key] = study
@@ -139,21 +140,23 @@ def count_opening_elsewhere(
 
 
 def _keep_unclaimed_leases(turn: Turn, study: Study, event: StudyRead) -> None:
-    """Keep the leases of this host whose processes may come back, and end the others."""
+    """Keep the leases of this broker whose processes may come back, and end the others.
+
+    One without an owner is of an earlier broker of this host. In a file, which one broker at a time
+    trains, it is so whatever the host was called: a container has another name after each start.
+    """
     holders = [each.holder for each in turn.state.awaited.values()]
     awaited = {holder.epoch for holder in holders}
     if isinstance(event.message, wire.Resume):
         awaited.add(event.message.epoch)
     for lease in event.leases:
-        ours = (
-            lease.host == turn.state.host
-            if lease.owner is None
-            else lease.owner == turn.state.instance
+        ours = lease.owner == study.broker or (
+            lease.owner is None and lease.host == turn.state.host
         )
         if ours and lease.epoch in awaited:
             study.unclaimed_leases[lease.epoch] = lease
-        elif ours:
-            turn.end_lease(lease)
+        elif ours:  # at a time that nobody knows
+            turn.add(EndLease(study=lease.study, epoch=lease.epoch, ended=None))
     for holder in holders:
         if holder.study == study.spec.key and holder.number in study.trials:
             study.trials[holder.number].awaited = True
@@ -181,6 +184,8 @@ def take_charge(
     Returns:
         Trials that changed: their trials have ended, or had never been registered.
     """
+    if message.study.policy != study.spec.policy:
+        study.memory = None  # another one could not use it
     study.spec, study.policy = message.study, make_policy(message.study.policy)
     study.driver, study.max_alive = connection, message.max_alive
     study.unstarted, study.fixed = message.unstarted, message.fixed

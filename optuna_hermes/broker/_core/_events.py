@@ -283,11 +283,11 @@ class NameLease:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndLease:
-    """Close a lease in the ledger; ``ended`` is wall clock seconds."""
+    """Close a lease in the ledger; ``ended`` is as for ``Ledger.end_lease``."""
 
     study: str
     epoch: int
-    ended: float
+    ended: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,7 +318,7 @@ class DropCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveMemory:
-    """Save the policy's memory."""
+    """Save the policy's memory, as ``Study.saved_memory`` has it."""
 
     study: str
     memory: Any

@@ -180,7 +180,7 @@ class Overrides:
         if message.policy == before:
             return
         study.memory = None  # another one could not use it
-        turn.add(SaveMemory(study=study.spec.key, memory=None))
+        turn.add(SaveMemory(study=study.spec.key, memory=study.saved_memory))
         turn.log(study.spec.key, None, "policy", {"from": before, "to": message.policy})
 
 

@@ -280,7 +280,9 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
     if study.draining or study.problem:
         return Decision(memory=study.memory)
     try:
-        decision = _plain(study.policy.decide(snapshot))
+        # A copy: a policy may change its memory in place, which would look as if it had not.
+        asked = replace(snapshot, memory=json.loads(json.dumps(snapshot.memory)))
+        decision = _plain(study.policy.decide(asked))
         _check(decision, snapshot)
         decision = _without_parts(decision, snapshot)
     except Exception as error:  # a policy is the user's code: it may not end the broker
@@ -293,7 +295,7 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
 
 
 def _plain(decision: Decision) -> Decision:
-    """The decision of tuples and of Python's own numbers: no others can be sent to a process."""
+    """The decision of tuples, Python's own numbers and JSON: nothing else can be sent or kept."""
     given = tuple(
         replace(
             each,
@@ -303,8 +305,12 @@ def _plain(decision: Decision) -> Decision:
         )
         for each in decision.assignments
     )
-    pruned, powered_down = tuple(decision.pruned), tuple(decision.powered_down)
-    return replace(decision, assignments=given, pruned=pruned, powered_down=powered_down)
+    return Decision(
+        assignments=given,
+        pruned=tuple(decision.pruned),
+        powered_down=tuple(decision.powered_down),
+        memory=json.loads(json.dumps(decision.memory)),  # raises for what the ledger could not keep
+    )
 
 
 def _check(decision: Decision, snapshot: Snapshot) -> None:
@@ -335,8 +341,6 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
     odd = [each for each in slices if each is not None and not 0.0 <= each < math.inf]
     if odd:
         raise ValueError(f"a policy's slices last a finite number of seconds but got {odd[0]}")
-    if decision.memory is not snapshot.memory:
-        json.dumps(decision.memory)  # raises for what the ledger could not keep
     _check_sizes(decision, snapshot)
 
 

@@ -228,7 +228,7 @@ class Scheduler:
             decision = decide()
         if decision.memory != study.memory:
             study.memory = decision.memory
-            turn.add(SaveMemory(study=study.spec.key, memory=decision.memory))
+            turn.add(SaveMemory(study=study.spec.key, memory=study.saved_memory))
         if not (study.draining or study.problem):  # else its policy was not asked
             study.powered_down = frozenset(decision.powered_down)
         open_ = {slot.device.id: slot for slot in slots}

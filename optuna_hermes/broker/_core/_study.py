@@ -94,6 +94,7 @@ class Study:
         turn_seconds: device time by which studies take turns: that of its leases that are over, and
             what it was given to begin level with the others.
         at_work: it had a device or could use one when devices were decided about last.
+        set_up_pause: how often it is not asked which trials are to be set up.
     """
 
     spec: StudySpec
@@ -148,6 +149,18 @@ class Study:
     problem_may_pass: bool = False
     turn_seconds: float = 0.0
     at_work: bool = False
+    set_up_pause: int = 0
+
+    @property
+    def saved_memory(self) -> dict[str, Any]:
+        """The memory as the ledger keeps it: with the name of the policy whose it is."""
+        return {"policy": self.spec.policy, "memory": self.memory}
+
+    def restore_memory(self, saved: Any) -> None:
+        """Take up the memory that the ledger has kept, if it is the policy's own."""
+        self.memory = saved  # an earlier version has kept it without a name
+        if isinstance(saved, dict) and saved.keys() == self.saved_memory.keys():
+            self.memory = saved["memory"] if saved["policy"] == self.spec.policy else None
 
     def override_of(self, trial: LiveTrial) -> Override | None:
         """Override of a trial; None once it is over."""

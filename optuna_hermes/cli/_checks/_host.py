@@ -189,7 +189,9 @@ def working_folder(folder: Path, kind: str) -> Iterator[Check]:
 
 
 def kind_of(path: Path) -> str:
-    """The kind of the file system that a path lies on, empty if unknown."""
-    mounts = [p for p in psutil.disk_partitions(all=True) if path.is_relative_to(p.mountpoint)]
-    nearest = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
+    """The kind of the file system that a path, or what it links to, lies on; empty if unknown."""
+    path, mounts = path.resolve(), psutil.disk_partitions(all=True)
+    above = [mount for mount in reversed(mounts) if path.is_relative_to(mount.mountpoint)]
+    # Of several at one place the last: autofs has one of its own there, below the real one.
+    nearest = max(above, key=lambda mount: len(mount.mountpoint), default=None)
     return "" if nearest is None else nearest.fstype

@@ -22,10 +22,10 @@ SLOW_COMMIT_SECONDS = 0.02
 def storage(url: str) -> Iterator[Check]:
     """Check that a storage answers, and that its ledger's tables have a known version."""
     from optuna_hermes import _optuna
-    from optuna_hermes._tables import sqlite_file
+    from optuna_hermes._tables import is_empty, sqlite_file
 
     check_file(url)
-    names = _optuna.study_names(url)
+    names = [] if is_empty(url) else _optuna.study_names(url)
     file = sqlite_file(url)
     if file is not None:
         closed = [each for each in (file.absolute().parent, file) if not os.access(each, os.W_OK)]
@@ -34,7 +34,7 @@ def storage(url: str) -> Iterator[Check]:
             yield judged("storage", f"{file} cannot be written", problem=problem, state="fail")
         else:
             yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
-        yield _where(file.absolute().parent)
+        yield _where(file.absolute())
     yield good("studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.hidden(url)}")
     yield from _ledger(url)
 
@@ -111,11 +111,11 @@ def _ledger(url: str) -> Iterator[Check]:
     yield judged("ledger", f"schema version {version}", problem=other, state="fail")
 
 
-def _where(folder: Path) -> Check:
-    kind, problem = kind_of(folder), ""
+def _where(file: Path) -> Check:
+    kind, problem = kind_of(file), ""
     if kind in NETWORK_KINDS:
         problem = "SQLite's locks may fail on a network, and hosts cannot share it: use PostgreSQL."
-    return judged("its folder", f"{folder} ({kind or 'unknown'})", problem=problem)
+    return judged("its folder", f"{file.parent} ({kind or 'unknown'})", problem=problem)
 
 
 def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
