@@ -12,14 +12,19 @@ from typing import Any, ClassVar
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
+from torch import nn
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
+from transformers.utils.hub import PushToHubMixin
 
 from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
+from optuna_hermes.suspend._fingerprint import DATA, outside
 from optuna_hermes.suspend._loader import OwnStates, Replay, idle
 from optuna_hermes.suspend._loader_position import LoaderPosition
+from optuna_hermes.suspend._named_objects import NamedObjects
+from optuna_hermes.suspend._unsaved import Attributes, is_private, set_by
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
 """``Trainer.get_batch_samples``: takes an iterator, a number of batches and a device."""
@@ -33,6 +38,15 @@ _COUNTERS = (
     "current_flos",
 )
 """Counters of a ``Trainer`` that its logged values are computed from."""
+_GIVEN = (
+    "data_collator",
+    "compute_loss_func",
+    "compute_metrics",
+    "preprocess_logits_for_metrics",
+)
+"""What a ``Trainer`` calls, and keeps in attributes of these names."""
+_LIBRARIES = ("transformers.", "accelerate.", "optuna_hermes.")
+_DATA_LIBRARIES = ("datasets.", "evaluate.", "evaluate_modules.", "tokenizers.")
 
 
 class Steps(CooperativeLoop):
@@ -40,6 +54,10 @@ class Steps(CooperativeLoop):
 
     maker: ClassVar[str] = "HermesCallback.train()"
     instead: ClassVar[str] = "train the other Trainers without it"
+    remedy: ClassVar[str] = (
+        "Keep it in numbers, arrays, tensors, lists and dictionaries, give what holds it "
+        "state_dict() and load_state_dict(), or give the callback state()."
+    )
 
     def __init__(
         self,
@@ -68,7 +86,8 @@ class Steps(CooperativeLoop):
         }
         if trainer.accelerator.scaler is not None:
             owners["scaler"] = trainer.accelerator.scaler
-        super().__init__(trial, owners, session)
+        others = {} if session is None else _attributes_of(trainer)
+        super().__init__(trial, NamedObjects(owners, others=others), session)
         if self._session is not None:
             get = functools.partial(self._evaluation_loader, trainer.get_eval_dataloader)
             vars(trainer)["get_eval_dataloader"] = get
@@ -200,6 +219,70 @@ class _Loop:
     def remembering(self) -> list[ExportableState]:
         every = [*self._trainer.callback_handler.callbacks, self._trainer.control]
         return [each for each in every if isinstance(each, ExportableState)]
+
+
+def _attributes_of(trainer: Trainer) -> dict[str, Attributes]:
+    """Attributes of a trainer, its arguments, and the user's callbacks and other code it calls."""
+    owners = {name: getattr(trainer, name, None) for name in _GIVEN}
+    for number, callback in enumerate(trainer.callback_handler.callbacks):
+        if not _has_own_state(callback):
+            owners[f"callback {number} {type(callback).__qualname__}"] = callback
+    own = {key: each for key, each in owners.items() if _is_a_user_s(each)}
+    given, known = _given_to_callbacks(trainer), _known(trainer)
+    parts = {
+        key: Attributes(type(each).__qualname__, each, _ignores(type(each), given), known)
+        for key, each in {**own, "trainer": trainer}.items()
+    }
+    return {**parts, "args": Attributes("args", trainer.args, is_private, known)}
+
+
+def _has_own_state(callback: object) -> bool:
+    """True if a user's class says what the state of its callbacks is."""
+    kinds = (kind for kind in type(callback).__mro__ if "state" in vars(kind))
+    return isinstance(callback, ExportableState) and not next(kinds).__module__.startswith(
+        _LIBRARIES
+    )
+
+
+def _is_a_user_s(each: object) -> bool:
+    is_library_s = type(each).__module__.startswith(_LIBRARIES)
+    return hasattr(each, "__dict__") and not outside(each) and not is_library_s
+
+
+def _ignores(kind: type, given: set[int]) -> Callable[[str, Any], bool]:
+    names = set_by(kind, _LIBRARIES)
+    of_trainer = issubclass(kind, Trainer)
+
+    def ignores(name: str, value: Any) -> bool:
+        replaced = of_trainer and hasattr(Trainer, name)  # a method, by one of ours
+        return name in names or replaced or id(value) in given or _is_apart(value)
+
+    return ignores
+
+
+def _is_apart(value: object) -> bool:
+    """True for data, and for tokenizers and their like, which serve a training unchanged."""
+    if isinstance(value, nn.Module):
+        return False
+    apart = isinstance(value, (*DATA, PushToHubMixin))
+    return apart or type(value).__module__.startswith(_DATA_LIBRARIES)
+
+
+def _given_to_callbacks(trainer: Trainer) -> set[int]:
+    """Ids of a trainer and of the objects that it gives to its callbacks in each event."""
+    handler = trainer.callback_handler
+    every = [trainer, trainer.args, trainer.state, trainer.control, handler, *handler.callbacks]
+    every += [trainer.model, trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler]
+    return {id(each) for each in every if each is not None}
+
+
+def _known(trainer: Trainer) -> set[int]:
+    """Ids of objects that are not the user's own, or that are saved with the trainer."""
+    model: Any = trainer.model
+    wrapped = (trainer.optimizer, trainer.lr_scheduler)
+    inner = [getattr(each, "optimizer", getattr(each, "scheduler", None)) for each in wrapped]
+    every = [*model.modules(), *model.parameters(), *model.buffers(), *inner]
+    return _given_to_callbacks(trainer) | {id(each) for each in every if each is not None}
 
 
 @contextlib.contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
@@ -14,6 +15,7 @@ from optuna_hermes.cooperative import CooperativeLoop, on_report, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._code import Code
+from optuna_hermes.suspend._iterators import begun_anew
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._named_objects import NamedObjects
@@ -21,6 +23,8 @@ from optuna_hermes.suspend._other_loaders import OtherLoaders
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import reachable
 from optuna_hermes.suspend._values import Classes
+
+log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
 
@@ -68,7 +72,8 @@ class Run(CooperativeLoop):
     )
     remedy: ClassVar[str] = (
         "Keep it in run.kept where that can hold it, or give what holds it state_dict() and "
-        "load_state_dict() and name it in suspendable()."
+        "load_state_dict() and name it in suspendable(). What refers to one such object, loader or "
+        "data set after another must be set in each epoch, by its number."
     )
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
@@ -86,6 +91,8 @@ class Run(CooperativeLoop):
         self._code = Code()
         self._locals = Locals()
         self._variables: dict[str, str] = {}
+        self._around: dict[tuple[tuple[CodeType, int], ...], str | None] = {}
+        """Names of what is around ``batches`` and would begin anew, by where the user's code is."""
         self._caller: FrameType | None = None
         self._reports = False
         self._due: Callable[[], float] | None = None
@@ -313,7 +320,12 @@ class Run(CooperativeLoop):
         """The words for a lost variable of the loop; the same in each message: it is given once."""
         if name not in self._variables:
             frames = [variables(frame) for frame in frames_of_user(self._caller)]
-            keeps = all(self._named.can_keep(each[name]) for each in frames if name in each)
+            stored = self._stored_objects()
+            keeps = all(
+                id(each[name]) not in stored and self._named.can_keep(each[name])
+                for each in frames
+                if name in each
+            )
             unkept = "" if keeps else ", which run.kept cannot hold"
             self._variables[name] = f"{name} (a variable of the loop{unkept})"
         return self._variables[name]
@@ -350,8 +362,26 @@ class Run(CooperativeLoop):
         return iterator
 
     def storable_here(self) -> bool:
-        """See ``CooperativeLoop``: a stream may hold what no checkpoint can."""
-        return self._batches_due or self._position.stores_here()
+        """See ``CooperativeLoop``: a stream, or what is around it, may hold what no file can."""
+        stores = self._batches_due or self._position.stores_here()
+        return stores and not self._would_begin_anew()
+
+    def _would_begin_anew(self) -> bool:
+        """True within an epoch of ``zip(run.batches(loader), others)`` and the like; said once."""
+        if self._batches_due or not self._position.batch:
+            return False
+        place = tuple((each.f_code, each.f_lasti) for each in frames_of_user(self._caller))
+        if place not in self._around:  # once: it takes a tenth of a second
+            found = self._around[place] = begun_anew(sys._getframe())
+            if found is not None:
+                log.warning(
+                    "%s is stored between epochs only, and waits in memory within them: %s() is "
+                    "around run.batches(), and would begin anew. To have it stored there, too, "
+                    "count by run.batch, and read from one loader.",
+                    self._name.capitalize(),
+                    found,
+                )
+        return self._around[place] is not None
 
     def waits_for_next_point(self) -> bool:
         """See ``CooperativeLoop``: true after the last batch of an epoch, if it can be stored."""

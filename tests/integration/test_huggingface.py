@@ -7,6 +7,7 @@ import json
 import random
 import runpy
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
+import tqdm
 from torch.utils.data import Dataset, IterableDataset
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
@@ -90,8 +92,79 @@ class Ticks(transformers.TrainerCallback):
             self._session.tick()
 
 
+class Weighing(transformers.Trainer):
+    """Its losses depend on how many there were."""
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.losses = getattr(self, "losses", 0) + 1
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        return loss if isinstance(loss, tuple) else loss / (1 + 0.1 * self.losses)
+
+
+class Mixing:
+    """A collator that turns each second batch around."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, features: list[Any]) -> Any:
+        self.batches += 1
+        batch = transformers.default_data_collator(features)
+        if self.batches % 2:
+            batch["input_ids"] = batch["input_ids"].flip(0)
+        return batch
+
+
+class Decaying(transformers.TrainerCallback):
+    """Changes settings by numbers of its own, beside what no next process needs of it."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.bar: Any = None
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        self.began, self.model, self.state, self.args = time.time(), model, state, args
+        self.shown = tqdm.tqdm(disable=True)
+
+    def on_step_begin(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        self.optimizer = optimizer
+        self.seen.append(state.epoch)
+        optimizer.param_groups[0]["weight_decay"] = 0.1 * len(self.seen)
+        if len(self.seen) == 6:
+            args.max_grad_norm = 0.01
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        if self.bar is None:
+            self.bar = tqdm.tqdm(disable=True)
+
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self.bar = None
+
+
+class Iterating(transformers.TrainerCallback):
+    """Keeps what cannot be saved."""
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.rates = (0.1 * number for number in range(100))
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        next(self.rates)
+
+
 def trainer(
-    folder: Path, case: str = "plain", *, data: Any = None, seed: int = 1, **options: Any
+    folder: Path,
+    case: str = "plain",
+    *,
+    data: Any = None,
+    seed: int = 1,
+    kind: Any = transformers.Trainer,
+    parts: tuple[Any, ...] = (),
+    collator: Any = None,
+    **options: Any,
 ) -> Any:
     torch.manual_seed(seed)  # of the first weights: a run that comes back has others
     config = transformers.BertConfig(
@@ -114,12 +187,13 @@ def trainer(
         **{**given, **CASES[case], **options},
     )
     patient = [transformers.EarlyStoppingCallback(50)] if case == "by-steps" else []
-    return transformers.Trainer(
+    return kind(
         transformers.BertForSequenceClassification(config),
         args,
         train_dataset=data or Texts(),
         eval_dataset=Texts(16),
-        callbacks=patient,
+        data_collator=None if collator is None else collator(),
+        callbacks=[*patient, *(each() for each in parts)],
     )
 
 
@@ -185,6 +259,27 @@ def test_disk(case: str, tmp_path: Path) -> None:
     session = suspended(session, tmp_path, case).again({2 * per_epoch - 3: "disk"})
     session = suspended(session, tmp_path, case, seed=2)
     assert train(session, tmp_path / "out", case, seed=4)[1] == expected(case)
+
+
+@pytest.mark.parametrize("after", [(3,), (8, 2)])
+def test_attributes(after: tuple[int, ...], tmp_path: Path, caplog: Any) -> None:
+    """What a trainer's class, its callbacks, collator and arguments change comes back."""
+    own = {"kind": Weighing, "parts": (Decaying,), "collator": Mixing}
+    left = train(FakeSession(), tmp_path / "out", **own)[1]
+    assert left != expected("plain")
+    session = FakeSession(checkpoint_dir=tmp_path)
+    session = suspended(session.again({after[0]: "disk"}), tmp_path, "plain", **own)
+    for each in after[1:]:
+        session = suspended(session.again({each: "disk"}), tmp_path, "plain", seed=2, **own)
+    assert train(session, tmp_path / "out", seed=4, **own)[1] == left
+    assert not [each for each in caplog.records if each.name.startswith("optuna_hermes")]
+
+
+def test_what_a_callback_cannot_save_is_named(tmp_path: Path, caplog: Any) -> None:
+    """It comes back as it was in the beginning: the log says so."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    suspended(session, tmp_path, "plain", parts=(Iterating,))
+    assert "Trial 0 changes Iterating.rates while it trains" in caplog.text
 
 
 @pytest.mark.parametrize("tier", ["resident", "host"])

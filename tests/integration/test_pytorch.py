@@ -653,6 +653,41 @@ def test_trials_that_cannot_be_stored(case: str, loader: Any, tmp_path: Path) ->
     assert not session.states
 
 
+AROUND: dict[str, Callable[[Any], Any]] = {
+    "zip": lambda batches: zip(DataLoader(torch.arange(3.0)), enumerate(batches), strict=False),
+    "islice": lambda batches: (each for each in itertools.islice(batches, 2)),
+    "map": lambda batches: map(lambda *both: both, batches, range(3)),
+    "enumerate": lambda batches: enumerate(map(float, batches)),
+}
+
+
+@pytest.mark.parametrize("case", AROUND)
+def test_iterators_around_the_batches(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where they would begin anew, a run is stored between epochs only, and says so once."""
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+    anew = case != "enumerate"
+
+    def loop() -> None:
+        run = Run(new_trial(), {}, session)
+        for _ in run.epochs(3):
+            for _ in AROUND[case](run.batches([1.0, 2.0, 3.0])):
+                session.tick()
+            run.report(1.0)
+
+    if anew:
+        loop()
+    else:
+        with pytest.raises(Suspended):
+            loop()
+    assert session.parks == (["resident"] if anew else ["disk"])
+    messages = [each.getMessage() for each in caplog.records]
+    said = [f"Trial 0 is stored between epochs only, and waits in memory within them: {case}() is"]
+    assert [each[: len(said[0])] for each in messages] == (said if anew else [])
+    assert session.states
+
+
 def test_trials_that_cannot_be_stored_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
