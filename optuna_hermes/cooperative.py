@@ -108,6 +108,7 @@ class CooperativeLoop:
         self._saver: Saver | None = None
         self._begun = self._unsaved = self._saved_here = False
         self._warned_of_inexact = self._warned_of_shape = self._warned_of_memory = False
+        self._warned_of_unmade = False
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -300,8 +301,23 @@ class CooperativeLoop:
         """True if a checkpoint would not fit the named objects of the next process, said once."""
         changed = self._named.reshaped
         if changed:
-            self.warn_of_shape(", ".join(changed), "parameters or layers than when it was named")
-        return bool(changed)
+            parts = "parameters, dtypes, layers or tied parts than when it was named"
+            self.warn_of_shape(", ".join(changed), parts)
+        return bool(changed) or self._has_unmade(self._named.unmade())
+
+    def _has_unmade(self, names: list[str]) -> bool:
+        """True if attributes of these ``names`` keep a trial from being stored, said once."""
+        if names and not self._warned_of_unmade:
+            self._warned_of_unmade = True
+            log.warning(
+                "%s can only wait in memory from here on: its training has put into %s what no "
+                "checkpoint can hold, and what its next process would lack. Make it before the "
+                "training begins (in Lightning, in setup or on_train_start), set it to None once "
+                "it is done with, or give what holds it state_dict() and load_state_dict().",
+                self._name.capitalize(),
+                ", ".join(names),
+            )
+        return bool(names)
 
     def warn_of_shape(self, what: str, parts: str, advice: str = "") -> None:
         """Say once that ``what`` has other ``parts``, and what that means."""

@@ -505,7 +505,12 @@ class _FitLoop(CooperativeLoop):
         return waits and not clean(self._fit.trainer)
 
     def storable_here(self) -> bool:
-        return self._fit.stores_here() and not self._has_other_parts()
+        if not self._fit.stores_here() or self._has_other_parts():
+            return False
+        whole = not self._has_unmade(self._checkpoints.unmade())
+        if self._rank is not None:
+            self._rank.storable, whole = whole, True
+        return whole
 
     def _has_other_parts(self) -> bool:
         """True if a checkpoint would not fit what the next process makes, said once."""
@@ -513,7 +518,8 @@ class _FitLoop(CooperativeLoop):
         if changed is not None:
             self.warn_of_shape(
                 changed,
-                "parameters, buffers, layers or objects with a state than at the fit's beginning",
+                "parameters, buffers, dtypes, layers, tied parts, callbacks or objects with a "
+                "state than at the fit's beginning",
                 " An on_load_checkpoint of the module's own may make them again.",
             )
         return changed is not None

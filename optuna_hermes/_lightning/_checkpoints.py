@@ -21,10 +21,11 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._optimizers import inner_states, restore_optimizers
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
-from optuna_hermes._lightning._unsaved import ADVICE, unsaved
+from optuna_hermes._lightning._unsaved import ADVICE, hooks_of, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._generators import FoundGenerators, set_states
+from optuna_hermes.suspend._hooks import Hooks
 from optuna_hermes.suspend._named_objects import all_buffers, set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
@@ -51,6 +52,7 @@ class Checkpoints:
         self._found: tuple[Checkpoint, Tree] | None = None
         self._loaded: Tree | None = None
         self._unsaved = Unsaved({})
+        self._hooks = Hooks({})
         self._missing: list[str] = []
         self._at_start: dict[str, dict[str, int]] = {}
         self._made: Mapping[Any, torch.Tensor] = {}
@@ -74,7 +76,11 @@ class Checkpoints:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
         # These could not be pickled for ranks of a next fit.
-        self._made, self._code = {}, FoundGenerators()
+        self._made, self._code, self._hooks = {}, FoundGenerators(), Hooks({})
+
+    def unmade(self) -> list[str]:
+        """Names of attributes that hold what the next process would lack."""
+        return self._unsaved.unmade()
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
@@ -95,7 +101,7 @@ class Checkpoints:
             # DDP keeps optimizers equal on all ranks.
             "inner": inner_states(trainer) if first else {},
         }
-        lost = [*self._unsaved.lost, *self._missing]
+        lost = [*self._unsaved.lost, *self._hooks.lost, *self._missing]
         warn_of_lost(self._name, self._folder, lost, ADVICE)
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
@@ -167,11 +173,14 @@ class Checkpoints:
         """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
         self._unsaved = unsaved(hooks.trainer)
+        self._unsaved.note(hooks.there)
         if loaded is not None:
             self._put_back(loaded, hooks)
         else:
             self._unsaved.changed_since(self._at_start)
         self._unsaved.begin()
+        self._hooks = hooks_of(hooks.trainer)
+        self._hooks.begin()
 
     def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
         trainer = hooks.trainer

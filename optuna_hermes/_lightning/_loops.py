@@ -47,6 +47,7 @@ _CONNECTOR = (
     "_first_loop_iter",
     "_current_fx",
 )
+_OF_SCHEDULES = ("interval", "frequency", "monitor")
 _NOT_PLAIN = ("reduce_fx", "_sync")
 
 Override = Callable[..., None]
@@ -60,6 +61,11 @@ def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, 
         "batches_that_stepped": epoch_loop._batches_that_stepped,
         "should_stop": trainer.should_stop,
         "accumulate_grad_batches": trainer.accumulate_grad_batches,
+        "automatic_optimization": module.automatic_optimization,
+        "schedules": [
+            {name: getattr(config, name) for name in _OF_SCHEDULES}
+            for config in trainer.lr_scheduler_configs
+        ],
         "validation": epoch_loop.val_loop.batch_progress.state_dict(),
         "validated": dict(epoch_loop.val_loop._seen_batches_per_dataloader),
         "reloaded": [
@@ -99,6 +105,9 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> list[str]:
     epoch_loop._batches_that_stepped = state["batches_that_stepped"]
     trainer.should_stop = state["should_stop"]
     trainer.accumulate_grad_batches = state["accumulate_grad_batches"]
+    module.automatic_optimization = state["automatic_optimization"]
+    for config, saved in zip(trainer.lr_scheduler_configs, state["schedules"], strict=False):
+        vars(config).update(saved)
     epoch_loop.val_loop.batch_progress.load_state_dict(state["validation"])
     # ``update``: Lightning made a defaultdict of it.
     epoch_loop.val_loop._seen_batches_per_dataloader.update(state["validated"])

@@ -117,14 +117,18 @@ def _tensors(attributes: dict[str, dict[str, tuple[Any, bool]]]) -> dict[_Place,
     }
 
 
-def is_saved(part: nn.Module, name: str, value: Any) -> bool:
-    """True if ``module_state``, Lightning or torch saves an attribute of a part."""
+def is_saved(part: nn.Module, name: str, value: Any, known: set[int]) -> bool:
+    """True if ``module_state``, Lightning or torch saves an attribute of a part.
+
+    Args:
+        known: ids of objects that are saved elsewhere, but not which of them are in an attribute.
+    """
     if of_libraries(part, name) or plain(value):
         return True
     items = _items(value)  # what ``_hidden`` yields of it
     # Of these the next process may have none yet: a generator can be made anew, others cannot.
     made = any(type(each) in GENERATORS for _, each in items)
-    return bool(items) and not made and all(_has_state(each, set()) for _, each in items)
+    return bool(items) and not made and all(_has_state(each, known) for _, each in items)
 
 
 def of_libraries(part: nn.Module, name: str) -> bool:

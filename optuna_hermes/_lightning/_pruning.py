@@ -30,12 +30,15 @@ def without_masks(
         and name.removesuffix(_ORIG) in own
         and name.removesuffix(_ORIG) + _MASK in weights
     }
-    renamed = {name + _ORIG: name for name in masks}
     masked = {name + _MASK for name in masks}
-    plain = {
-        renamed.get(name, name): value for name, value in weights.items() if name not in masked
-    }
-    return plain, masks
+    plain = {name: value for name, value in weights.items() if name not in masked}
+    return without_orig(plain, masks), masks
+
+
+def without_orig(named: dict[Any, Any], masks: Collection[str]) -> dict[Any, Any]:
+    """The same by the names that masked parameters have in an unpruned module."""
+    renamed = {name + _ORIG: name for name in masks}
+    return {renamed.get(name, name): value for name, value in named.items()}
 
 
 def prune(module: nn.Module, masks: dict[str, torch.Tensor]) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 from optuna_hermes._lightning._module import stateful
 from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import BaseFinetuning, Trainer, callbacks_of
-from optuna_hermes._lightning._pruning import without_masks
-from optuna_hermes.suspend._named_objects import Parts, parts_of
+from optuna_hermes._lightning._pruning import without_masks, without_orig
+from optuna_hermes.suspend._named_objects import Parts, parts_of, retied
 
 
 class FitParts:
@@ -23,6 +23,7 @@ class FitParts:
         self._trainer = trainer
         self._optimizers: list[Parts] = []
         self._stateful: dict[str, list[Any]] = {}
+        self._callbacks: list[type] = []
 
     def note_weights(self) -> None:
         """Note the module's weights; right before they are loaded."""
@@ -33,27 +34,43 @@ class FitParts:
         self._optimizers = [parts_of(each) for each in self._trainer.optimizers]
 
     def note_stateful(self) -> None:
-        """Note classes and objects with a state, after the hooks that each process calls."""
+        """Note classes, dtypes, callbacks and what has a state, after each process's own hooks."""
         module = self._trainer.lightning_module
-        self.weights = replace(self.weights, kinds=parts_of(module).kinds)
+        self.weights = self.weights.converted(self._unpruned(parts_of(module)))
+        pairs = zip(self._optimizers, self._trainer.optimizers, strict=False)
+        self._optimizers = [noted.converted(parts_of(each)) for noted, each in pairs]
         self._stateful = stateful(module)
+        self._callbacks = [type(each) for each in callbacks_of(self._trainer)]
 
     def changed(self) -> str | None:
         """The name of what has other parts than the next process makes; None if nothing has."""
         trainer = self._trainer
+        if [type(each) for each in callbacks_of(trainer)] != self._callbacks:
+            return "its trainer"
         if loads(trainer.lightning_module):  # it may make these parts before weights are loaded
             return None
-        present = parts_of(trainer.lightning_module)
-        unpruned, _ = without_masks(present.sizes, self.weights.sizes.keys())
-        if not self.weights.fit(replace(present, sizes=unpruned)):
-            return "its module"
+        first = {"its module": self.weights}
+        now = {"its module": self._unpruned(parts_of(trainer.lightning_module))}
+        if not callbacks_of(trainer, BaseFinetuning):  # it makes the groups again
+            for number, (noted, each) in enumerate(
+                zip(self._optimizers, trainer.optimizers, strict=False)
+            ):
+                name = f"its optimizer {number}"
+                first[name], now[name] = noted, parts_of(each)
+        unfit = [name for name in first if not first[name].fit(now[name])] or retied(first, now)
+        if unfit:
+            return unfit[0]
         for attribute, kinds in stateful(trainer.lightning_module).items():
             if kinds != self._stateful.get(attribute):
                 return f"{attribute} of its module"
-        if callbacks_of(trainer, BaseFinetuning):  # it makes the groups again
-            return None
-        now = enumerate(zip(self._optimizers, trainer.optimizers, strict=False))
-        return next(
-            (f"its optimizer {i}" for i, (first, each) in now if not first.fit(parts_of(each))),
-            None,
+        return None
+
+    def _unpruned(self, parts: Parts) -> Parts:
+        # By the names that the next process has, where the module is not pruned yet.
+        sizes, masks = without_masks(parts.sizes, self.weights.sizes.keys())
+        return replace(
+            parts,
+            sizes=sizes,
+            kinds=without_orig(parts.kinds, masks),
+            ids=without_orig(parts.ids, masks),
         )

@@ -42,7 +42,7 @@ from optuna_hermes._lightning._optimizers import optimizers_of
 from optuna_hermes._lightning._pruning import prune, without_masks
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._shape import FitParts
-from optuna_hermes._lightning._unsaved import loader_sources
+from optuna_hermes._lightning._unsaved import loader_sources, unsaved
 from optuna_hermes.suspend._loader import (
     OwnStates,
     Replay,
@@ -76,6 +76,8 @@ class TrainerHooks:
         self.trainer = trainer
         self.shape = FitParts(trainer)
         self.settings = TrainerSettings(trainer)
+        self.there: dict[str, dict[tuple[str, ...], object]] = {}
+        """Classes of attributes where each process begins to train; see ``Unsaved``."""
         self._name = trial
         self._replay = replay or replay_of
         self._replays: list[tuple[Any, Replay | Stream]] = []
@@ -348,9 +350,10 @@ class TrainerHooks:
         return loaders
 
     def _begin_run(self, begin: Callable[[], None]) -> None:
-        """Call the hooks ``on_train_start``, and note classes and what has a state by then."""
+        """Call the hooks ``on_train_start``, and note what each process has made by then."""
         begin()
         self.shape.note_stateful()
+        self.there = unsaved(self.trainer).classes()
 
     def _expect(self, expected: bool = True) -> None:
         """Follow the next pass over each training loader, or none: hooks may begin others."""
@@ -378,11 +381,17 @@ class TrainerHooks:
 
     def _make(self, stage: str, set_up: Callable[[], None]) -> None:
         before, self._making = self._making, stage
+        there = unsaved(self.trainer).classes() if self.there else {}
         try:
             with self._as_when_first_made(stage):
                 set_up()
         finally:
             self._making = before
+        # What comes with the loaders each process makes, in time for these.
+        now = unsaved(self.trainer).classes() if self.there else {}
+        for key, found in now.items():
+            new = (each for each in found.items() if each not in there[key].items())
+            self.there.get(key, {}).update(new)
 
     @contextlib.contextmanager
     def _as_when_first_made(self, stage: str) -> Iterator[None]:
@@ -652,8 +661,9 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _content(tensor: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor; ``saved``, which it was loaded from, if that is one."""
     apart = not saved.is_set_to(tensor)
-    same = apart and saved.dtype == tensor.dtype and saved.device == tensor.device
-    return saved if same and torch.equal(saved, tensor) else tensor.detach().clone()
+    # Loaded, but for a dtype of fewer bits: hooks and plugins may give the module another later.
+    same = apart and saved.device == tensor.device and torch.equal(saved.to(tensor.dtype), tensor)
+    return saved if same else tensor.detach().clone()
 
 
 def _ready(progress: Any) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dis
 import functools
-from collections.abc import Callable, Iterator
-from types import FunctionType
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -19,7 +17,15 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
 )
 from optuna_hermes._lightning._optimizers import inner
-from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private
+from optuna_hermes.suspend._fingerprint import is_referred_to
+from optuna_hermes.suspend._hooks import Hooks
+from optuna_hermes.suspend._unsaved import (
+    Attributes,
+    Unsaved,
+    is_private,
+    optimizer_attributes,
+    set_by,
+)
 
 ADVICE = (
     "Give what holds it state_dict() and load_state_dict(), or keep it in numbers, arrays, "
@@ -29,7 +35,7 @@ _LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "op
 
 
 def unsaved(trainer: Trainer) -> Unsaved:
-    """Attributes of the user's callbacks, module, parts and tensors of it, and data module."""
+    """Attributes of the user's callbacks, module, parts of it, optimizers, and data module."""
     module, known = trainer.lightning_module, _known(trainer)
     parts: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks_of(trainer)):
@@ -45,7 +51,20 @@ def unsaved(trainer: Trainer) -> Unsaved:
             name = type(module).__qualname__ + (f".{place}" if place else "")
             parts[f"module {place}"] = Attributes(name, part, own, known)
     parts |= {**_of_tensors(module, known), **_data_module(trainer, known)}
+    for name, optimizer in _optimizers(trainer).items():
+        parts |= optimizer_attributes(name, optimizer, known)
     return Unsaved({**parts, **_hyper_parameters(trainer, known)})
+
+
+def hooks_of(trainer: Trainer) -> Hooks:
+    """The hooks of the module, and of the optimizers."""
+    module = trainer.lightning_module
+    return Hooks({type(module).__qualname__: module, **_optimizers(trainer)})
+
+
+def _optimizers(trainer: Trainer) -> dict[str, Any]:
+    own = {f"optimizer {i}": each for i, each in enumerate(trainer.optimizers)}
+    return {**own, **inner(trainer)}
 
 
 def loader_sources(trainer: Trainer) -> Unsaved:
@@ -118,28 +137,8 @@ def _is_a_user_s(each: object, base: type) -> bool:
 
 
 def _ignores(kind: Any) -> Callable[[str, Any], bool]:
-    names = _set_by_libraries(kind)
+    names = set_by(kind, _LIBRARIES)
     return lambda name, value: name in names
-
-
-@functools.cache
-def _set_by_libraries(kind: Any) -> frozenset[str]:
-    """Attributes that library classes among the bases of a class set, and keep themselves."""
-    return frozenset(
-        name
-        for each in kind.__mro__
-        if each.__module__.startswith(_LIBRARIES)
-        for name in _set_by(each)
-    )
-
-
-def _set_by(kind: type) -> Iterator[str]:
-    for each in vars(kind).values():
-        function = getattr(each, "fget", each) if isinstance(each, property) else each
-        if isinstance(function, FunctionType):
-            for instruction in dis.get_instructions(function):
-                if instruction.opname == "STORE_ATTR":
-                    yield instruction.argval
 
 
 def _of_libraries(part: nn.Module, name: str, value: Any) -> bool:
@@ -147,4 +146,6 @@ def _of_libraries(part: nn.Module, name: str, value: Any) -> bool:
 
 
 def _saved_with_the_module(part: nn.Module, known: set[int], name: str, value: Any) -> bool:
-    return id(value) in known or is_saved(part, name, value)
+    if id(value) in known and not is_referred_to(value, known):
+        return True
+    return is_saved(part, name, value, known)

@@ -9,15 +9,21 @@ from __future__ import annotations
 import itertools
 import marshal
 import mmap
+import random
 import struct
 import sys
 import types
 import zlib
+from array import array
 from collections import deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import torch
@@ -34,7 +40,12 @@ CODE = (
     types.ModuleType,
 )
 DATA = (DataLoader, Dataset, Sampler)
-_LOOKED_INTO = {"argparse", "builtins", "collections", "itertools", "pathlib", "random", "types"}
+SCALARS = (date, datetime, time, timedelta, timezone, Decimal, Fraction, UUID)
+"""Classes of the standard library whose objects never change."""
+_LOOKED_INTO = {
+    *("argparse", "array", "builtins", "collections", "datetime", "decimal", "fractions"),
+    *("itertools", "pathlib", "queue", "random", "statistics", "types", "uuid", "zoneinfo"),
+}
 """Packages of the standard library whose objects are values; others are files, clocks, threads."""
 _SHOWING = {
     *("accelerate", "aim", "clearml", "comet_ml", "lightning", "lightning_fabric"),
@@ -45,6 +56,8 @@ _SHOWING = {
 """Libraries that show or log, or that look after their own state."""
 _OF_TORCH = ("torch.utils.data", "torch.utils.tensorboard", "torch.profiler", "torch.distributed")
 _PLAIN = {bool, int, float, complex, str, bytes, type(None)}
+_OF_PROCESS = (random._inst, np.random.mtrand._rand, torch.default_generator)
+"""The global generators, which are saved with each training."""
 # A fingerprint has to cost milliseconds for any value: these bound it.
 _SHORT = 8
 _LONG = 500
@@ -67,6 +80,22 @@ def outside(value: object) -> bool:
     if package in sys.stdlib_module_names:
         return package.lstrip("_") not in _LOOKED_INTO
     return package in _SHOWING or module.startswith(_OF_TORCH)
+
+
+def is_referred_to(value: object, known: Collection[int]) -> bool:
+    """True if it counts which object a value is: it is data, or saved by itself as ``known``."""
+    if isinstance(value, DATA):
+        return True
+    has_state = isinstance(value, torch.Tensor) or hasattr(type(value), "load_state_dict")
+    return has_state and id(value) in known
+
+
+def bound_to(code: object) -> object:
+    """The object whose method code is, also if that is given to ``partial``; None for others."""
+    method = code.func if isinstance(code, partial) else code
+    if not isinstance(method, types.MethodType | types.BuiltinFunctionType):
+        return None
+    return None if isinstance(method.__self__, CODE) else method.__self__
 
 
 def is_iterator(value: object) -> bool:
@@ -101,7 +130,7 @@ class _Walk:
             self._left -= 1
             value = waiting.pop()
             yield type(value).__qualname__
-            if isinstance(value, torch.Tensor) and id(value) in self._known:
+            if is_referred_to(value, self._known):
                 yield id(value)  # a list of a model's parameters changes if it has others
                 continue
             leaf = self._of_leaf(value)
@@ -113,6 +142,7 @@ class _Walk:
                     yield ("unlike all", next(_unlike_all))
                 elif isinstance(value, CODE):
                     yield _of_code(value)
+                    waiting.append(bound_to(value))
                     if isinstance(value, partial):
                         # What else it is given may change, and is restored, by itself.
                         given = [value.func, *value.args, *value.keywords.values()]
@@ -182,12 +212,15 @@ def _of_small(value: Any) -> Hashable:
         return (value, kind is int and value < -1)  # -1 and -2 have the same hash
     if isinstance(value, np.generic):
         return value.tobytes()
-    if isinstance(value, bytearray):
+    if isinstance(value, bytearray | array):
         return bytes(value)
     if isinstance(value, PurePath):
         return str(value)
+    if kind in SCALARS:
+        return repr(value)
     if isinstance(value, GENERATORS):
-        return fingerprint(generator_state(value))
+        own = not any(value is each for each in _OF_PROCESS)
+        return fingerprint(generator_state(value)) if own else 0
     return None
 
 

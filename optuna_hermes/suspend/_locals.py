@@ -11,16 +11,16 @@ import dis
 import functools
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from optuna_hermes.suspend._fingerprint import fingerprint
+import torch
+from torch import nn
+
+from optuna_hermes.suspend._fingerprint import fingerprint, is_referred_to
 
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
-_HIDDEN = (".", "_")
-"""First characters of comprehensions' own variables, and of those meant to be ignored."""
-
 _Key = tuple[CodeType, str]
 
 
@@ -32,28 +32,44 @@ class Locals:
         self._at_epoch: dict[_Key, int] = {}
         self._at_batch: dict[_Key, int] = {}
         self._lost: set[str] = set()
+        self._referred: frozenset[int] | None = None
 
-    def epoch(self, frame: FrameType | None, known: Collection[int]) -> None:
+    def epoch(self, frame: FrameType | None, known: Mapping[int, object]) -> None:
         """Begin an epoch, which the loop of ``frame`` waits for; see ``carried``."""
-        self._at_epoch = carried(frame, known, self._lost)
+        if self._referred is None:  # of each process: what the training makes may be kept
+            own = (key for key, each in known.items() if _lasts(each, known))
+            self._referred = frozenset(own)
+        self._at_epoch = self._carried(frame, known)
         if self._first_epoch is None:
             self._first_epoch = self._at_epoch
         # The next process has what they were before the first epoch of this one.
         self._lost |= _changed(self._first_epoch, self._at_epoch)
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
-        self._at_batch = carried(frame, known, self._lost)
+        self._at_batch = self._carried(frame, known)
 
     def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
         """Names of the variables that would have other values if the trial were resumed here."""
         if batch:
             # A trial that resumes within an epoch executes the code before its batches again.
-            self._lost |= _changed(self._at_batch, carried(frame, known, self._lost))
+            self._lost |= _changed(self._at_batch, self._carried(frame, known))
         return set(self._lost)
+
+    def _carried(self, frame: FrameType | None, known: Collection[int]) -> dict[_Key, int]:
+        return carried(frame, known, self._lost, self._referred or ())
+
+
+def _lasts(value: object, known: Collection[int]) -> bool:
+    """True for an object that stays the same one: no tensor that a training may make anew."""
+    anew = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+    return is_referred_to(value, known) and not anew
 
 
 def carried(
-    frame: FrameType | None, known: Collection[int], without: Collection[str] = ()
+    frame: FrameType | None,
+    known: Collection[int],
+    without: Collection[str] = (),
+    referred: Collection[int] = (),
 ) -> dict[_Key, int]:
     """The variables that the loops of a user carry on from here, each with a fingerprint.
 
@@ -61,16 +77,22 @@ def carried(
         frame: that of a generator's caller, which waits for the next item.
         known: ids of objects that are saved elsewhere.
         without: names to leave out.
+        referred: ids of those of which it counts which a variable refers to.
     """
     found: dict[_Key, int] = {}
     for each in frames_of_user(frame):
         values, shared = variables(each), _shared(each)
         for name in _live_after(each.f_code, each.f_lasti, shared):
-            if name in without or name.startswith(_HIDDEN):
+            # "." begins the names of comprehensions' own variables.
+            if name in without or name == "_" or name.startswith("."):
                 continue
             value = values.get(name, each.f_globals.get(name) if name in shared else None)
-            if (name in values or name in shared) and id(value) not in known:
+            if not (name in values or name in shared):
+                continue
+            if id(value) not in known:
                 found[each.f_code, name] = fingerprint(value, known)
+            elif id(value) in referred:
+                found[each.f_code, name] = id(value)
     return found
 
 

@@ -21,9 +21,16 @@ from optuna_hermes.errors import (
     SuspendError,
     UnstorableError,
 )
+from optuna_hermes.suspend._hooks import Hooks
 from optuna_hermes.suspend._state import copied, moved, on_device, plain
 from optuna_hermes.suspend._tree import NUMBERS, frozen
-from optuna_hermes.suspend._unsaved import Attributes, Unsaved, is_private, tensor_attributes
+from optuna_hermes.suspend._unsaved import (
+    Attributes,
+    Unsaved,
+    is_private,
+    optimizer_attributes,
+    tensor_attributes,
+)
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
@@ -49,22 +56,30 @@ class NamedObjects:
     Args:
         owners: modules, optimizers and so on, by the names used in messages.
         classes: the classes that kept objects may have; None for none.
+        others: attributes of other objects that change, too, by keys for ``Unsaved``.
 
     Raises:
         InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
     """
 
-    def __init__(self, owners: Mapping[str, Any], classes: Classes | None = None) -> None:
+    def __init__(
+        self,
+        owners: Mapping[str, Any],
+        classes: Classes | None = None,
+        others: Mapping[str, Attributes] | None = None,
+    ) -> None:
         for name, owner in owners.items():
             _check(name, owner)
         self.kept: dict[str, Any] = {}
         self._classes = classes
         self._foreign: set[str] | None = None
+        self._noted = False
         self._readable: set[str] = set()
         self._given: dict[int, object] = {}
         self._too_large: dict[str, _Wait] = {}
         self._owners = {**owners, **held(owners)}
-        self._unsaved = _attributes(self._owners)
+        self._unsaved = Unsaved({**_attributes(self._owners), **(others or {})})
+        self._hooks = Hooks(self._owners)
         self._parts = {name: parts_of(each) for name, each in self._owners.items()}
 
     def roots(self) -> list[object]:
@@ -73,15 +88,15 @@ class NamedObjects:
 
     @property
     def reshaped(self) -> list[str]:
-        """Names of objects that have other parameters or layers than when they were named."""
-        return [
-            name for name, each in self._owners.items() if not self._parts[name].fit(parts_of(each))
-        ]
+        """Names of objects whose state does not fit them as they were before the loop."""
+        now = {name: parts_of(each) for name, each in self._owners.items()}
+        unfit = [name for name, each in self._parts.items() if not each.fit(now[name])]
+        return unfit or retied(self._parts, now)
 
     def note_classes(self) -> None:
-        """Note the present classes of layers; right before the loop, where all are converted."""
+        """Note classes, dtypes and shared parts; right before the loop, where all are converted."""
         for name, each in self._owners.items():
-            self._parts[name] = replace(self._parts[name], kinds=parts_of(each).kinds)
+            self._parts[name] = self._parts[name].converted(parts_of(each))
 
     def note_kept(self) -> None:
         """Note the packages of what is kept, right before the loop: their objects may be made.
@@ -89,11 +104,22 @@ class NamedObjects:
         Classes of theirs that the user's code cannot name, such as an environment's of gymnasium,
         are not made of a checkpoint before: the objective makes such an object first.
         """
+        self.note_attributes()
         self._foreign = set()
         if self._classes is not None:
             packages = {n: self._classes.others_in(each) for n, each in self.kept.items()}
             self._foreign = {name for name, others in packages.items() if others}
             self._classes.packages.update(*packages.values())
+
+    def note_attributes(self) -> None:
+        """Note attributes right before the loop: each process makes them so."""
+        if not self._noted:
+            self._noted = True
+            self._unsaved.note(self._unsaved.classes())
+
+    def unmade(self) -> list[str]:
+        """Names of attributes that hold what the next process would lack."""
+        return self._unsaved.unmade()
 
     def can_keep(self, value: object) -> bool:
         """True for a value that can be stored if it is put into ``kept`` before the loop."""
@@ -106,12 +132,14 @@ class NamedObjects:
 
     @property
     def lost(self) -> list[str]:
-        """Names of attributes that have changed and cannot be stored."""
-        return self._unsaved.lost
+        """Names of attributes and hooks that have changed and cannot be stored."""
+        return [*self._unsaved.lost, *self._hooks.lost]
 
     def begin(self) -> None:
         """Begin to watch attributes, before the first batch: changes from here on are stored."""
+        self.note_attributes()
         self._unsaved.begin()
+        self._hooks.begin()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all, as a tree of tensors and plain values; the tensors are not copied.
@@ -123,7 +151,7 @@ class NamedObjects:
         return {
             "owners": owners,
             "trained": {
-                name: [(each, gradient(each.grad)) for each in parameters]
+                name: [(each, gradient(each.grad), each.requires_grad) for each in parameters]
                 for name, parameters in _trained(self._owners).items()
             },
             "unsaved": self._unsaved.state_dict(),
@@ -442,11 +470,17 @@ class Parts:
     """
     unset: frozenset[str] = frozenset()
     """Names of such buffers that are None, and may be made in training."""
-    kinds: dict[str, type] = field(default_factory=dict)
-    """Classes of a module and of its parts by place, or that of an optimizer.
+    kinds: dict[Any, object] = field(default_factory=dict)
+    """Classes of a module and of its parts by place, or that of an optimizer; and dtypes.
 
     Without metrics, which trackers add in training.
     """
+    ids: dict[Any, int] = field(default_factory=dict)
+    """Of a module's parts, parameters and buffers by place, or of an optimizer's parameters."""
+
+    def converted(self, now: Parts) -> Parts:
+        """These parts, with what the code that each process runs has made of them since."""
+        return replace(self, kinds=now.kinds, ids=now.ids)
 
     def fit(self, others: Parts) -> bool:
         """True if an object with these parts can load a state of one with those others."""
@@ -462,7 +496,8 @@ class Parts:
 def parts_of(owner: object) -> Parts:
     sizes: dict[Any, torch.Size | None] = {}
     unset: set[str] = set()
-    kinds: dict[str, type] = {}
+    kinds: dict[Any, object] = {}
+    ids: dict[Any, int] = {}
     if isinstance(owner, nn.Module):
         # Not of ``state_dict``, which takes its time.
         for place, part in owner.named_modules(remove_duplicate=False):
@@ -470,11 +505,16 @@ def parts_of(owner: object) -> Parts:
             if not (is_metric(part) or kind.__module__.startswith("torchmetrics.")):
                 # A lazy one becomes this with its first batch.
                 kinds[place] = getattr(kind, "cls_to_become", None) or kind
+                ids[place] = id(part)
             prefix = f"{place}." if place else ""
             for name, each in part._parameters.items():
                 if each is not None:
                     sizes[prefix + name] = _size_of(each)
+                    kinds[prefix + name] = each.dtype
+                    ids[prefix + name] = id(each)
             for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    ids[prefix + name] = id(buffer)
                 if name in part._non_persistent_buffers_set:
                     continue
                 if buffer is None:
@@ -487,7 +527,23 @@ def parts_of(owner: object) -> Parts:
             sizes[number] = None
             for place, each in enumerate(group["params"]):
                 sizes[number, place] = _size_of(each)
-    return Parts(sizes=sizes, unset=frozenset(unset), kinds=kinds)
+                kinds[number, place] = each.dtype
+                ids[number, place] = id(each)
+    return Parts(sizes=sizes, unset=frozenset(unset), kinds=kinds, ids=ids)
+
+
+def retied(first: Mapping[str, Parts], now: Mapping[str, Parts]) -> list[str]:
+    """Names of those in which parts have become one, as tied weights are, or are one no longer."""
+    pairs = {
+        (name, place): (number, now[name].ids[place])
+        for name, each in first.items()
+        for place, number in each.ids.items()
+        if place in now[name].ids
+    }
+    before = Counter(number for number, _ in set(pairs.values()))
+    after = Counter(number for _, number in set(pairs.values()))
+    names = (name for (name, _), (a, b) in pairs.items() if before[a] > 1 or after[b] > 1)
+    return list(dict.fromkeys(names))
 
 
 def _size_of(parameter: torch.Tensor) -> torch.Size | None:
@@ -495,7 +551,7 @@ def _size_of(parameter: torch.Tensor) -> torch.Size | None:
 
 
 def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Make the buffers that are to be loaded and are None here, or have another shape."""
+    """Make the buffers that are to be loaded and are None here, or have another shape or dtype."""
     here = dict(module.named_buffers(remove_duplicate=False))
     unset = parts_of(module).unset
     others = {
@@ -507,7 +563,9 @@ def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
 
 
 def _reshaped(buffer: torch.Tensor | None, value: torch.Tensor) -> bool:
-    return buffer is not None and not is_lazy(buffer) and buffer.shape != value.shape
+    if buffer is None or is_lazy(buffer):
+        return False
+    return (buffer.shape, buffer.dtype) != (value.shape, value.dtype)
 
 
 def held(owners: Mapping[str, Any]) -> dict[str, Any]:
@@ -562,8 +620,8 @@ def kept_groups(owners: Iterable[object]) -> Iterator[None]:
             optimizer.param_groups = groups
 
 
-def _attributes(owners: Mapping[str, Any]) -> Unsaved:
-    """Attributes of modules and their parts that are in no ``state_dict``."""
+def _attributes(owners: Mapping[str, Any]) -> dict[str, Attributes]:
+    """Attributes of modules, their parts and optimizers that are in no ``state_dict``."""
     modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
     known = {
         id(part) for each in modules.values() for part in (*each.modules(), *each.parameters())
@@ -580,7 +638,9 @@ def _attributes(owners: Mapping[str, Any]) -> Unsaved:
         for number, tensor in enumerate(trained):
             place = f"parameter {number} of {name}"
             parts[place] = Attributes(place, tensor, is_private, known)
-    return Unsaved(parts)
+    for name, owner in owners.items():
+        parts |= optimizer_attributes(name, owner, known)
+    return parts
 
 
 def _ignores(part: nn.Module) -> Callable[[str, Any], bool]:
@@ -670,9 +730,10 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
 
 
 def _put_parameters_back(parameters: list[torch.Tensor], states: list[Any]) -> None:
-    for parameter, (value, gradient) in zip(parameters, states, strict=True):
+    for parameter, (value, gradient, trains) in zip(parameters, states, strict=True):
         with torch.no_grad():
             parameter.copy_(value)
+        parameter.requires_grad_(trains)
         set_gradient(parameter, gradient)
 
 

@@ -217,6 +217,8 @@ class _Reader:
                 raise SuspendError("it holds something that holds itself")
             return self._seen[rest[0]]
         if kind == "present":
+            if present is None:  # in place of a function, a file or another part of the training
+                raise SuspendError("it holds something that no checkpoint does, and none is there")
             return present
         if kind in ("tuple", "frozenset"):
             return {"tuple": tuple, "frozenset": frozenset}[kind](self._items(rest[0], present))

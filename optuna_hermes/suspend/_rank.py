@@ -92,6 +92,8 @@ class Rank:
         self.leaves = False
         """True if all ranks were asked to end."""
         self.must_yield = False
+        self.storable = True
+        """False while this rank alone has what no checkpoint can hold: all must answer alike."""
         self.asked: TierName = "disk"
         """Always disk, so that no rank yields in a validation: they could not agree on a point."""
         self.batch_size: int | None = None
@@ -140,7 +142,7 @@ class Rank:
 
     def copy(self, tree: Tree, *, units: int, since: float | None = None) -> None:
         """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
-        self._request("save", units, packed(tree))
+        self._request("save", units, packed(tree) if self.storable else None)
 
     def start(self) -> None:
         """Do nothing: the parent process writes; see ``Saver``."""
@@ -157,7 +159,7 @@ class Rank:
         Raises:
             Suspended: this process must end.
         """
-        answer = self._request("park", state.units, state.stores, state.ended)
+        answer = self._request("park", state.units, state.stores and self.storable, state.ended)
         while answer == "dump":
             self._end.send(("tree", packed(state.dump())))
             answer = self._answer(state.ended)

@@ -171,9 +171,11 @@ class Ranks:
         elif first.kind == "save":
             assert self._save is not None
             parts = [self._requests[rank].payload for rank in range(self._count)]
-            self._save(self._joined(parts), units=first.units)
+            if None not in parts:  # a rank may have what no checkpoint can hold
+                self._save(self._joined(parts), units=first.units)
         else:
-            self._leased.park(_Stop(self, first.units, stores=first.payload))
+            stores = all(each.payload for each in self._requests.values())
+            self._leased.park(_Stop(self, first.units, stores=stores))
             # Before the answers: a rank that goes on must not see the point of this stop.
             self.channels.flags[YIELD] = self.channels.flags[STOP] = 0
         self._tell(list(self._requests), answer)

@@ -16,6 +16,9 @@ import numpy as np
 
 from optuna_hermes.suspend._tree import mapped
 
+_MERSENNE = "MT19937"
+"""NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
+
 
 def rng_state() -> dict[str, Any]:
     """The state of every global random number generator of this process."""
@@ -24,18 +27,12 @@ def rng_state() -> dict[str, Any]:
     from optuna_hermes.suspend._accelerators import used_accelerator
 
     used = used_accelerator()  # asking others for their states would wake them up
-    _, key, position, has_gauss, gauss = np.random.get_state()
     version, words, next_gauss = random.getstate()
     # Only what ``torch.load(weights_only=True)`` accepts, as all of a checkpoint of Lightning's.
     return {
         "torch": torch.get_rng_state(),
         "accelerator": {used.kind: used.rng_states()} if used is not None else {},
-        "numpy": {
-            "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
-            "position": int(position),
-            "has_gauss": int(has_gauss),
-            "gauss": float(gauss),
-        },
+        "numpy": numpy_state(),
         "python": {"version": version, "words": torch.tensor(words), "gauss": next_gauss},
     }
 
@@ -51,10 +48,55 @@ def set_rng_state(state: dict[str, Any]) -> None:
     if here is not None and here.kind in state["accelerator"] and here.module.is_available():
         # The trial may be resumed on a host with fewer devices: its own is always the first.
         here.set_rng_states(state["accelerator"][here.kind])
-    numpy, python = state["numpy"], state["python"]
-    key = numpy["key"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", key, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
+    set_numpy_state(state["numpy"])
+    python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+
+
+def numpy_state() -> dict[str, Any]:
+    """The state of NumPy's global generator, in numbers, text and tensors."""
+    import torch
+
+    state: Any = np.random.get_state(legacy=False)
+    if state["bit_generator"] != _MERSENNE:  # one of ``np.random.set_bit_generator``
+        numbers = mapped(state, lambda leaf: _as_signed(leaf))
+        return {"other": numbers}
+    return {
+        "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
+        "position": int(state["state"]["pos"]),
+        "has_gauss": int(state["has_gauss"]),
+        "gauss": float(state["gauss"]),
+    }
+
+
+def set_numpy_state(state: dict[str, Any]) -> None:
+    """Put back what ``numpy_state`` returned."""
+    import torch
+
+    if "other" in state:
+        other = mapped(
+            state["other"],
+            lambda leaf: leaf.numpy().view(np.uint64) if isinstance(leaf, torch.Tensor) else leaf,
+        )
+        use_bits(other["bit_generator"])
+        np.random.set_state(other)
+        return
+    use_bits(_MERSENNE)
+    key = state["key"].numpy().astype(np.uint32)
+    np.random.set_state((_MERSENNE, key, state["position"], state["has_gauss"], state["gauss"]))
+
+
+def _as_signed(leaf: Any) -> Any:
+    """An array of words of 64 bits as a tensor: torch has few operations for those without sign."""
+    import torch
+
+    return torch.from_numpy(leaf.view(np.int64)) if isinstance(leaf, np.ndarray) else leaf
+
+
+def use_bits(name: str) -> None:
+    """Have NumPy draw from a bit generator of this class."""
+    if type(np.random.mtrand.get_bit_generator()).__name__ != name:
+        np.random.mtrand.set_bit_generator(getattr(np.random, name)())
 
 
 def trial_seed(seed: int, number: int) -> int:
@@ -65,6 +107,7 @@ def trial_seed(seed: int, number: int) -> int:
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and, where it is loaded, torch."""
     random.seed(seed)
+    use_bits(_MERSENNE)  # the objective of another trial may have changed it
     np.random.seed(seed)
     # Not imported here: that takes seconds, and the objective may not need it.
     torch = sys.modules.get("torch")

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -24,8 +23,14 @@ from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
 from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
 from optuna_hermes.suspend._loader import data_of
-from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._state import (
+    kept_rng,
+    numpy_state,
+    rng_state,
+    set_numpy_state,
+    set_rng_state,
+)
+from optuna_hermes.suspend._tree import frozen, mapped
 from optuna_hermes.suspend._unsaved import Attributes, reachable
 
 log = logging.getLogger(__name__)
@@ -397,15 +402,14 @@ class _Numbers:
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
-        self._numpy: Any = np.random.get_state()
+        self._numpy = numpy_state()
         self._python = random.getstate()
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, _Numbers)
             and torch.equal(self._torch, other._torch)
-            and self._numpy[2:] == other._numpy[2:]
-            and np.array_equal(self._numpy[1], other._numpy[1])
+            and mapped(self._numpy, _plain) == mapped(other._numpy, _plain)
             and self._python == other._python
         )
 
@@ -415,6 +419,10 @@ class _Numbers:
         """The states in the form of ``rng_state``, without those of devices."""
         with kept_rng():
             torch.set_rng_state(self._torch)
-            np.random.set_state(self._numpy)
+            set_numpy_state(self._numpy)
             random.setstate(self._python)
             return {**rng_state(), "accelerator": {}}
+
+
+def _plain(leaf: Any) -> Any:
+    return leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf

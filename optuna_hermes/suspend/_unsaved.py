@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import dis
 import functools
 import logging
 import types
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 from weakref import WeakValueDictionary
@@ -15,7 +16,15 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._fingerprint import CODE, DATA, fingerprint, outside
+from optuna_hermes.suspend._fingerprint import (
+    CODE,
+    DATA,
+    bound_to,
+    fingerprint,
+    is_referred_to,
+    outside,
+)
+from optuna_hermes.suspend._tree import NUMBERS, storable
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +33,9 @@ _LEAVES = (
     *(type, types.FunctionType, types.ModuleType),
 )
 _MOST_REACHED = 20_000
+_MOST_SIMPLE = 50_000
+"""Parts up to which a value is looked through: those of more cannot be written."""
+_Place = tuple[str, ...]
 _UNWRITABLE = (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError)
 
 
@@ -44,6 +56,8 @@ class Attributes:
     ) -> None:
         self.lost: set[str] = set()
         """Names of the attributes that have changed and cannot be saved."""
+        self.unmade: set[str] = set()
+        self._there: dict[_Place, object] | None = None
         self._name = name
         self._owner = owner
         self._ignores = ignores
@@ -53,6 +67,21 @@ class Attributes:
         self._given: dict[int, object] = {}
         self._made: WeakValueDictionary[int, Any] | None = None
 
+    def classes(self) -> dict[_Place, object]:
+        """Classes of the present values and their parts, for ``note``; see ``needed_of``."""
+        return {
+            (name, *place): kind
+            for name, value in self._all().items()
+            for place, kind in _classes_in(value, self._known).items()
+        }
+
+    def note(self, there: dict[_Place, object]) -> None:
+        """Note what each process makes before it trains.
+
+        Where others are needed that cannot be saved, the trial must not be stored.
+        """
+        self._there = there
+
     def begin(self) -> None:
         """Begin to watch, before the first batch of this process."""
         self._before = self.fingerprints()
@@ -61,34 +90,54 @@ class Attributes:
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprints of the present values, by name."""
-        return {name: fingerprint(each, self._known) for name, each in self._all().items()}
+        return {name: self._fingerprint(each) for name, each in self._all().items()}
 
     def changed_since(self, before: dict[str, int]) -> None:
         """Count attributes as changed that can be saved and had other fingerprints before."""
         now = self.fingerprints()
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
         for name in changed:
-            # Of others nothing is said: bars and files are mostly made again by the same hooks.
-            with contextlib.suppress(*_UNWRITABLE):
-                self._written(name, self._attributes()[name])
-                self._changed.add(name)
+            value = self._attributes()[name]
+            try:
+                self._written(name, value)
+            except _UNWRITABLE:
+                # Nothing is said of those that each process makes, mostly by the same hooks.
+                if self._is_there(name, value) or self._makes_again(name, value):
+                    continue
+            self._changed.add(name)
 
     def state_dict(self) -> dict[str, Any]:
         """The changed attributes, as trees."""
+        return self._trees(self._all())
+
+    def find_unmade(self) -> set[str]:
+        """Names of those that hold what the next process would lack at present; see ``note``."""
+        # At each suspension, not with each checkpoint only: so what takes long is left out.
+        attributes = self._all().items()
+        self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
+        return self.unmade
+
+    def _trees(self, attributes: dict[str, Any]) -> dict[str, Any]:
+        """Those of the attributes that have changed, as trees."""
         state = {}
-        for name, value in self._all().items():
+        self.unmade = set()
+        for name, value in attributes.items():
             if name not in self._changed:
                 # What has not changed since the first batch the objective makes again.
-                if self._before.get(name) == fingerprint(value, self._known):
+                if self._before.get(name) == self._fingerprint(value):
                     continue
                 if name not in self._before and self._makes_again(name, value):
                     continue
                 self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
-                state[name] = self._written(name, value)
+                node = self._written(name, value)
             except _UNWRITABLE as error:
                 log.debug("%s.%s: %s", self._name, name, error)
-                self.lost.add(f"{self._name}.{name}")
+                lost = self.lost if self._is_there(name, value) else self.unmade
+                lost.add(f"{self._name}.{name}")
+            else:
+                if node != ["present"]:
+                    state[name] = node
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,6 +162,13 @@ class Attributes:
             given |= {id(each): each for each in reader.arrays if not self._is_made(each)}
         self._given = given
 
+    def _fingerprint(self, value: Any) -> int:
+        known = self._known
+        if bound_to(value) is not None:  # which may be the value of another attribute
+            others = [each for each in self._all().values() if each is not value]
+            known = {*known, id(self._owner), *reachable(others)}
+        return fingerprint(value, known)
+
     def _makes_again(self, name: str, value: Any) -> bool:
         """True for a new attribute that is a function as any process makes it.
 
@@ -130,9 +186,24 @@ class Attributes:
         if isinstance(value, CODE):
             raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
-        from optuna_hermes.suspend._values import write_value
+        from optuna_hermes.suspend._values import Classes, Unmade, write_value
 
-        return write_value(name, value, self._known, made=self._made)
+        if self._there is None:
+            return write_value(name, value, self._known, made=self._made)
+        unmade = Unmade(self._there, Classes.of(self._owner), self._known)
+        node = write_value(name, value, self._known, made=self._made, unmade=unmade)
+        if unmade.found:
+            log.debug("%s: %s", self._name, unmade.found)
+            self.unmade.add(f"{self._name}.{name}")
+        return node
+
+    def _is_there(self, name: str, value: Any) -> bool:
+        """True if each process makes a value of this kind, as far as that was noted."""
+        if self._there is None:
+            return True
+        there = self._there.get((name,), type(None))
+        is_code = isinstance(there, type) and issubclass(there, CODE)
+        return there is type(value) or (is_code and isinstance(value, CODE))
 
     def _all(self) -> dict[str, Any]:
         every = self._attributes().items()
@@ -172,9 +243,63 @@ class TensorAttributes(Attributes):
         return getattr(getattr(self._owner, self._tensor, None), "__dict__", {})
 
 
+@functools.cache
+def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
+    """Names of attributes that those classes set, of a class and its bases, which packages have.
+
+    Args:
+        packages: first parts of these classes' modules.
+    """
+    return frozenset(
+        name
+        for each in kind.__mro__
+        if each.__module__.startswith(packages)
+        for name in _stored(each)
+    )
+
+
+def _stored(kind: type) -> Iterator[str]:
+    for each in vars(kind).values():
+        function = getattr(each, "fget", each) if isinstance(each, property) else each
+        if isinstance(function, types.FunctionType):
+            for instruction in dis.get_instructions(function):
+                if instruction.opname == "STORE_ATTR":
+                    yield instruction.argval
+
+
 def is_private(name: str, value: Any) -> bool:
     """True for attributes that libraries set on tensors which are not theirs."""
     return name.startswith("_")
+
+
+def optimizer_attributes(
+    name: str, optimizer: Any, known: Collection[int]
+) -> dict[str, Attributes]:
+    """The attributes of an optimizer that has torch's ``state_dict``, which lacks them.
+
+    Args:
+        name: the optimizer's name in messages.
+        known: ids of objects that are saved elsewhere.
+    """
+    kind = type(optimizer)
+    inherited = getattr(kind, "state_dict", None) is torch.optim.Optimizer.state_dict
+    if not inherited or kind.__module__.startswith("torch."):
+        return {}
+    own = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    kept = Attributes(name, optimizer, _is_of_every_optimizer, own.union(known))
+    return {f"optimizer {name}": kept}
+
+
+def _is_of_every_optimizer(name: str, value: Any) -> bool:
+    return name in _of_every_optimizer()
+
+
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    """What torch sets, with what schedulers and scalers add; ``state`` is saved apart."""
+    bare = torch.optim.SGD([torch.zeros(1)])
+    added = ("step", "_opt_called", "_step_supports_amp_scaling", "grad_scale", "found_inf")
+    return frozenset({*vars(bare), *added})
 
 
 def tensor_attributes(
@@ -230,6 +355,60 @@ def reachable(
     return found
 
 
+def needed_of(value: object, known: Collection[int]) -> object:
+    """What the next process must have in place of a value: one of its class, or that object."""
+    return id(value) if is_referred_to(value, known) else type(value)
+
+
+def _classes_in(root: object, known: Collection[int]) -> dict[_Place, object]:
+    """Classes of a value and its parts by place, where a checkpoint's reader uses what is there."""
+    found: dict[_Place, object] = {}
+    seen: set[int] = set()
+    waiting: list[tuple[_Place, Any]] = [((), root)]
+    while waiting and len(found) < _MOST_REACHED:
+        place, value = waiting.pop()
+        if type(value) in NUMBERS:
+            continue
+        found[place] = needed_of(value, known)
+        if id(value) in known or id(value) in seen or outside(value):
+            continue
+        seen.add(id(value))
+        inside: list[tuple[Any, Any]] = list(getattr(value, "__dict__", {}).items())
+        if isinstance(value, dict):
+            inside = list(value.items())
+        elif isinstance(value, list | tuple | deque):
+            inside = list(enumerate(value))
+        # In the order of the writer, which writes what is at two places at the first of them.
+        waiting += [((*place, str(name)), each) for name, each in reversed(inside)]
+    return found
+
+
+def _is_simple(root: object, known: Collection[int]) -> bool:
+    """True for numbers, text, arrays and tensors in containers, which any process can make."""
+    seen: set[int] = set()
+    waiting = [root]
+    left = _MOST_SIMPLE
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        left -= 1
+        if left < 0:
+            return False
+        if kind in NUMBERS or id(value) in seen:
+            continue
+        if id(value) in known:
+            return False
+        seen.add(id(value))
+        if kind in (list, tuple, deque):
+            waiting += value  # type: ignore[arg-type]
+        elif kind is dict:
+            waiting += value  # type: ignore[arg-type]
+            waiting += value.values()  # type: ignore[attr-defined]
+        elif not (storable(value) if kind is torch.Tensor else kind is np.ndarray):
+            return False
+    return True
+
+
 class Unsaved:
     """The changing attributes of several objects.
 
@@ -243,6 +422,19 @@ class Unsaved:
     @property
     def lost(self) -> list[str]:
         return sorted(name for part in self._parts.values() for name in part.lost)
+
+    def classes(self) -> dict[str, dict[_Place, object]]:
+        """Classes of the present values by part, for ``note``."""
+        return {key: part.classes() for key, part in self._parts.items()}
+
+    def note(self, there: dict[str, dict[_Place, object]]) -> None:
+        """Note what each process makes before it trains; see ``Attributes``."""
+        for key, part in self._parts.items():
+            part.note(there.get(key, {}))
+
+    def unmade(self) -> list[str]:
+        """Names of attributes that hold what the next process would lack at present."""
+        return sorted(name for part in self._parts.values() for name in part.find_unmade())
 
     def begin(self) -> None:
         for part in self._parts.values():

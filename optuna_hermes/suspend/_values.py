@@ -7,23 +7,26 @@ its code can name, or of a package of what was kept before the loop, without its
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
 import random
 import sys
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
+from uuid import UUID
 
 import numpy as np
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
-from optuna_hermes.suspend._fingerprint import is_iterator, outside
+from optuna_hermes.suspend._fingerprint import SCALARS, is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
 from optuna_hermes.suspend._named_objects import (
     attributes_of,
@@ -43,11 +46,13 @@ from optuna_hermes.suspend._objects import (
 )
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
 from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, storable, tensors_in
-from optuna_hermes.suspend._unsaved import reachable
+from optuna_hermes.suspend._unsaved import needed_of, reachable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
+_OF_LIBRARY: dict[str, Any] = {kind.__name__: kind for kind in (*SCALARS, array)}
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 """Packages whose classes a user's class is derived from, but that no user's values are of."""
+_DEFAULTS = ["mapping", "defaultdict"]
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
 _REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
@@ -69,6 +74,7 @@ def write_value(
     known: Collection[int] = (),
     *,
     made: Mapping[int, object] | None = None,
+    unmade: Unmade | None = None,
 ) -> list[Any]:
     """Convert a value to a tree.
 
@@ -76,11 +82,12 @@ def write_value(
         known: ids of objects that are saved elsewhere.
         made: arrays and tensors by ``id`` that the next process makes anew, perhaps as parts of
             others: they are restored in place.
+        unmade: notes the parts that could not be restored.
 
     Raises:
         CheckpointError: it leads to something that cannot be restored.
     """
-    writer = ValueWriter(known, whole=False, made=made)
+    writer = ValueWriter(known, whole=False, made=made, unmade=unmade)
     tree = writer.write(name, value)
     writer.refuse_overlaps()
     return tree
@@ -196,8 +203,10 @@ class Classes:
         """The classes that the code of an object's class can name."""
         kinds = [kind for kind in type(owner).__mro__ if _package(kind) not in _NO_USERS]
         methods = (each for kind in kinds for each in vars(kind).values())
-        names = [each.__globals__ for each in methods if hasattr(each, "__globals__")]
-        return cls(names, map(_package, kinds))
+        names = {id(g): g for each in methods if (g := getattr(each, "__globals__", None))}
+        modules = (each for g in names.values() for each in g.values())
+        inside = [vars(each) for each in modules if isinstance(each, ModuleType)]
+        return cls([*names.values(), *inside], map(_package, kinds))
 
     @classmethod
     def of_frames(cls, frames: Iterable[FrameType]) -> Classes:
@@ -227,11 +236,38 @@ class Classes:
         return None
 
 
+class Unmade:
+    """The parts of values that the next process neither makes by itself nor of a checkpoint.
+
+    Args:
+        there: the objects that it makes, by their places in a value; see ``needed_of``.
+        classes: those that objects may be made of.
+        known: ids of objects that are saved elsewhere.
+    """
+
+    def __init__(
+        self, there: Mapping[tuple[str, ...], object], classes: Classes, known: Collection[int]
+    ) -> None:
+        self.found: set[str] = set()
+        """Their places."""
+        self._there = there
+        self._classes = ValueReader(classes)
+        self._known = known
+
+    def note(self, node: list[Any], value: object, place: tuple[str, ...]) -> None:
+        """Note the part of a node if an object must be there that is not."""
+        needed = node[0] in ("present", "stateful", "metrics") or node[:2] == _DEFAULTS
+        if node[0] in ("object", "named tuple", "enum", "flag"):
+            needed = not self._classes.can_make(node[1], node[2])
+        if needed and self._there.get(place) != needed_of(value, self._known):
+            self.found.add(".".join(place))
+
+
 class ValueWriter(_Writer):
     """Writer of one or more values: what is shared between them is written once.
 
     Args:
-        known, whole, made: see ``write_value``.
+        known, whole, made, unmade: see ``write_value``.
         owned: tensors that are saved elsewhere, and that values may be parts of.
     """
 
@@ -242,8 +278,10 @@ class ValueWriter(_Writer):
         whole: bool,
         made: Mapping[int, object] | None = None,
         owned: Owned | None = None,
+        unmade: Unmade | None = None,
     ) -> None:
         super().__init__(())
+        self._unmade = unmade
         self._known = known
         self._whole = whole
         self._made = made or {}
@@ -267,6 +305,12 @@ class ValueWriter(_Writer):
         return self._kept
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
+        node = self._node(value, place)
+        if self._unmade is not None:
+            self._unmade.note(node, value, place)
+        return node
+
+    def _node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         self._left -= 1
         if self._left < 0:
             raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
@@ -318,8 +362,11 @@ class ValueWriter(_Writer):
 
     def _part(self, at: str, part: torch.nn.Module, place: tuple[str, ...]) -> list[Any]:
         """A part of a module that has metrics: its place there, its state and its attributes."""
+        # The module must be there, and with it all that these hold and that is not stored.
+        before, self._unmade = self._unmade, None
         state = self.node(metric_state(part) if is_metric(part) else None, place)
         own = [[n, self.node(v, (*place, n))] for n, v in attributes_of(part).items()]
+        self._unmade = before
         return [at, state, own]
 
     def _of_library(self, value: Any, place: tuple[str, ...]) -> list[Any] | None:
@@ -342,6 +389,8 @@ class ValueWriter(_Writer):
             return ["drawing", kind.__name__, generator_state(value)]
         if isinstance(value, PurePath):
             return ["path", str(value)]
+        if kind in _OF_LIBRARY.values():
+            return ["made of", kind.__name__, self.node(_arguments(value), place)]
         return None
 
 
@@ -449,6 +498,9 @@ class ValueReader(_Reader):
             generator = present if type(present) is made else made()
             set_generator_state(generator, rest[1])
             return generator
+        if kind == "made of":
+            made = _OF_LIBRARY[rest[0]](*self.node(rest[1]))
+            return self._in_array(made, present) if type(made) is array else made
         if kind == "path":
             return type(present)(rest[0]) if isinstance(present, PurePath) else PurePath(rest[0])
         if kind == "named tuple":
@@ -466,6 +518,15 @@ class ValueReader(_Reader):
                 self._load_parts(rest[3], present)
             return present
         return super()._without(kind, rest, present)
+
+    def _in_array(self, made: array[Any], present: Any) -> array[Any]:
+        """An array of the standard library, in the one that is there if it fits."""
+        same = type(present) is array and present.typecode == made.typecode
+        if same and self._take(present):
+            with contextlib.suppress(BufferError):  # others hold its memory
+                present[:] = made
+                made = present
+        return made
 
     def _load_parts(self, nodes_of: list[Any], present: torch.nn.Module) -> None:
         """Restore what ``_part`` has written of the parts of a module that has metrics."""
@@ -498,6 +559,13 @@ class ValueReader(_Reader):
     def _class(self, module: str, name: str) -> type:
         found = self._classes.find(module, name)
         return found if found is not None else super()._class(module, name)
+
+    def can_make(self, module: str, name: str) -> bool:
+        """True if an object of this class needs none to be there."""
+        with contextlib.suppress(SuspendError):
+            self._class(module, name)
+            return True
+        return False
 
     def _take(self, present: object) -> bool:
         if present is None or id(present) in self._taken:
@@ -564,6 +632,16 @@ def region_of_tensor(tensor: torch.Tensor) -> Region:
         itemsize=size,
         dtype=str(tensor.dtype),
     )
+
+
+def _arguments(value: Any) -> tuple[Any, ...]:
+    """What the class of an object of the standard library makes it of."""
+    if isinstance(value, array):
+        return value.typecode, value.tobytes()
+    if isinstance(value, UUID):
+        return (value.hex,)
+    made: tuple[Any, ...] = value.__reduce_ex__(4)[1]
+    return made
 
 
 def _is_a(value: object, module: str, name: str) -> bool:

@@ -43,7 +43,7 @@ def test_a_trial_that_gets_other_parameters_waits_in_memory(
     folder = tmp_path / "study" / "trial"
     assert unfreezing(FakeSession({8: "disk", 10: "disk"}, checkpoint_dir=folder)) == losses
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
-    assert "optimizer has other parameters or layers than when it was named" in warning
+    assert "optimizer has other parameters, dtypes, layers or tied parts" in warning
     assert by_way_of_disk(unfreezing, tmp_path / "other", 4) == losses
 
 
@@ -73,7 +73,7 @@ def test_a_trial_with_a_layer_of_another_class_waits_in_memory(
     assert swapping(session) == losses
     assert session.parks == ["resident"]
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
-    assert "model has other parameters or layers than when it was named" in warning
+    assert "model has other parameters, dtypes, layers or tied parts" in warning
     assert by_way_of_disk(swapping, tmp_path / "other", 4) == losses
 
 
@@ -218,7 +218,7 @@ def test_a_trial_whose_weights_get_another_size_waits_in_memory(
     assert pruning(session, named=named) == losses
     assert session.parks == ["resident"]
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
-    assert "optimizer has other parameters or layers than when it was named" in warning
+    assert "optimizer has other parameters, dtypes, layers or tied parts" in warning
     assert by_way_of_disk(lambda now: pruning(now, named=named), tmp_path / "other", 4) == losses
 
 
@@ -240,3 +240,157 @@ def lazily(session: FakeSession) -> list[float]:
 def test_weights_that_get_a_size_with_the_first_batch_come_back(tmp_path: Path) -> None:
     """They are not taken for weights of another size."""
     assert by_way_of_disk(lazily, tmp_path, 4, 2) == lazily(FakeSession())
+
+
+class Heads(nn.Module):
+    """Has two heads, of which it uses one, and a count that is a buffer."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.used = self.first
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 0.1
+        out: torch.Tensor = self.used(self.body(x.to(self.body.weight.dtype)))
+        return out * self.count
+
+
+def halve(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.bfloat16()
+
+
+def tie(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.first.weight = model.body.weight
+
+
+def use_the_other(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.used = model.second
+
+
+def renew(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.first.weight = nn.Parameter(model.first.weight.detach().clone())
+
+
+def count_in_double(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.count = model.count.double() / 3
+
+
+def hook_a_layer(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.first.register_forward_hook(lambda module, inputs, out: out * 1.5)
+
+
+def hook_a_weight(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.first.weight.register_hook(lambda gradient: gradient * 0.5)
+
+
+def hook_the_optimizer(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.register_step_post_hook(lambda *args: None)
+
+
+def unhook(model: Heads, optimizer: torch.optim.Optimizer) -> None:
+    model.body._forward_hooks.popitem()
+
+
+Change = Callable[[Heads, torch.optim.Optimizer], None]
+
+
+def changing(session: FakeSession, change: Change | None) -> list[float]:
+    """A loop with a ``change`` in its third epoch."""
+    torch.manual_seed(1)
+    model = Heads()
+    model.body.register_forward_hook(lambda module, inputs, out: out * 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(5):
+        if epoch == 2 and change is not None:
+            change(model, optimizer)
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = (model(torch.full((2, 4), x)) - x).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("change", [halve, tie, use_the_other, renew])
+def test_a_trial_with_another_dtype_or_tied_parts_waits_in_memory(
+    change: Change, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its parameters have the names and sizes of those that the next process makes."""
+    losses = changing(FakeSession(), change)
+    session = FakeSession({11: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert changing(session, change) == losses
+    assert session.parks == ["resident"]
+    (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
+    assert "model" in warning
+    assert "has other parameters, dtypes, layers or tied parts" in warning
+    assert by_way_of_disk(lambda now: changing(now, change), tmp_path / "other", 4) == losses
+
+
+def test_a_buffer_that_gets_another_dtype_comes_back(tmp_path: Path) -> None:
+    """It is not rounded to the first one."""
+    losses = changing(FakeSession(), count_in_double)
+    assert by_way_of_disk(lambda now: changing(now, count_in_double), tmp_path, 8, 3) == losses
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (hook_a_layer, "model.hooks"),
+        (hook_a_weight, "model.hooks"),
+        (unhook, "model.hooks"),
+        (hook_the_optimizer, "optimizer.hooks"),
+    ],
+)
+def test_hooks_that_the_training_registers_or_removes_are_named(
+    change: Change, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process lacks them, or has those that were removed."""
+    by_way_of_disk(lambda now: changing(now, change), tmp_path / "named", 8)
+    (warning,) = [each.message for each in caplog.records if "no checkpoint" in each.message]
+    assert f"changes {name} while it trains" in warning
+    caplog.clear()
+    by_way_of_disk(lambda now: changing(now, None), tmp_path / "quiet", 8)
+    assert "no checkpoint" not in caplog.text
+
+
+class Decaying(torch.optim.Optimizer):
+    """Counts its steps in an attribute, which the inherited ``state_dict`` lacks."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    each -= group["lr"] / self.steps * each.grad
+
+
+def freezing(session: FakeSession) -> list[float]:
+    """A loop that names the optimizer only, and freezes a layer from its third epoch on."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = Decaying(model.parameters())
+    run = Run(optuna.create_study().ask(), {"optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(5):
+        if epoch == 2:
+            model[0].requires_grad_(False)
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = model(torch.full((2, 4), x)).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_what_an_optimizer_counts_and_its_frozen_parameters_come_back(tmp_path: Path) -> None:
+    """Also where no model is named."""
+    assert by_way_of_disk(freezing, tmp_path, 4, 5) == freezing(FakeSession())

@@ -445,6 +445,7 @@ def test_an_attribute_of_a_parameter_that_is_lost_is_named(
 
     def train(session: FakeSession) -> None:
         model: Any = nn.Linear(1, 1)
+        model.weight.source = iter([1])
         run, _ = made(session, model)
         for _ in run.epochs(2):
             for _ in run.batches(BATCHES):

@@ -72,10 +72,10 @@ class Oddity:
 
 class Ticks(Callback):
     def __init__(self, session: FakeSession) -> None:
-        self._session = session
+        self._tick = session.tick
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
-        self._session.tick()
+        self._tick()
 
 
 class Stream(IterableDataset[torch.Tensor]):

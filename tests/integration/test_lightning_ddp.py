@@ -175,6 +175,7 @@ def train(
     monitor: str = "val_loss",
     forward_sync_buffers: bool = True,
     hurt: Callable[[int, int], None] = lambda rank, batch: None,
+    others: tuple[Callback, ...] = (),
     **options: Any,
 ) -> HermesCallback:
     """One process of a run, with its ranks; a new one starts with other random numbers."""
@@ -199,6 +200,7 @@ def train(
             hermes,
             EarlyStopping("val_loss", patience=MANY_EPOCHS),
             Watch(folder, session or FakeSession(), seed, hurt),
+            *others,
         ],
     }
     batches = DataLoader(Points(BATCHES * 4 * RANKS), batch_size=4, shuffle=True)
@@ -320,6 +322,23 @@ def test_logs(tmp_path: Path) -> None:
     (whole,) = (tmp_path / "whole").rglob("metrics.csv")
     (parts,) = (tmp_path / "parts").rglob("metrics.csv")
     assert parts.read_text() == whole.read_text()
+
+
+class Reads(Callback):
+    """Begins to read something in each epoch, in rank 0 alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.lines = iter(["one", "two"])
+
+
+def test_what_one_rank_cannot_store_keeps_all_in_memory(tmp_path: Path, expected: Any) -> None:
+    """The others neither write a checkpoint without it nor wait for it."""
+    session = RankedSession({5: "disk", 20: "disk"}, checkpoint_dir=tmp_path / "run")
+    train(session, tmp_path / "seen", others=(Reads(),))
+    assert session.parks == ["resident"] * 2
+    assert session.checkpoints == ()
+    assert seen(tmp_path / "seen") == expected()
 
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:

@@ -693,12 +693,72 @@ class Averaged(Net):
         return super().loss(x - self.average.weights["bias"])
 
 
+class Wide(Net):
+    """Has two layers of one shape."""
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(x.to(self.net[0].weight.dtype))
+
+
+class Halves(Wide):
+    """Has half the bits from its second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.bfloat16()
+
+
+class Ties(Wide):
+    """Has one weight in two layers from its second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[1].weight = self.net[0].weight
+
+
+class Uses(Wide):
+    """Has another name for one layer, and for another one from its second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = self.net[0]
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.used = self.net[1]
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        return super().loss(self.used(x))
+
+
+class Scales(Callback):
+    """Makes each loss larger."""
+
+    def on_before_backward(self, trainer: Any, module: Any, loss: torch.Tensor) -> None:
+        loss.mul_(1.5)
+
+
+class Calls(Net):
+    """Gets a callback in its second epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.callbacks.append(Scales())
+
+
 @pytest.mark.parametrize(
     ("net", "what"),
     [
         (Grows, "its module"),
         (Shrinks, "its module"),
         (Swaps, "its module"),
+        (Halves, "its module"),
+        (Ties, "its module"),
+        (Uses, "its module"),
+        (Calls, "its trainer"),
         (Thaws, "its optimizer 0"),
         (Plays, "opponents of its module"),
         (Averaged, "average of its module"),
@@ -806,12 +866,78 @@ def test_layers_that_each_process_makes_are_no_other_parts(tmp_path: Path) -> No
     check(MakesLate, tmp_path)
 
 
+class Doubles(Wide):
+    """Has twice the bits before its first batch, but after its weights are loaded."""
+
+    def on_fit_start(self) -> None:
+        self.double()
+
+
+def test_a_dtype_that_each_process_sets_is_no_other_one(tmp_path: Path) -> None:
+    """Weights are not rounded to that of a module that is to be converted."""
+    check(Doubles, tmp_path)
+
+
+class Decaying(torch.optim.SGD):
+    """Counts its steps in an attribute, which the inherited ``state_dict`` lacks."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        self.param_groups[0]["lr"] = 0.01 / self.steps
+        return super().step(closure)
+
+
+class TakesOver(Net):
+    """Steps its schedule more often from its second epoch on, and itself from its third."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.lr_scheduler_configs[0].interval = "step"
+        self.automatic_optimization = self.current_epoch < 2
+
+    def training_step(self, x: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(x, batch_idx)
+        if not self.automatic_optimization:
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(2 * loss)
+            optimizer.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+class Counts(Net):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return Decaying(self.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("net", [TakesOver, Counts])
+def test_how_a_module_is_optimized_comes_back(net: type[Net], tmp_path: Path) -> None:
+    """Who steps, when schedules step, and what optimizers count in attributes."""
+    check(net, tmp_path, BATCHES + 1, BATCHES, 1)
+
+
+class Hooked(Net):
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net.register_forward_hook(lambda module, inputs, out: out * 1.5)
+
+
+def test_hooks_that_the_training_registers_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process lacks them."""
+    by_way_of_disk(functools.partial(train, Hooked), tmp_path, BATCHES + 1)
+    assert "Trial 0 changes Hooked.hooks while it trains" in caplog.text
+
+
 def test_pruned_weights_are_no_other_parts(tmp_path: Path) -> None:
     """Masks are made again, so that a pruned trial still goes to disk."""
-
-    class Wide(Net):
-        def make(self) -> nn.Module:
-            return nn.Linear(4, 4)
 
     def callbacks() -> list[Callback]:
         options: dict[str, Any] = {"use_lottery_ticket_hypothesis": False}

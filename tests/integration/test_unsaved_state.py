@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import importlib
 import io
 import itertools
+import queue
 import random
 import re
+from array import array
 from collections import Counter, defaultdict, deque, namedtuple
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
 from enum import Enum
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -410,6 +417,230 @@ def test_what_cannot_be_saved_is_named_once(
     (line,) = said(caplog)
     assert line.startswith("Trial 0 changes Opaque.noise, Opaque.slotted while it trains, and no ")
     assert "Give what holds it state_dict() and load_state_dict()" in line
+
+
+class Ledger(Net):
+    """Counts in numbers of the standard library, and waits in a queue of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paid = Decimal(1)
+        self.share = Fraction(1)
+        self.ages = array("d")
+        self.waiting: queue.Queue[float] = queue.Queue()
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        self.paid += 1
+        self.share /= 2
+        self.ages.append(1.0)
+        self.waiting.put(0.5)
+        self.bias = float(self.paid + self.waiting.qsize()) + float(self.share) + sum(self.ages)
+        return super().training_step(batch, index)
+
+
+class Clock(pl.Callback):
+    """Takes the time of each epoch."""
+
+    def __init__(self) -> None:
+        self.took = timedelta()
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.began = datetime.now()
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.took += datetime.now() - self.began
+
+
+def test_values_of_the_standard_library_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those that no process makes before it trains."""
+    expected = fit(FakeSession(), Ledger, [])
+    model = by_way_of_disk(tmp_path, Ledger, lambda: [Clock()], 7, 5)
+    assert model.losses == expected.losses
+    assert said(caplog) == []
+
+
+class Mixed(Net):
+    """Computes in another dtype, by an object of torch's that it makes in each epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.mixed = torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        with self.mixed:
+            return super().training_step(batch, index)
+
+
+def test_an_object_of_torch_that_is_made_in_training_comes_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The module's code can name its class."""
+    expected = fit(FakeSession(), Mixed, [])
+    assert by_way_of_disk(tmp_path, Mixed, list, 7, 5).losses == expected.losses
+    assert said(caplog) == []
+
+
+class Bar(pl.Callback):
+    """A progress bar of one's own, one per epoch."""
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.bar = tqdm.tqdm(total=BATCHES, file=io.StringIO())
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.bar.update()
+
+    def on_train_epoch_end(self, *args: Any) -> None:
+        self.bar.close()
+
+
+class Bars(Bar):
+    """Has others from the second epoch on, beside the first."""
+
+    def on_train_start(self, *args: Any) -> None:
+        self.bars = [tqdm.tqdm(total=BATCHES, file=io.StringIO())]
+        self.bar = self.bars[0]
+
+    def on_train_epoch_start(self, trainer: Any, *args: Any) -> None:
+        if trainer.current_epoch == 1:
+            super().on_train_epoch_start()
+            self.bars.append(self.bar)
+
+
+class Fitted(pl.Callback):
+    """Fits an estimator whose class its code cannot name."""
+
+    scaler: Any = None
+
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.scaler = importlib.import_module("sklearn.preprocessing").StandardScaler()
+
+
+class Iterates(pl.Callback):
+    def on_train_epoch_start(self, *args: Any) -> None:
+        self.others = iter([1])
+
+
+@pytest.mark.parametrize(
+    ("callback", "name", "after"),
+    [
+        (Bar, "Bar.bar", 7),
+        (Bars, "Bars.bars", 7),
+        (Fitted, "Fitted.scaler", 3),
+        (Iterates, "Iterates.others", 3),
+    ],
+)
+def test_what_the_next_process_would_lack_keeps_a_trial_in_memory(
+    callback: Any, name: str, after: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An object that no checkpoint holds comes back neither as None nor not at all."""
+    session = FakeSession({after: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    fit(session, Net, [callback()])
+    assert session.parks == ["resident"]
+    lines = [r.getMessage() for r in caplog.records if "only wait in memory" in r.getMessage()]
+    assert len(lines) == 1
+    assert f"its training has put into {name} what no checkpoint can hold" in lines[0]
+
+
+def test_what_each_process_makes_keeps_no_trial_in_memory(tmp_path: Path) -> None:
+    """A bar that is made before the first epoch, where the next process makes one, too."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    with pytest.raises(Suspended):
+        fit(session, Net, [Bars()])
+    fit(session.again(), Net, [Bars()])
+
+
+class Grows(nn.Module):
+    """Uses another of its layers from the second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1) for _ in range(2))
+        self.path = [self.layers[0]]
+
+
+def test_a_list_of_parts_that_grows_keeps_a_trial_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a loop of one's own, too: the list would come back with None in it."""
+    model, session = Grows(), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    for epoch in run.epochs(3):
+        if epoch == 1:
+            model.path.append(model.layers[1])
+        for _ in run.batches([1.0, 2.0, 3.0]):
+            session.tick()
+        run.report(0.0)
+    assert session.parks == ["resident"]
+    assert "its training has put into model.path what no checkpoint can hold" in caplog.text
+
+
+class Switches(Net):
+    """Steps with another of its optimizers from the second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        made = [torch.optim.SGD(self.net.parameters(), lr=0.1) for _ in range(2)]
+        self.present, self.other = made
+        return made
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        self.manual_backward(loss)
+        self.present.step()
+        return loss
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.present = self.other
+
+
+class Exchanges(Net):
+    """Uses another of its layers from the second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grows = Grows()
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.grows.path[:] = [self.grows.layers[1]]
+
+
+class Harder(Data):
+    """Gets another data set from its second epoch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.samples = TensorDataset(torch.zeros(4, 3))
+
+    def on_after_batch_transfer(self, batch: Any, index: int) -> Any:
+        if self.trainer.current_epoch == 1:  # type: ignore[union-attr]
+            self.samples = TensorDataset(torch.ones(4, 3))
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "name"),
+    [
+        (Switches, Data, "Switches.present"),
+        (Exchanges, Data, "Exchanges.grows.path"),
+        (Net, Harder, "Harder.samples"),
+    ],
+)
+def test_another_object_in_an_attribute_keeps_a_trial_in_memory(
+    module: Any, data: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is saved elsewhere, or a data set: the attribute would hold the first one again."""
+    for after in (3, 7):
+        session = FakeSession({after: "disk"}, checkpoint_dir=tmp_path / str(after) / "trial")
+        with pytest.raises(Suspended) if after == 3 else contextlib.nullcontext():
+            fit(session, module, [], data=data)
+    assert session.parks == ["resident"]
+    assert f"its training has put into {name} what no checkpoint can hold" in caplog.text
 
 
 class Remembers(Curriculum):
@@ -917,6 +1148,75 @@ def test_variables_that_become_none_or_another_function_are_named(
     (line,) = said(caplog)
     assert re.findall(r"(\w+) \(a variable of the loop\)", line) == ["mixup", "steps"]
     assert "changes criterion (a variable of the loop, which run.kept cannot hold), mixup (" in line
+
+
+class Calls:
+    """Counts those of its method."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def again(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def test_variables_that_refer_to_another_object_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Among those that are named or hold data; not those that each epoch sets anew."""
+    model, session = Grows(), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    adam, sgd = torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)
+    run = Run(optuna.create_study().ask(), {"model": model, "adam": adam, "sgd": sgd}, session)
+    run.kept["best"] = {"weight": torch.zeros(1)}
+
+    def objective() -> None:
+        optimizer: Any = adam
+        heads, first = {"now": model.layers[0]}, model.layers[0]
+        loader = DataLoader([1.0, 2.0, 3.0], batch_size=1)  # type: ignore[arg-type]
+        best, tick, draw, _count = run.kept["best"], Calls().again, random.random, 0
+        for epoch in run.epochs(3):
+            every = DataLoader([epoch])  # type: ignore[arg-type]
+            layer = model.layers[epoch % 2]
+            if epoch == 1:
+                optimizer, heads["now"] = sgd, model.layers[1]
+                loader = DataLoader([4.0, 5.0, 6.0], batch_size=1)  # type: ignore[arg-type]
+            for _ in run.batches(loader):
+                optimizer.step()
+                _count += 1
+                assert [tick(), heads, first, every, layer, best, draw()]
+                session.tick()
+            best = run.kept["best"] = {"weight": torch.ones(1)}
+            run.report(0.0)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    names = re.findall(r"(\w+) \(a variable of the loop", "".join(said(caplog)))
+    assert sorted(names) == ["_count", "heads", "loader", "optimizer", "tick"]
+
+
+class Bound(Net):
+    """Has methods of objects in its attributes, one of an object that is nowhere else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.alone = Calls(), Calls().again
+        self.again, self.draw = self.calls.again, random.random
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        self.draw()
+        return super().training_step(batch, index) * self.again() * self.alone()
+
+
+def test_the_hidden_object_of_a_method_in_an_attribute_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody can bring it back, while an object that another attribute holds comes back."""
+    session = FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    with pytest.raises(Suspended):
+        fit(session, Bound, [])
+    (line,) = said(caplog)
+    assert "changes Bound.alone while it trains" in line
 
 
 def clipped(session: FakeSession) -> None:

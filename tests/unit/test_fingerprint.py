@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+import random
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -13,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.suspend._fingerprint import fingerprint
 
@@ -38,10 +45,16 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
         put([3, 4], np.arange(6000.0, 10_000.0).reshape(2, 2000)[::-1]),
     ),
     "one number of a large tensor": (lambda: torch.zeros(50_000_000), put(31_234_567, 1.0)),
+    "a decimal": (lambda: [Decimal("1.0")], put(0, Decimal("1.00"))),
+    "a fraction": (lambda: [Fraction(1, 2)], put(0, Fraction(1, 3))),
+    "a time": (lambda: [timedelta(1)], put(0, timedelta(2))),
+    "an array of Python's": (lambda: array("d", [1.0]), lambda numbers: numbers.append(1.0)),
+    "a queue": (queue.Queue, lambda waiting: waiting.put(1)),
     "a function": (lambda: [functional.mse_loss], put(0, functional.l1_loss)),
     "a function of a line": (lambda: [lambda x: x], put(0, lambda x: -x)),
     "a function of C": (lambda: [torch.relu], put(0, torch.tanh)),
     "a method": (lambda: [deque().append], put(0, deque().appendleft)),
+    "what a method is bound to": (lambda: [deque().append], lambda items: items[0](1)),
     "a class": (lambda: [nn.ReLU], put(0, nn.GELU)),
     "a function with arguments": (lambda: [partial(torch.relu)], put(0, partial(torch.tanh))),
     "an argument of a function": (
@@ -81,6 +94,30 @@ def test_tensors_that_are_saved_elsewhere_may_change_in_a_list() -> None:
     assert fingerprint([one], known) == before
     assert fingerprint([other], known) != before
     assert fingerprint([one]) != fingerprint([torch.zeros(3)])
+
+
+def test_it_counts_which_data_and_which_saved_object_there_is() -> None:
+    """What these hold does not: it is saved elsewhere, or with the data."""
+    layer, data = nn.Linear(1, 1), TensorDataset(torch.zeros(3))
+    held = [layer, DataLoader(data), data]
+    known = {id(layer), id(other := nn.Linear(1, 1))}
+    before = fingerprint(held, known)
+    layer.train(False)
+    data.tensors[0].add_(1)
+    assert fingerprint(held, known) == before
+    for place, each in enumerate([other, DataLoader(data), TensorDataset(torch.ones(3))]):
+        others = [*held[:place], each, *held[place + 1 :]]
+        assert fingerprint(others, known) != before
+
+
+def test_methods_of_the_global_generators_do_not_change() -> None:
+    """Their numbers come back with each training."""
+    drawn = [random.random, np.random.rand, np.random.default_rng(0).normal]
+    before = [fingerprint(each) for each in drawn]
+    assert [each() for each in drawn]
+    assert [fingerprint(each) == told for each, told in zip(drawn, before, strict=True)] == [
+        *(True, True, False)
+    ]
 
 
 def test_what_changes_by_itself_makes_no_other_function() -> None:

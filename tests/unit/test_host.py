@@ -25,9 +25,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.suspend import _host as host_module
-from optuna_hermes.suspend import rng_state
+from optuna_hermes.suspend import rng_state, set_rng_state
 from optuna_hermes.suspend._arena import Arena
 from optuna_hermes.suspend._host import HostTier
+from optuna_hermes.suspend._state import seed_everything
 from optuna_hermes.suspend._storages import (
     Gauge,
     device_of,
@@ -430,6 +431,23 @@ def test_nobody_elses_random_numbers_change() -> None:
     host.tree()
     host.resume()
     assert repr(rng_state()) == before
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.Philox, np.random.SFC64])
+def test_numpy_may_draw_from_another_bit_generator(bits: Any) -> None:
+    """One of ``np.random.set_bit_generator`` comes back, also where a process has the first."""
+    first = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(bits(3))
+        np.random.randn(3)
+        state = rng_state()
+        drawn = np.random.randn(5).tolist()
+        seed_everything(1)
+        assert np.random.rand() == np.random.RandomState(1).rand()
+        set_rng_state(state)
+        assert np.random.randn(5).tolist() == drawn
+    finally:
+        np.random.mtrand.set_bit_generator(first)
 
 
 def test_a_copy_that_breaks_off_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

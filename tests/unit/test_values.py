@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from array import array
 from collections import deque
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path, PurePosixPath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -41,6 +47,49 @@ def test_a_path_is_of_the_kind_that_is_there() -> None:
     there = back(Path("a/b"), Path("c"))
     assert (there, type(there)) == (Path("a/b"), type(Path()))
     assert type(back(Path("a/b"))) is PurePosixPath
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        date(2020, 2, 29),
+        datetime(2020, 10, 25, 2, 30, fold=1),
+        datetime(2020, 1, 2, 3, 4, 5, 6, timezone(timedelta(hours=2), "CEST")),
+        time(1, 2, 3, 4, timezone.utc),
+        timedelta(-1, 2, 3),
+        Decimal("-0.10"),
+        Fraction(-1, 3),
+        UUID(int=7),
+        array("d", [0.1, float("inf")]),
+        array("h"),
+    ],
+    ids=repr,
+)
+def test_values_of_the_standard_library_come_back(value: Any) -> None:
+    """To the last digit, also in containers and where there was None."""
+    restored, again = back([value, {"it": value}], None)
+    assert (repr(restored), type(restored)) == (repr(value), type(value))
+    assert again["it"] == value
+
+
+def test_an_array_of_the_standard_library_stays_the_same_object() -> None:
+    """But if it has other types, is another value's by now, or cannot grow."""
+    there = array("d", [7.0])
+    assert back(array("d", [1.0, 2.0]), there) is there
+    assert there.tolist() == [1.0, 2.0]
+    assert back(array("f", [3.0]), there).typecode == "f"
+    with memoryview(there):
+        assert back(array("d", [3.0]), there).tolist() == [3.0]
+    assert there.tolist() == [1.0, 2.0]
+
+
+def test_what_no_checkpoint_holds_does_not_become_none() -> None:
+    """An object that is not there is an error, whatever holds it."""
+    held = [back, {"lock": threading.Lock()}]
+    assert back(held, held[:]) == held
+    for there in ([back], [None, held[1]], None):
+        with pytest.raises(SuspendError, match="holds something that no checkpoint does"):
+            back(held, there)
 
 
 def test_what_is_of_another_kind_by_now_is_replaced() -> None:
