@@ -23,6 +23,7 @@ class FitParts:
         self._trainer = trainer
         self._optimizers: list[Parts] = []
         self._stateful: dict[str, list[Any]] = {}
+        self._first_callbacks = callbacks_of(trainer)
         self._callbacks: list[type] = []
 
     def note_weights(self) -> None:
@@ -40,7 +41,10 @@ class FitParts:
         pairs = zip(self._optimizers, self._trainer.optimizers, strict=False)
         self._optimizers = [noted.converted(parts_of(each)) for noted, each in pairs]
         self._stateful = stateful(module)
-        self._callbacks = [type(each) for each in callbacks_of(self._trainer)]
+        callbacks = callbacks_of(self._trainer)
+        # A fit within this one, to find a learning rate, has only callbacks of its own.
+        if all(each in callbacks for each in self._first_callbacks):
+            self._callbacks = [type(each) for each in callbacks]
 
     def changed(self) -> str | None:
         """The name of what has other parts than the next process makes; None if nothing has."""
