@@ -44,7 +44,7 @@ _GIVEN = (
     "compute_metrics",
     "preprocess_logits_for_metrics",
 )
-"""What a ``Trainer`` calls, and keeps in attributes of these names."""
+"""Attributes with the functions and objects that a ``Trainer`` calls."""
 _LIBRARIES = ("transformers.", "accelerate.", "optuna_hermes.")
 _DATA_LIBRARIES = ("datasets.", "evaluate.", "evaluate_modules.", "tokenizers.")
 

@@ -296,7 +296,7 @@ def _is_of_every_optimizer(name: str, value: Any) -> bool:
 
 @functools.cache
 def _of_every_optimizer() -> frozenset[str]:
-    """What torch sets, with what schedulers and scalers add; ``state`` is saved apart."""
+    """Attributes that torch, schedulers and scalers set; ``state`` is saved apart."""
     bare = torch.optim.SGD([torch.zeros(1)])
     added = ("step", "_opt_called", "_step_supports_amp_scaling", "grad_scale", "found_inf")
     return frozenset({*vars(bare), *added})
@@ -356,7 +356,7 @@ def reachable(
 
 
 def needed_of(value: object, known: Collection[int]) -> object:
-    """What the next process must have in place of a value: one of its class, or that object."""
+    """The class that a value of the next process must have, or the id where it must be this one."""
     return id(value) if is_referred_to(value, known) else type(value)
 
 

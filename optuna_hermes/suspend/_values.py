@@ -635,7 +635,7 @@ def region_of_tensor(tensor: torch.Tensor) -> Region:
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
-    """What the class of an object of the standard library makes it of."""
+    """The arguments by which an object of the standard library can be made."""
     if isinstance(value, array):
         return value.typecode, value.tobytes()
     if isinstance(value, UUID):

@@ -202,7 +202,7 @@ def _key(call: Call) -> object:
 
 
 def _unlike_equals(value: object) -> object:
-    """What tells a value from those equal to it, as 1, 1.0 and True are, or 0.0 and -0.0."""
+    """A key that differs for equal values of other types, as 1, 1.0 and True, or 0.0 and -0.0."""
     if isinstance(value, float):
         return type(value), str(value)
     if isinstance(value, frozenset):

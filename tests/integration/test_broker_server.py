@@ -286,7 +286,7 @@ def test_times_are_those_of_the_clock_after_the_machine_has_slept(
 def test_a_study_that_is_served_stays_locked(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has no study at work is let go of now and then, also just before one is admitted."""
+    """A ledger without a study at work is closed now and then, also just before one is admitted."""
     keep, unlocked = Ledgers.keep, list[str]()
 
     def late(self: Ledgers, study: str, url: str) -> None:

@@ -263,7 +263,7 @@ def test_disk(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [(3,), (8, 2)])
 def test_attributes(after: tuple[int, ...], tmp_path: Path, caplog: Any) -> None:
-    """What a trainer's class, its callbacks, collator and arguments change comes back."""
+    """Changes of a trainer's class, its callbacks, collator and arguments come back."""
     own = {"kind": Weighing, "parts": (Decaying,), "collator": Mixing}
     left = train(FakeSession(), tmp_path / "out", **own)[1]
     assert left != expected("plain")

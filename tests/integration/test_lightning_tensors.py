@@ -918,7 +918,7 @@ class Counts(Net):
 
 @pytest.mark.parametrize("net", [TakesOver, Counts])
 def test_how_a_module_is_optimized_comes_back(net: type[Net], tmp_path: Path) -> None:
-    """Who steps, when schedules step, and what optimizers count in attributes."""
+    """Manual optimization, intervals of schedules, and counts in attributes of optimizers."""
     check(net, tmp_path, BATCHES + 1, BATCHES, 1)
 
 

@@ -665,7 +665,7 @@ AROUND: dict[str, Callable[[Any], Any]] = {
 def test_iterators_around_the_batches(
     case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where they would begin anew, a run is stored between epochs only, and says so once."""
+    """A run that they would begin anew is stored between epochs only, and says so once."""
     session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
     anew = case != "enumerate"
 

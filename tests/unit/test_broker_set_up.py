@@ -257,7 +257,7 @@ class Counting(Policy):
 
 
 def test_of_many_trials_not_every_report_has_the_policy_asked() -> None:
-    """What is to be set up is asked once for so many reports that a broker has time for others."""
+    """A policy is asked for set-ups at so few reports that a broker has time for others."""
     many = {"max_alive": 66, "unstarted": None, "slice_seconds": 100.0}
     broker, workers, _ = served(devices=64, workers=66, **many)
     for number in range(1, 64):

@@ -97,7 +97,7 @@ def test_tensors_that_are_saved_elsewhere_may_change_in_a_list() -> None:
 
 
 def test_it_counts_which_data_and_which_saved_object_there_is() -> None:
-    """What these hold does not: it is saved elsewhere, or with the data."""
+    """Their content does not: it is saved elsewhere, or with the data."""
     layer, data = nn.Linear(1, 1), TensorDataset(torch.zeros(3))
     held = [layer, DataLoader(data), data]
     known = {id(layer), id(other := nn.Linear(1, 1))}

@@ -32,7 +32,7 @@ def measured(values: np.ndarray, units: np.ndarray | None = None) -> float:
 
 
 def starts(n: int) -> np.ndarray:
-    """Where the rows of a table are in one array."""
+    """Starts of the rows of a table in one array."""
     return np.arange(n) * LENGTH
 
 

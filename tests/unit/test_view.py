@@ -268,7 +268,7 @@ def test_a_terminal_without_a_screen_has_plain_lines(
 
 
 class Tee:
-    """What scripts put in the place of standard error: it can be written to, and no more."""
+    """A stream in the place of standard error that can be written to, and no more."""
 
     def __init__(self) -> None:
         self.text = ""
