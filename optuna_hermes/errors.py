@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum
 
 
@@ -20,6 +21,20 @@ class ExitStatus(IntEnum):
     """
     INTERRUPTED = 130
     """Ctrl-C, as shells report it."""
+
+
+def causes_of(error: BaseException, *, contexts: bool = False) -> Iterator[BaseException]:
+    """The error, its cause, the cause of that, and so on, each once.
+
+    Args:
+        contexts: True to go on with the error in whose handling it was raised, for want of a cause.
+    """
+    each: BaseException | None = error
+    seen = set[int]()
+    while each is not None and id(each) not in seen:  # `raise error from error` makes a circle
+        yield each
+        seen.add(id(each))
+        each = each.__cause__ or (each.__context__ if contexts else None)
 
 
 class HermesError(Exception):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import hashlib
 import os
 import signal
@@ -29,6 +28,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from optuna_hermes._parent import end_with_parent
 from optuna_hermes._surroundings import GRACE_VARIABLE, HOST_VARIABLE
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus
@@ -40,7 +40,6 @@ SHOWN_LINES = 1000
 _ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _PIECE_BYTES = 65536
-_PR_SET_PDEATHSIG = 1
 _FINAL = frozenset({ExitStatus.DONE, ExitStatus.BAD_INPUT, ExitStatus.NOTHING_SUCCEEDED})
 """Statuses after which no other host has anything left to do, or would do better."""
 _STATES: Mapping[int, str] = {ExitStatus.DONE: "done", ExitStatus.SUSPENDED: "suspended"}
@@ -338,4 +337,4 @@ def _shown(line: bytes) -> str:
 
 def _end_with_parent() -> None:
     """Have this process sent SIGTERM when the actor is killed: then it suspends its trials."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    end_with_parent(signal.SIGTERM)

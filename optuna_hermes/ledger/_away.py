@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from optuna_hermes.errors import LedgerAwayError
+from optuna_hermes.errors import LedgerAwayError, causes_of
 
 _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
 # Servers raise OperationalError for these, too, which a retry cannot cure.
@@ -55,13 +55,8 @@ def lost_race(error: BaseException) -> bool:
 
 def _of_database(error: BaseException) -> Iterator[SQLAlchemyError]:
     """SQLAlchemy's errors among an error and its causes."""
-    each: BaseException | None = error
-    seen = set[int]()
-    while each is not None and id(each) not in seen:  # `raise error from error` makes a circle
-        if isinstance(each, SQLAlchemyError):
-            yield each
-        seen.add(id(each))
-        each = each.__cause__ or each.__context__
+    causes = causes_of(error, contexts=True)
+    return (each for each in causes if isinstance(each, SQLAlchemyError))
 
 
 def _is_sqlite(error: DBAPIError) -> bool:

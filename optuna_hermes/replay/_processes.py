@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -15,12 +14,11 @@ from typing import Any, TypeVar
 from threadpoolctl import threadpool_limits
 
 from optuna_hermes._cgroups import usable_cpus
+from optuna_hermes._parent import end_with_parent
 from optuna_hermes.errors import HermesError
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
-
-_PR_SET_PDEATHSIG = 1
 
 # A global, set at the fork: a function passed to ``submit`` would have to be picklable.
 _function: Callable[[Any], Any]
@@ -88,7 +86,7 @@ def _uninterrupted() -> Iterator[None]:
 def _begin(function: Callable[[Any], Any], parent: int) -> None:
     global _function
     # Else it would wait for ever for a parent that was killed, with all curve sets in its memory.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     if os.getppid() != parent:  # it has ended before that
         os._exit(1)
     _function = function

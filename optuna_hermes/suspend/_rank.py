@@ -11,16 +11,15 @@ try a later point.
 
 from __future__ import annotations
 
-import ctypes
 import io
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from optuna_hermes._parent import end_with_parent
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 from optuna_hermes.suspend._tree import frozen
@@ -31,7 +30,6 @@ YIELD, STOP, POINTS = 0, 1, 2
 _ENDED_SECONDS = 0.25
 """Interval at which a waiting rank checks if it is to end."""
 _TERMINATED = 128 + 15
-_PR_SET_PDEATHSIG = 1
 
 Tree = dict[str, Any]
 Kind = Literal["report", "save", "park"]
@@ -72,7 +70,7 @@ class RankChannels:
     def become_rank(self, rank: int) -> Rank:
         """Become this rank, in its own process, which ends with its parent."""
         # SIGKILL: torch asks for SIGINT, which worker processes may ignore.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
         if os.getppid() != self.parent:  # it has ended before that
             raise SystemExit(_TERMINATED)
         for end in (*self.parent_ends, *self.rank_ends[:rank], *self.rank_ends[rank + 1 :]):

@@ -59,8 +59,7 @@ def numpy_state() -> dict[str, Any]:
 
     state: Any = np.random.get_state(legacy=False)
     if state["bit_generator"] != _MERSENNE:  # one of ``np.random.set_bit_generator``
-        numbers = mapped(state, lambda leaf: _as_signed(leaf))
-        return {"other": numbers}
+        return {"other": mapped(state, _as_signed)}
     return {
         "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
         "position": int(state["state"]["pos"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.errors import (
@@ -13,6 +12,7 @@ from optuna_hermes.errors import (
     MonitorError,
     ObjectiveError,
     StorageError,
+    causes_of,
 )
 from optuna_hermes.workers._words import text_of
 
@@ -61,17 +61,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(
         any(kind.__name__ in _OUT_OF_MEMORY_TYPES for kind in type(each).__mro__)
         or _OUT_OF_MEMORY.search(text_of(each, str))
-        for each in _with_causes(error)
+        for each in causes_of(error)
     )
-
-
-def _with_causes(error: BaseException) -> Iterator[BaseException]:
-    each: BaseException | None = error
-    seen = set[int]()
-    while each is not None and id(each) not in seen:  # `raise error from error` makes a circle
-        yield each
-        seen.add(id(each))
-        each = each.__cause__
 
 
 def is_misuse(error: BaseException, *, anything_reported: bool) -> bool:

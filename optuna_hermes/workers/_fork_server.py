@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 from optuna_hermes import _optuna
 from optuna_hermes._heap import freeze
 from optuna_hermes._optuna import Study
+from optuna_hermes._parent import end_with_parent
 from optuna_hermes.broker import sessions
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.errors import HermesError, ObjectiveError
@@ -46,7 +47,6 @@ from optuna_hermes.workers._signals import leave_to_driver
 from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer, text_of
 from optuna_hermes.workers._worker import WorkerInput, study_of, work
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 NOT_LOADED = 12
@@ -68,7 +68,7 @@ _SLOW = (
 
 def main() -> int:
     """Serve the driver that has started this process as a new Python, and sends its objective."""
-    die_with_parent()
+    end_with_parent()
     leave_group()
     gc.freeze()  # nor does the import of the objective look at what is imported by now
     gc.enable()
@@ -162,16 +162,6 @@ def _order(content: object) -> int:
     with open(order, "wb", closefd=False) as file:
         pickle.dump(content, file)
     return order
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, for any reason."""
-    # SIGKILL to the driver leaves it no time to end its children.
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def _children() -> set[int]:
@@ -320,7 +310,8 @@ class _ForkServer:
 
     def run(self) -> None:
         self._serves = True
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # of what killed workers leave behind
+        # Of what killed workers leave behind.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._left = _children()  # what the import of the objective has begun, or a value of once
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -623,7 +614,7 @@ def _spawn(order: int, words_end: int, server: int) -> int:
 
 def end_with(server: int) -> None:
     """Have the kernel kill this process when the fork server, its parent, ends."""
-    die_with_parent()
+    end_with_parent()
     # It may have ended before the kernel was asked.
     if os.getppid() != server:
         os._exit(1)
