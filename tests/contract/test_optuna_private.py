@@ -295,7 +295,7 @@ def test_a_batch_that_is_asked_for_first_is_not_proposed_in_one_place(
 def test_a_seed_of_numpy_is_kept_as_a_number(storage_url: str) -> None:
     """A database holds it as JSON."""
     study = optuna.create_study(storage=storage_url)
-    assert _optuna.study_seed(study, np.int64(3)) == 3  # type: ignore[arg-type]
+    assert _optuna.study_seed(study, np.int64(3)) == 3
     assert _optuna.study_seed(study, None) == 3
 
 

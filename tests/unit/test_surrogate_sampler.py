@@ -231,7 +231,7 @@ def test_a_sampler_may_serve_several_studies(together: bool) -> None:
 
 def test_numbers_of_numpy_are_sent_as_plain_ones() -> None:
     """Brokers are told of slices in ``float``."""
-    seconds = HermesSampler(slice_seconds=np.float32(0.5)).terms.slice_seconds  # type: ignore[arg-type]
+    seconds = HermesSampler(slice_seconds=np.float32(0.5)).terms.slice_seconds
     assert (type(seconds), seconds) == (float, 0.5)
 
 
