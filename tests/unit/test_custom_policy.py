@@ -57,7 +57,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with ``mine.py``; this process works there and cannot import from it."""
     (tmp_path / "mine.py").write_text(NEWEST)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", ".")])
+    # Neither this folder nor one of another test of this process.
+    paths = [path for path in sys.path if not Path(path, "mine.py").exists()]
+    monkeypatch.setattr(sys, "path", paths)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     return tmp_path
 
 
