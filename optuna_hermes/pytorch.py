@@ -16,6 +16,7 @@ from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendErro
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._code import Code
 from optuna_hermes.suspend._iterators import begun_anew
+from optuna_hermes.suspend._kept import can_keep
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._named_objects import NamedObjects
@@ -322,7 +323,7 @@ class Run(CooperativeLoop):
             frames = [variables(frame) for frame in frames_of_user(self._caller)]
             stored = self._stored_objects()
             keeps = all(
-                id(each[name]) not in stored and self._named.can_keep(each[name])
+                id(each[name]) not in stored and can_keep(each[name])
                 for each in frames
                 if name in each
             )

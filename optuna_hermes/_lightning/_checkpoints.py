@@ -26,7 +26,7 @@ from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._generators import FoundGenerators, set_states
 from optuna_hermes.suspend._hooks import Hooks
-from optuna_hermes.suspend._named_objects import all_buffers, set_buffers
+from optuna_hermes.suspend._module_state import all_buffers, set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved

@@ -14,13 +14,8 @@ from torch.utils.data import DataLoader
 from optuna_hermes._lightning._namespace import LightningDataModule, LightningModule, parts
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
-from optuna_hermes.suspend._named_objects import (
-    is_metric,
-    modes,
-    of_metrics,
-    parts_with_metrics,
-    set_modes,
-)
+from optuna_hermes.suspend._metrics import is_metric, of_metrics, parts_with_metrics
+from optuna_hermes.suspend._module_state import modes, set_modes
 from optuna_hermes.suspend._state import copied, filled, moved, on_device, plain
 from optuna_hermes.suspend._tree import mapped, tensors_in
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._named_objects import held, kept_groups, put_back, undo_casts
+from optuna_hermes.suspend._module_state import kept_groups, put_back, undo_casts
+from optuna_hermes.suspend._named_objects import held
 
 
 def inner(trainer: Trainer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from optuna_hermes._lightning._module import stateful
 from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import BaseFinetuning, Trainer, callbacks_of
 from optuna_hermes._lightning._pruning import without_masks, without_orig
-from optuna_hermes.suspend._named_objects import Parts, parts_of, retied
+from optuna_hermes.suspend._parts import Parts, parts_of, retied
 
 
 class FitParts:

@@ -53,7 +53,7 @@ from optuna_hermes.suspend._loader import (
     keeps_iterator,
 )
 from optuna_hermes.suspend._loader_order import order_of, set_order
-from optuna_hermes.suspend._named_objects import kept_groups, make_room
+from optuna_hermes.suspend._module_state import kept_groups, make_room
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved, reachable

@@ -28,14 +28,14 @@ import torch
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import SCALARS, is_iterator, outside
 from optuna_hermes.suspend._generators import generator_state, set_generator_state
-from optuna_hermes.suspend._named_objects import (
-    attributes_of,
+from optuna_hermes.suspend._metrics import (
     grow_trackers,
     is_metric,
     metric_state,
     parts_with_metrics,
     restore_metric,
 )
+from optuna_hermes.suspend._module_state import attributes_of
 from optuna_hermes.suspend._objects import (
     _OF_PYTHON,
     Region,

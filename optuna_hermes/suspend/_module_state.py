@@ -1,0 +1,231 @@
+"""The whole state of a module or an optimizer: also what its ``state_dict`` leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from optuna_hermes.suspend._metrics import (
+    is_metric,
+    metric_state,
+    metrics_in,
+    of_metrics,
+    restore_metrics,
+)
+from optuna_hermes.suspend._parts import parts_of
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+_SETTINGS = (type(None), bool, int, float, str)
+
+
+def state_of(owner: Any) -> dict[str, Any]:
+    """The state of an object, as a tree for ``put_back``."""
+    state = owner.state_dict()
+    if not isinstance(owner, nn.Module):
+        return {"state": state}
+    parameters = dict(owner.named_parameters())
+    return {
+        # None of the rest is in a module's ``state_dict``, and all of it matters to the bit.
+        "state": state,
+        "buffers": {name: part for name, part in all_buffers(owner) if name not in state},
+        "gradients": {
+            name: gradient(p.grad) for name, p in parameters.items() if p.grad is not None
+        },
+        **modes(owner),
+        "metrics": {name: metric_state(metric) for name, metric in metrics_in(owner)},
+    }
+
+
+def put_back(owner: Any, state: dict[str, Any]) -> None:
+    """Restore an object's state; the tensors of ``state`` may be taken over."""
+    if isinstance(owner, nn.Module):
+        # Fabric's wrapper loads by the names within the module that it wraps.
+        make_room(getattr(owner, "_original_module", owner), state["state"])
+    owner.load_state_dict(state["state"])
+    if isinstance(owner, torch.optim.Optimizer):
+        undo_casts(owner, state["state"])
+        vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
+    if not isinstance(owner, nn.Module):
+        return
+    set_buffers(owner, state["buffers"])
+    for name, parameter in owner.named_parameters():
+        set_gradient(parameter, state["gradients"].get(name))
+    restore_metrics(owner, state["metrics"])
+    set_modes(owner, state)
+
+
+def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Make the buffers that are to be loaded and are None here, or have another shape or dtype."""
+    here = dict(module.named_buffers(remove_duplicate=False))
+    unset = parts_of(module).unset
+    others = {
+        name: value.clone()  # it is still to be loaded, and handed to hooks of the user
+        for name, value in weights.items()
+        if name in unset or _reshaped(here.get(name), value)
+    }
+    set_buffers(module, others)
+
+
+def _reshaped(buffer: torch.Tensor | None, value: torch.Tensor) -> bool:
+    if buffer is None or is_lazy(buffer):
+        return False
+    return (buffer.shape, buffer.dtype) != (value.shape, value.dtype)
+
+
+@contextlib.contextmanager
+def kept_groups(owners: Iterable[object]) -> Iterator[None]:
+    """Let optimizers keep their groups within: others may hold these, or have the same ones.
+
+    Loading a state makes new ones.
+    """
+    before = [
+        (each, each.param_groups, [*each.param_groups])
+        for each in owners
+        if isinstance(each, torch.optim.Optimizer)
+    ]
+    yield
+    for optimizer, groups, first in before:
+        now = optimizer.param_groups
+        if now is groups:
+            continue
+        for group, loaded in zip(first, now, strict=False):
+            settings = dict(loaded)
+            group.clear()
+            group.update(settings)
+        groups[:] = [*first, *now[len(first) :]]
+        with contextlib.suppress(AttributeError):  # of one that wraps another
+            optimizer.param_groups = groups
+
+
+def attributes_of(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that neither ``state_dict`` nor ``metric_state`` holds."""
+    is_ignored = ignored_of(part)
+    return {name: each for name, each in vars(part).items() if not is_ignored(name, each)}
+
+
+def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
+    """What tells attributes by name and value that need no saving: their owners do that."""
+    if type(part).__module__.startswith("torch."):
+        return _is_no_setting
+    return functools.partial(_is_saved_apart, part)
+
+
+def _is_no_setting(name: str, value: Any) -> bool:
+    """True for what torch's own modules manage, False for what users set, as ``Dropout.p``."""
+    return type(value) not in _SETTINGS or name in _OF_TORCH or name.startswith("_")
+
+
+def _is_saved_apart(part: nn.Module, name: str, value: Any) -> bool:
+    return name in _OF_TORCH or (is_metric(part) and of_metrics(part, name))
+
+
+def all_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """All buffers by name, also those that are None."""
+    seen: set[int] = set()
+    for place, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is None or id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield f"{place}.{name}".lstrip("."), buffer
+
+
+def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor | None]) -> None:
+    """Restore buffers by name, of any shape, or None; the tensors may be taken over."""
+    parts, filled = dict(module.named_modules()), set()
+    for place, value in buffers.items():
+        owner, _, name = place.rpartition(".")
+        own = parts[owner]._buffers if owner in parts else {}
+        if name not in own:
+            continue
+        present = own[name]
+        if value is None or present is None or id(present) in filled:
+            own[name] = None if value is None else value.to(_device_of(present, module))
+        else:
+            present.data = value.to(present.device)
+            filled.add(id(present))
+
+
+def _device_of(buffer: torch.Tensor | None, module: nn.Module) -> torch.device:
+    """That of a buffer, or of its module for one that begins as None."""
+    tensors = (each for some in (module.parameters(), module.buffers()) for each in some)
+    first = next(tensors, None) if buffer is None else buffer
+    return torch.device("cpu") if first is None else first.device
+
+
+def modes(module: nn.Module) -> dict[str, list[str]]:
+    """The parts of a module that evaluate, and its frozen parameters."""
+    return {
+        "evaluating": [name for name, part in module.named_modules() if not part.training],
+        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
+    }
+
+
+def set_modes(module: nn.Module, state: Mapping[str, Any]) -> None:
+    for name, part in module.named_modules():
+        part.training = name not in state["evaluating"]
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name not in state["frozen"])
+
+
+def gradient(value: torch.Tensor | None) -> Any:
+    """A gradient for a tree, in parts if it is sparse, as that of an embedding may be."""
+    if value is None or value.layout is not torch.sparse_coo:
+        return value
+    return {
+        "indices": value._indices(),  # also of one that is not coalesced
+        "values": value._values(),
+        "size": list(value.shape),
+        "coalesced": value.is_coalesced(),
+    }
+
+
+def set_gradient(parameter: torch.Tensor, gradient: Any) -> None:
+    """Restore a gradient from what ``gradient`` has returned."""
+    if isinstance(gradient, dict):
+        parameter.grad = torch.sparse_coo_tensor(
+            gradient["indices"], gradient["values"], gradient["size"], device=parameter.device,
+            is_coalesced=gradient["coalesced"], check_invariants=False,
+        )  # fmt: skip
+        return
+    parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
+
+
+def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor with the device and memory format of a parameter, as gradients have them."""
+    tensor = tensor.to(parameter.device)
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+
+
+def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give states back their dtypes: ``load_state_dict`` casts nearly all to the parameter's."""
+    numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    states = saved.get("state", {})
+    for number, parameter in zip(numbers, parameters, strict=False):  # some have no such groups
+        if number in states and parameter in optimizer.state:
+            loaded = optimizer.state[parameter]
+            optimizer.state[parameter] = _uncast(loaded, states[number], parameter)
+
+
+def _uncast(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if type(loaded) is dict and type(saved) is dict:
+        names = loaded.keys() & saved.keys()
+        return loaded | {name: _uncast(loaded[name], saved[name], parameter) for name in names}
+    if type(loaded) is type(saved) and type(loaded) in (list, tuple):
+        pairs = zip(loaded, saved, strict=True)
+        return type(loaded)(_uncast(*pair, parameter) for pair in pairs)
+    if not (isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor)):
+        return loaded
+    # Another dtype than the parameter's is a choice of the optimizer's own method.
+    if loaded.dtype == parameter.dtype and loaded.dtype != saved.dtype:
+        loaded = saved.to(loaded.device)
+    # Torch keeps the number of steps in main memory, where reading it does not wait for a device.
+    return _laid_out(loaded, parameter) if loaded.device == parameter.device else loaded
