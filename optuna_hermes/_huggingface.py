@@ -21,9 +21,10 @@ from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._fingerprint import DATA, outside
-from optuna_hermes.suspend._loader import OwnStates, Replay, idle
+from optuna_hermes.suspend._loader import Replay, idle
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._named_objects import NamedObjects
+from optuna_hermes.suspend._own_states import OwnStates
 from optuna_hermes.suspend._unsaved import Attributes, is_private, set_by
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]

@@ -20,7 +20,7 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes.suspend._code import classes_of
 from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
-from optuna_hermes.suspend._loader import data_of, is_stream
+from optuna_hermes.suspend._loader_kinds import data_of, is_stream
 from optuna_hermes.suspend._metrics import metric_state, metrics_in, restore_metric, restore_metrics
 from optuna_hermes.suspend._module_state import gradient, set_gradient
 from optuna_hermes.suspend._state import moved

@@ -43,17 +43,11 @@ from optuna_hermes._lightning._pruning import prune, without_masks
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._shape import FitParts
 from optuna_hermes._lightning._unsaved import loader_sources, unsaved
-from optuna_hermes.suspend._loader import (
-    OwnStates,
-    Replay,
-    has_workers,
-    idle,
-    is_stateful,
-    is_stream,
-    keeps_iterator,
-)
+from optuna_hermes.suspend._loader import Replay, idle
+from optuna_hermes.suspend._loader_kinds import has_workers, is_stateful, is_stream, keeps_iterator
 from optuna_hermes.suspend._loader_order import order_of, set_order
 from optuna_hermes.suspend._module_state import kept_groups, make_room
+from optuna_hermes.suspend._own_states import OwnStates
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved, reachable

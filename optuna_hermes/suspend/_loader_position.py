@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
-from optuna_hermes.suspend._loader import (
-    Replay,
+from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._loader_kinds import (
     data_of,
     has_workers,
     is_stateful,

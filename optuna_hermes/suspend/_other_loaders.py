@@ -12,8 +12,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader
 
 from optuna_hermes import _heap
-from optuna_hermes.suspend._loader import OwnStates, Replay, idle, is_stateful
+from optuna_hermes.suspend._loader import Replay, idle
+from optuna_hermes.suspend._loader_kinds import is_stateful
 from optuna_hermes.suspend._loader_position import Keeper
+from optuna_hermes.suspend._own_states import OwnStates
 from optuna_hermes.suspend._wrapped import inner_of
 
 

@@ -22,7 +22,7 @@ from optuna_hermes import _heap
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._fingerprint import fingerprint
 from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
-from optuna_hermes.suspend._loader import data_of
+from optuna_hermes.suspend._loader_kinds import data_of
 from optuna_hermes.suspend._state import (
     kept_rng,
     numpy_state,

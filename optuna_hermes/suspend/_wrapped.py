@@ -22,7 +22,8 @@ from optuna_hermes.suspend._generators import (
     holders_in,
     set_states,
 )
-from optuna_hermes.suspend._loader import PassState, Replay, data_of, is_stateful
+from optuna_hermes.suspend._loader import PassState, Replay
+from optuna_hermes.suspend._loader_kinds import data_of, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
 _INNER = {"_FabricDataLoader": "_dataloader", "DataLoaderShard": "base_dataloader"}

@@ -53,7 +53,7 @@ from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend import TrialState
-from optuna_hermes.suspend._loader import has_workers
+from optuna_hermes.suspend._loader_kinds import has_workers
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.testing import FakeSession
 
