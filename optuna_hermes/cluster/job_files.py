@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,6 +27,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 WEEK_SECONDS = 604_800
 # From 1 January 1970, a Thursday, to the Monday after it.
 MONDAY_SECONDS = 4 * 86_400
+# So that the ends of all jobs are finite and a clock tells seconds apart.
+MOST_SECONDS = 1e15
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,8 +143,8 @@ def _job_row(row: CsvRow) -> _JobRow:
 
 
 _MUST = {
-    "submitted": "seconds of at least 0, or a date such as 2017-10-09 07:01:55,",
-    "seconds": "a number above 0",
+    "submitted": "seconds from 0 to 1e15, or a date such as 2017-10-09 07:01:55,",
+    "seconds": "a number above 0 and below 1e15",
     "devices": "a whole number above 0",
 }
 
@@ -155,14 +156,14 @@ def _moment(text: str) -> tuple[float, bool]:
         date = datetime.fromisoformat(text)
         # Without a zone UTC is assumed: results must not depend on this machine's zone.
         return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp(), True
-    if not 0 <= seconds < math.inf:
+    if not 0 <= seconds < MOST_SECONDS:
         raise ValueError
     return seconds, False
 
 
 def _positive(text: str) -> float:
     number = float(text)
-    if not 0 < number < math.inf:
+    if not 0 < number < MOST_SECONDS:
         raise ValueError
     return number
 

@@ -11,6 +11,7 @@ from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, Placement
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Device, TrialView
 from optuna_hermes.policies import Policy, Ranked
+from optuna_hermes.policies.decisions import named
 
 
 @dataclass(kw_only=True)
@@ -94,7 +95,9 @@ class Hosts:
         for id_ in devices:
             index = self._index.get(id_, -1)
             if index < 0 or not self._shown[index].free:
-                raise ValueError(f"A policy may assign devices that are free but got {id_!r}.")
+                raise InvalidInputError(
+                    f"A policy may assign devices that are free but got {id_!r}."
+                )
             self._shown[index] = self._views[id_][False]
         self.n_free -= len(devices)
 
@@ -133,7 +136,8 @@ class JobQueue:
         self._views[view.number] = view
         if self._policy is None:
             return
-        rank = self._policy.rank(view)
+        with named(self._policy):
+            rank = self._policy.rank(view)
         # Such a job does not fit by its rank and size alone: show all jobs from now on.
         if rank is None or view.elastic is not None or view.bound_to:
             self._policy = None

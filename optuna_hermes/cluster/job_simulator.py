@@ -14,6 +14,7 @@ from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, JobRecord, JobTr
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Snapshot, TrialView
 from optuna_hermes.policies import Policy
+from optuna_hermes.policies.decisions import named, plain
 from optuna_hermes.simulator import EventQueue
 
 # Priorities of events at one time: what becomes free first, then who wants it.
@@ -92,20 +93,23 @@ class JobSimulator:
         """Replay until every job has ended, or until a time; another call goes on from there.
 
         Raises:
-            ValueError: the policy breaks its contract, or leaves jobs waiting for ever.
+            InvalidInputError: the policy raised, broke its contract, or leaves jobs waiting for
+                ever.
         """
         while self._events and (now := self._events.next_time) <= until:
             # Unlike trials, jobs are decided on after all events of one time: a job that is
             # submitted as another ends competes for its devices.
             touched: dict[int, _Group] = {}
-            while self._events.next_time <= now:
+            while self._events and self._events.next_time <= now:
                 group = self._events.pop()()
                 touched[id(group)] = group
             for group in touched.values():
                 group.decide()
         waiting = [state.job for group in self._groups.values() for state in group.live.values()]
         if waiting and until == math.inf:
-            raise ValueError(f"A policy must serve every job in the end but {waiting[0]} waits.")
+            raise InvalidInputError(
+                f"A policy must serve every job in the end but job {waiting[0].number} waits."
+            )
         return JobTrace(
             records=tuple(self._records),
             n_devices=sum(len(group.hosts) for group in self._groups.values()),
@@ -211,7 +215,9 @@ class _Group:
 
     def decide(self) -> None:
         if len(self._queue) and self.hosts.n_free:
-            decision = self.policy.decide(self._snapshot())
+            snapshot = self._snapshot()
+            with named(self.policy):
+                decision = plain(self.policy.decide(snapshot))
             self.decisions += 1
             self._memory = decision.memory
             for assignment in decision.assignments:
@@ -255,11 +261,13 @@ class _Group:
 
     def _start(self, assignment: Assignment) -> None:
         if assignment.trial is None or assignment.trial not in self._queue:
-            raise ValueError(f"A policy may choose jobs that wait but got {assignment.trial}.")
+            raise InvalidInputError(
+                f"A policy may choose jobs that wait but got {assignment.trial}."
+            )
         now, state = self.events.now, self.live[assignment.trial]
         low, high = state.view.device_range
         if not low <= len(set(assignment.devices)) == len(assignment.devices) <= high:
-            raise ValueError(
+            raise InvalidInputError(
                 f"Job {assignment.trial} takes {low} to {high} devices, none twice, but got "
                 f"{assignment.devices}."
             )

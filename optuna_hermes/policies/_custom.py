@@ -38,7 +38,7 @@ def load_policy(target: str) -> Policy:
         )
     try:
         return made()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InvalidInputError(
             f"A policy must be made without arguments but {target!r} raised {error!r}: give each "
             "parameter a default, and write decide()."

@@ -107,7 +107,11 @@ class Hermes(Policy):
         listed = _listed_trials(snapshot) if snapshot.unstarted.fixed else []
         if not listed:
             order = chain(first, self._by_index(snapshot, reported))
-            return Decision(assignments=place(snapshot, _with_due(snapshot, order)))
+            return Decision(
+                assignments=place(snapshot, _with_due(snapshot, order)),
+                # Of a list that is shown again once there is a process for it.
+                memory=snapshot.memory if snapshot.unstarted.fixed else None,
+            )
         # Optimisers take long to import, and few studies have a list. Theirs are imported before
         # their first trial is opened.
         from optuna_hermes.policies import _listed

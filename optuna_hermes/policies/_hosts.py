@@ -19,9 +19,10 @@ def place_on_hosts(
     """Give devices of several hosts to the trials of ``order``, best first.
 
     A trial that fits on one host gets one: the host it is on if it fits there, otherwise the one
-    with the fewest free devices. A larger one gets whole hosts, and its rest on one more. No trial
-    is moved to make room. This is the consolidated placement of Hu et al., "Helios", SC 2021, but
-    for the preference of the host that a trial is on.
+    with the fewest free devices. A larger one gets whole hosts, the largest first and of equal
+    ones those it is on, and its rest on one more. No trial is moved to make room. This is the
+    consolidated placement of Hu et al., "Helios", SC 2021, but for the preference of the hosts that
+    a trial is on.
     """
     hosts = _Hosts(snapshot, free)
     found: list[Assignment] = []
@@ -52,18 +53,22 @@ class _Hosts:
         if wanted > self.n_free:
             return ()
         free = self._usable(trial)
-        hosts = self._whole(wanted, free)
+        own = () if trial is None else trial.current_devices
+        own_hosts = Counter(self._host_of[id_] for id_ in own if id_ in self._host_of)
+        hosts = self._whole(wanted, free, own_hosts)
         rest = wanted - sum(len(free[host]) for host in hosts)
         if rest:
-            host = self._best(rest, {h: ids for h, ids in free.items() if h not in hosts}, trial)
+            others = {host: ids for host, ids in free.items() if host not in hosts}
+            host = self._best(rest, others, own_hosts)
             if host is None:
                 return ()
             hosts.append(host)
-        ids = [id_ for host in hosts for id_ in sorted(free[host], key=_by_number)]
-        # First, since those beyond the wanted number are left out.
-        if trial is not None and trial.device in ids:
-            ids.remove(trial.device)
-            ids.insert(0, trial.device)
+        # Its own first on each host, since those beyond the wanted number are left out.
+        ids = [
+            id_
+            for host in hosts
+            for id_ in sorted(free[host], key=lambda each: (each not in own, len(each), each))
+        ]
         return self._remove(ids[:wanted], hosts)
 
     def can_ever_hold(self, trial: TrialView | None) -> bool:
@@ -84,23 +89,20 @@ class _Hosts:
         bound = {host: [i for i in ids if i in trial.bound_to] for host, ids in self._free.items()}
         return {host: ids for host, ids in bound.items() if ids}
 
-    def _whole(self, wanted: int, free: dict[str, list[str]]) -> list[str]:
+    def _whole(self, wanted: int, free: dict[str, list[str]], own: Counter[str]) -> list[str]:
         hosts: list[str] = []
         # A trial that fits on one host takes a part of one, however many are empty.
         if wanted == 1 or wanted <= max(self._sizes.values()):
             return hosts
-        for host in sorted(free):
+        for host in sorted(free, key=lambda each: (-len(free[each]), -own[each], each)):
             if len(free[host]) == self._sizes[host] <= wanted:
                 hosts.append(host)
                 wanted -= len(free[host])
         return hosts
 
-    def _best(self, rest: int, free: dict[str, list[str]], trial: TrialView | None) -> str | None:
-        own = self._host_of.get(trial.device) if trial is not None and trial.device else None
-        if own is not None and len(free.get(own, ())) >= rest:
-            return own
+    def _best(self, rest: int, free: dict[str, list[str]], own: Counter[str]) -> str | None:
         fitting = [host for host, ids in free.items() if len(ids) >= rest]
-        return min(fitting, key=lambda host: (len(free[host]), host), default=None)
+        return min(fitting, key=lambda host: (-own[host], len(free[host]), host), default=None)
 
     def _remove(self, ids: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
         gone = set(ids)
@@ -110,7 +112,3 @@ class _Hosts:
                 del self._free[host]
         self.n_free -= len(gone)
         return tuple(ids)
-
-
-def _by_number(id_: str) -> tuple[int, str]:
-    return len(id_), id_

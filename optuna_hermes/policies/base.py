@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
@@ -32,8 +32,8 @@ class Policy(ABC):
 
         Returns:
             Assignments of free devices only, to trials that are ``pending``, ``parked`` or
-            ``stored`` (or to new trials, ``trial=None``), no device and no trial twice, and no
-            trial on a device that its ``bound_to`` excludes.
+            ``stored`` (or to new trials, ``trial=None``, as many as ``unstarted`` has), no device
+            and no trial twice, and no trial on a device that its ``bound_to`` excludes.
         """
 
 
@@ -217,12 +217,14 @@ def _matching(trials: Sequence[TrialView | None], fits: Sequence[list[str]]) -> 
     """
     matching: dict[str, int] = {}
     # Where they are parked, if they can: moving costs time and wins nothing.
+    kept: Counter[int] = Counter()  # numbers of devices; others if they have to move
     for index, trial in enumerate(trials):
-        if trial is not None and trial.device in fits[index]:
-            matching.setdefault(trial.device, index)
-    stay = frozenset(matching.values())  # on one device; another one if they have to move
+        for id_ in () if trial is None else trial.current_devices:
+            if id_ in fits[index] and id_ not in matching and kept[index] < _wanted(trial):
+                matching[id_] = index
+                kept[index] += 1
     for index, trial in enumerate(trials):
-        _match(index, _wanted(trial) - (index in stay), fits, matching)
+        _match(index, _wanted(trial) - kept[index], fits, matching)
     return matching
 
 

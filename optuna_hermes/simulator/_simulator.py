@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Budget, Device, Snapshot, TrialView, moving_average
 from optuna_hermes.policies import Policy
+from optuna_hermes.policies.decisions import named, plain
 from optuna_hermes.simulator._trials import OpenedTrials
 from optuna_hermes.simulator._values import Overheads, Slice, SwitchCosts, Trace
 from optuna_hermes.simulator._workload import Source
@@ -130,7 +131,7 @@ class TrialSimulator:
         """Replay until nothing is left to do, or until a time; another call goes on from there.
 
         Raises:
-            ValueError: a decision of the policy breaks the contract of policies.
+            InvalidInputError: the policy raised, or a decision breaks the contract of policies.
         """
         until = min(until, math.inf if self._timeout is None else self._timeout)
         while self._events and self._events.next_time <= until:
@@ -155,7 +156,9 @@ class TrialSimulator:
         while slot.number is None:
             if self._trials.n_waiting == 0 and not self._source.unstarted.any:
                 return
-            decision = self._policy.decide(self._snapshot(slot))
+            snapshot = self._snapshot(slot)
+            with named(self._policy):
+                decision = plain(self._policy.decide(snapshot))
             self._memory = decision.memory
             self._decisions += 1
             for number in decision.pruned:
@@ -164,7 +167,7 @@ class TrialSimulator:
                 return
             assignment = decision.assignments[0]
             if len(decision.assignments) > 1 or assignment.devices != (slot.device.id,):
-                raise ValueError(
+                raise InvalidInputError(
                     f"A policy may assign {slot.device.id} here, once, but got "
                     f"{decision.assignments}."
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, TrialStatus, TrialView
 from optuna_hermes.simulator._values import SwitchCosts
 from optuna_hermes.simulator._workload import Recording, Source
@@ -32,7 +33,9 @@ class OpenedTrials:
         """Take a waiting trial, a listed one, or, for None, a new one."""
         if number is None:
             if not self._source.unstarted.any:
-                raise ValueError("A policy may open a trial only while one is left, but none is.")
+                raise InvalidInputError(
+                    "A policy may open a trial only while one is left, but none is."
+                )
             number = self._next_number()
         elif not self._is_listed(number):
             return self._take_waiting(number)
@@ -89,7 +92,7 @@ class OpenedTrials:
     def _take_waiting(self, number: int) -> TrialView:
         view = self._live.get(number)
         if view is None or view.state == "running":
-            raise ValueError(f"A policy may choose trials that wait but got trial {number}.")
+            raise InvalidInputError(f"A policy may choose trials that wait but got trial {number}.")
         self.n_waiting -= 1
         return view
 

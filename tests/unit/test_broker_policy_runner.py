@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
-from optuna_hermes.broker._core._policy_runner import PolicyRunner
+from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import (
     Assignment,
@@ -22,6 +25,7 @@ from optuna_hermes.model import (
     Budget,
     Curve,
     Decision,
+    Device,
     Snapshot,
     Speed,
     TrialView,
@@ -97,6 +101,25 @@ def test_units_left_are_those_of_the_last_report(broker: FakeBroker, watching: W
         broker.say(worker, message)
         broker.advance(1.0)
         assert watching.trial(0).units_left == left
+
+
+@pytest.mark.parametrize("change", ["held", "away", "stranded"])
+def test_a_trial_that_cannot_begin_could_end_nobody_knows_when(
+    broker: FakeBroker, change: str
+) -> None:
+    """`hermes` would wait for it to end before a budget does, and finish no other."""
+    begin(broker, broker.worker(), 0)
+    study, runner = broker.handler.state.studies["s"], PolicyRunner(broker.handler.state)
+    trial = study.trials[0]
+    trial.units_left = 9
+    assert runner.snapshot(study, [], 0.0).trials[0].units_left == 9
+    if change == "held":
+        study.overrides[0] = "held"
+    elif change == "away":
+        study.retry_at[0] = math.inf
+    else:
+        trial.stranded = True
+    assert runner.snapshot(study, [], 0.0).trials[0].units_left is None
 
 
 def test_the_driver_tells_a_new_broker_what_it_cannot_know(
@@ -227,6 +250,42 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True))
     assert broker.last(worker, "Evict").tier == "disk"
     assert broker.last(other, "Refused") is None
+
+
+GPUS = tuple(Device(id=f"GPU-{index}", kind="gpu", free=True) for index in range(2))
+BOUND = TrialView(number=0, state="parked", bound_to=("GPU-1",))
+LISTED = TrialView(number=7, state="pending")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "snapshot", "words"),
+    [
+        ((None, None), Snapshot(unstarted=Unstarted(count=1)), "than are left, 1, but got 2"),
+        (
+            (None, 7),
+            Snapshot(unstarted=Unstarted(count=1, fixed=True, listed=(LISTED,))),
+            "than are left, 1, but got 2",
+        ),
+        ((0,), Snapshot(trials=(BOUND,)), "leaves trial 0 on GPU-1, to .* but got GPU-0"),
+    ],
+    ids=["new", "listed", "bound"],
+)
+def test_what_a_policy_may_not_give_ends_its_study(
+    broker: FakeBroker, numbers: tuple[int | None, ...], snapshot: Snapshot, words: str
+) -> None:
+    """More new trials than there are, or a device where the trial's process cannot go on."""
+
+    class InOrder(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            pairs = zip(numbers, snapshot.devices, strict=False)
+            given = (Assignment(trial=n, devices=(each.id,)) for n, each in pairs)
+            return Decision(assignments=tuple(given))
+
+    begin(broker, broker.worker(), 0)
+    study = broker.handler.state.studies["s"]
+    study.policy, study.unstarted, study.trials[0].stores = InOrder(), 1, False
+    assert ask(study, replace(snapshot, devices=GPUS)).assignments == ()
+    assert re.match(f"Policy 'fifo' raised ValueError.*{words}.*: mend it", study.problem or "")
 
 
 class Counting(Policy):

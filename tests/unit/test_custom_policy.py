@@ -45,6 +45,11 @@ class Half(Policy):
     pass
 
 
+class Leaving(Newest):
+    def __init__(self):
+        raise SystemExit(3)
+
+
 number = 3
 """
 
@@ -110,6 +115,7 @@ def test_a_module_of_a_package_is_imported() -> None:
         ("mine.py:Settings", InvalidInputError, "subclass of optuna_hermes.policies.Policy"),
         ("mine.py:Tuned", InvalidInputError, "without arguments.*depth"),
         ("mine.py:Half", InvalidInputError, "without arguments.*decide"),
+        ("mine.py:Leaving", InvalidInputError, "without arguments.*SystemExit"),
         ("broken.py:Newest", InvalidInputError, "Importing broken.py raised.*no_such_thing"),
         ("ends.py:Newest", InvalidInputError, "Importing ends.py raised SystemExit"),
     ],

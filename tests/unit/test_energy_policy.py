@@ -124,6 +124,9 @@ def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     )
     down = make_policy("energy:fifo").decide(Snapshot(devices=devices, trials=trials)).powered_down
     assert down == ("cpu:2",)
+    on_two = replace(trials[1], device="cpu:2", devices=("cpu:2", "cpu:3"), bound_to=("cpu:9",))
+    snapshot = Snapshot(devices=devices, trials=(trials[0], on_two))
+    assert make_policy("energy:fifo").decide(snapshot).powered_down == ("cpu:1",)
 
 
 def test_others_devices_do_not_count() -> None:

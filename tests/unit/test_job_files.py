@@ -68,7 +68,9 @@ def test_columns_of_published_traces(tmp_path: Path) -> None:
     [
         ("submitted,seconds\n", "must have a job"),
         ("submitted,devices\n1,2\n", "line 2: a job must have 'seconds'"),
-        ("submitted,seconds\n1,2\n1,-2\n", "line 3: seconds must be a number above 0 but got '-2'"),
+        ("submitted,seconds\n1,2\n1,-2\n", "line 3: seconds must be a number above 0 .* got '-2'"),
+        ("submitted,seconds\n1,1e308\n", "line 2: seconds must be .* below 1e15 but got '1e308'"),
+        ("submitted,seconds\n1e308,2\n", "line 2: submitted must be"),
         ("submitted,seconds\nsoon,2\n", "line 2: submitted must be"),
         ("submitted,seconds\n-1,2\n", "line 2: submitted must be"),
         ("submitted,seconds,devices\n1,2,1.5\n", "devices must be a whole number"),

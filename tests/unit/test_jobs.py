@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.cluster.job_estimates import Clairvoyant
+from optuna_hermes.cluster.job_hosts import Hosts
 from optuna_hermes.cluster.job_metrics import BUSY_WATTS, IDLE_WATTS, measure_jobs
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import (
@@ -22,7 +23,7 @@ from optuna_hermes.cluster.jobs import (
 )
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView
-from optuna_hermes.policies import Fifo, Policy, Ranked, RoundRobin
+from optuna_hermes.policies import Fifo, Policy, Ranked, RoundRobin, place
 
 
 def job(
@@ -91,6 +92,23 @@ def test_a_large_job_takes_whole_hosts() -> None:
     assert ends(JobSimulator(Fifo(), wide, groups={None: [4, 4]}).run())[2] == (20, 25)
 
 
+def test_a_large_job_is_on_as_few_hosts_as_possible() -> None:
+    """The largest hosts first, whatever they are called."""
+    devices = Hosts(None, [4, 8, 8]).devices
+    wide = TrialView(number=0, state="pending", devices_wanted=16)
+    (given,) = place(Snapshot(devices=devices), [wide])
+    assert {id_.partition(":")[0] for id_ in given.devices} == {"1", "2"}
+
+
+def test_a_large_job_stays_on_its_hosts() -> None:
+    """A slice's end does not move it where its devices are free."""
+    jobs = [job(0, 0, 25), job(1, 0, 40, devices=3), job(2, 1, 40, devices=3)]
+    trace = JobSimulator(
+        Fifo(), jobs, groups={None: [2, 2]}, slice_seconds=10, restart_seconds=1
+    ).run()
+    assert ends(trace)[1] == (0, 40)
+
+
 def test_a_group_has_its_own_hosts() -> None:
     """A job waits for its own group, whatever is free elsewhere; a policy sees its group only."""
     policy = Whole(Fifo())
@@ -140,6 +158,12 @@ def test_a_slice_below_the_resolution_of_the_clock_is_refused() -> None:
     jobs = [job(0, 1e15, 10.0), job(1, 1e15, 10.0)]
     with pytest.raises(InvalidInputError, match="resolution"):
         JobSimulator(Fifo(), jobs, groups={None: [1]}, slice_seconds=1e-3).run()
+
+
+def test_a_job_whose_end_no_clock_can_hold() -> None:
+    """It ends at an infinite time, and so does the replay."""
+    trace = JobSimulator(Fifo(), [job(0, 1e308, 1e308)], groups={None: [1]}).run()
+    assert ends(trace) == {0: (1e308, math.inf)}
 
 
 def test_who_keeps_its_place_pays_nothing() -> None:
@@ -194,8 +218,15 @@ def test_a_policy_is_held_to_its_contract() -> None:
         ([Assignment(trial=None, devices=("0:0",))], "that wait"),
     ):
         cluster = JobSimulator(Wrong(*answers), [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(InvalidInputError, match=message):
             cluster.run()
+
+    class Ranking(Ranked):
+        def rank(self, trial: TrialView) -> tuple[float, int]:
+            raise SystemExit(3)
+
+    with pytest.raises(InvalidInputError, match=r"Policy Ranking raised SystemExit\(3\) at "):
+        JobSimulator(Ranking(), [job(0, 0, 1)], groups={None: [1]}).run()
     with pytest.raises(ValueError, match="serve every job"):
         JobSimulator(Wrong(), [job(0, 0, 1)], groups={None: [1]}).run()
 

@@ -244,6 +244,14 @@ def test_what_is_foreseen_holds_until_there_is_a_fifth_more(
     assert len(fits) == 5
 
 
+def test_what_is_foreseen_is_kept_while_no_trial_can_be_opened() -> None:
+    """A broker shows nothing of the list while it has no process for it."""
+    snapshot = Snapshot(devices=FREE, trials=on_a_line(20), unstarted=listed({"x": 0.9}))
+    memory = Hermes().decide(snapshot).memory
+    busy = replace(snapshot, unstarted=Unstarted(count=0, fixed=True), memory=memory)
+    assert Hermes().decide(busy).memory == memory is not None
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
     lambda inner: (

@@ -387,6 +387,24 @@ def test_a_trial_stays_where_it_is() -> None:
     assert places == {0: ("cpu:0",), 1: ("cpu:1",), 2: ("cpu:2",)}
 
 
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [(1, {"cpu:2"}), (2, {"cpu:2", "cpu:3"}), (3, {"cpu:0", "cpu:2", "cpu:3"})],
+)
+def test_a_trial_on_several_devices_keeps_them(wanted: int, expected: set[str]) -> None:
+    """All that it has and wants, if they are free: it would move over disk for nothing."""
+    several = TrialView(
+        number=0,
+        state="parked",
+        device="cpu:2",
+        devices=("cpu:2", "cpu:3"),
+        devices_wanted=wanted,
+    )
+    snapshot = Snapshot(devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(4)))
+    (given,) = base.place(snapshot, [several])
+    assert set(given.devices) == expected
+
+
 def test_a_trial_makes_room_for_one_that_is_bound() -> None:
     """A run that fits anywhere leaves its device to one that fits nowhere else."""
     best = TrialView(number=0, state="parked", curve=curve([0.1]), device="cpu:1")

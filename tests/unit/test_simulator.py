@@ -412,13 +412,34 @@ class TestRefused:
     def test_decisions_against_the_contract(self, choice: Choice, message: str) -> None:
         """A policy's wrong decision is an error that says what it was."""
         policy = timetable({(0, 0): None, (0, 1): choice})
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(InvalidInputError, match=message):
             TrialSimulator(policy, FixedList([trial(2, 1)] * 3), n_devices=2).run()
+
+    @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3)])
+    def test_a_policy_that_raises(self, error: BaseException) -> None:
+        """One line names it, the error and its place, and the error itself is the cause."""
+
+        def fail(snapshot: Snapshot) -> Choice:
+            raise error
+
+        with pytest.raises(InvalidInputError) as caught:
+            TrialSimulator(Rule(fail), FixedList([trial(2, 1)])).run()
+        assert str(caught.value).startswith(f"Policy Rule raised {error!r} at {__file__}:")
+        assert caught.value.__cause__ is error
+
+    def test_lists_and_generators_are_taken_as_by_a_broker(self) -> None:
+        """What is no tuple becomes one."""
+
+        def listed(snapshot: Snapshot) -> Decision:
+            given = (Assignment(trial=None, devices=[free(snapshot)]) for _ in "1")  # type: ignore[arg-type]
+            return Decision(assignments=given)  # type: ignore[arg-type]
+
+        assert TrialSimulator(Rule(listed), FixedList([trial(2)])).run().finished == {0: 1.0}
 
     def test_opening_more_than_there_are(self) -> None:
         """A policy cannot open a trial when none is left."""
         policy = timetable({(0, 0): None, (1, 0): None})
-        with pytest.raises(ValueError, match="only while one is left"):
+        with pytest.raises(InvalidInputError, match="only while one is left"):
             TrialSimulator(policy, FixedList([trial(2, 1)])).run()
 
 

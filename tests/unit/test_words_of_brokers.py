@@ -214,6 +214,21 @@ def test_a_policy_that_fails_says_how_to_go_on() -> None:
     )
 
 
+def test_a_policy_that_would_end_the_broker_ends_its_study() -> None:
+    """`sys.exit` is an error of the policy like any other."""
+
+    class Leaving(Policy):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            raise SystemExit(3)
+
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="fifo")
+    broker.handler.state.studies["s"].policy = Leaving()
+    broker.worker()
+    problem = broker.handler.status(0.0).studies[0].problem
+    assert problem.startswith("Policy 'fifo' raised SystemExit(3): mend it")
+
+
 def test_a_policy_that_gives_what_is_not_there() -> None:
     """The wrong part of its decision is named."""
 
@@ -356,7 +371,7 @@ def test_an_idle_broker_that_does_not_make_way(
     monkeypatch.setattr(election, "holder_card", lambda directory: {"pid": 7})
     with Answers(WELCOME) as sock:
         connection = Connection(sock, "driver")
-        monkeypatch.setattr(_starting, "connect", lambda role: connection)
+        monkeypatch.setattr(_starting, "connect", lambda role, on_silence: connection)
         with pytest.raises(BrokerError) as error:
             connect_or_start("driver", "cpu:2")
     assert str(error.value) == (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from optuna_hermes.model import (
     TrialView,
     Unstarted,
 )
+from optuna_hermes.policies.decisions import plain
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._power import Power
@@ -150,7 +150,8 @@ class PolicyRunner:
         attained, cost = trial.device_seconds + held, study.cost(trial.tier)
         bound_to = trial.devices if self._bound(trial) else ()
         # Nobody knows when a trial could end that gets no device.
-        units_left = None if study.is_barred(trial) else trial.units_left
+        waits = study.is_barred(trial) or trial.number in study.retry_at or trial.stranded
+        units_left = None if waits else trial.units_left
         made_of = (
             state,
             attained,
@@ -282,35 +283,18 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
     try:
         # A copy: a policy may change its memory in place, which would look as if it had not.
         asked = replace(snapshot, memory=json.loads(json.dumps(snapshot.memory)))
-        decision = _plain(study.policy.decide(asked))
+        decision = plain(study.policy.decide(asked))
         _check(decision, snapshot)
+        _check_possible(decision, snapshot, study)
         decision = _without_parts(decision, snapshot)
-    except Exception as error:  # a policy is the user's code: it may not end the broker
+    # A policy is the user's code: it may not end the broker.
+    except (Exception, SystemExit) as error:
         study.problem = (
             f"Policy {study.spec.policy!r} raised {error!r}: mend it, or choose another with "
             "--policy, and run the same command again."
         )
         return Decision(memory=study.memory)
     return decision
-
-
-def _plain(decision: Decision) -> Decision:
-    """The decision of tuples, Python's own numbers and JSON: nothing else can be sent or kept."""
-    given = tuple(
-        replace(
-            each,
-            trial=None if each.trial is None else operator.index(each.trial),
-            devices=tuple(each.devices),
-            slice_seconds=None if each.slice_seconds is None else float(each.slice_seconds),
-        )
-        for each in decision.assignments
-    )
-    return Decision(
-        assignments=given,
-        pruned=tuple(decision.pruned),
-        powered_down=tuple(decision.powered_down),
-        memory=json.loads(json.dumps(decision.memory)),  # raises for what the ledger could not keep
-    )
 
 
 def _check(decision: Decision, snapshot: Snapshot) -> None:
@@ -342,6 +326,27 @@ def _check(decision: Decision, snapshot: Snapshot) -> None:
     if odd:
         raise ValueError(f"a policy's slices last a finite number of seconds but got {odd[0]}")
     _check_sizes(decision, snapshot)
+
+
+def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> None:
+    """Refuse what a broker could never carry out."""
+    # The snapshot's own count is less while workers start, which is not the policy's fault: what is
+    # opened beyond it waits for a process.
+    new = {None, *(trial.number for trial in snapshot.unstarted.listed)}
+    opened, most = sum(each.trial in new for each in decision.assignments), study.may_open.count
+    if most is not None and opened > most:
+        raise ValueError(f"a policy opens no more trials than are left, {most}, but got {opened}")
+    bound = {trial.number: trial.bound_to for trial in snapshot.trials if trial.bound_to}
+    for each in decision.assignments:
+        trial = None if each.trial is None else study.trials.get(each.trial)
+        if trial is None or trial.stores:  # then it may go elsewhere over disk
+            continue
+        ids = bound.get(trial.number, each.devices)
+        if not set(ids).issuperset(each.devices):
+            raise ValueError(
+                f"a policy leaves trial {each.trial} on {', '.join(ids)}, to which it is bound, "
+                f"but got {', '.join(each.devices)}"
+            )
 
 
 def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
