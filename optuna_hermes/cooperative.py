@@ -429,8 +429,7 @@ class CooperativeLoop:
         if tree is not None:
             self._load(tree)
             set_rng_state(tree["rng"])
-        # From here on: what the objective did before, it does again in the next process.
-        self._named.begin()
+        self._named.begin(resumed=tree is not None)
 
     def _load(self, tree: dict[str, Any]) -> None:
         self._named.load_state_dict(tree["named"])

@@ -188,6 +188,8 @@ class HermesCallback(AnyCallback):
             return
         if self._loop.units.validated(trainer):
             self._loop.report_unit(trainer)
+        else:
+            self._loop.report_no_unit()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember that the epoch is to be reported: the module may still log metrics of it."""
@@ -471,6 +473,11 @@ class _FitLoop(CooperativeLoop):
         several_devices = self._elastic_devices is not None and self._rank is not None
         self.report(self.units.read(trainer, several_devices=several_devices))
 
+    def report_no_unit(self) -> None:
+        """Let the other ranks know that this validation is no unit in this one."""
+        if self._rank is not None:
+            self._rank.reported(self._unit, None)
+
     def _count(self, value: float) -> float:
         value = super()._count(value)
         self._fits.units = self._unit
@@ -505,12 +512,17 @@ class _FitLoop(CooperativeLoop):
         return waits and not clean(self._fit.trainer)
 
     def storable_here(self) -> bool:
-        if not self._fit.stores_here() or self._has_other_parts():
-            return False
-        whole = not self._has_unmade(self._checkpoints.unmade())
+        whole = (
+            self._fit.stores_here()
+            and not self._has_other_parts()
+            and not self._has_unmade(self._checkpoints.unmade())
+        )
         if self._rank is not None:
             self._rank.storable, whole = whole, True
         return whole
+
+    def saves_now(self, saver: Saver) -> bool:
+        return self._rank is None or self._rank.all_storable(self._unit)
 
     def _has_other_parts(self) -> bool:
         """True if a checkpoint would not fit what the next process makes, said once."""

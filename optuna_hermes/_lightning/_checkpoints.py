@@ -26,7 +26,7 @@ from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._generators import FoundGenerators, set_states
 from optuna_hermes.suspend._hooks import Hooks
-from optuna_hermes.suspend._module_state import all_buffers, set_buffers
+from optuna_hermes.suspend._module_state import all_buffers, drop_buffers, set_buffers
 from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import Unsaved
@@ -77,6 +77,7 @@ class Checkpoints:
         self._loaded = None
         # These could not be pickled for ranks of a next fit.
         self._made, self._code, self._hooks = {}, FoundGenerators(), Hooks({})
+        self._unsaved = Unsaved({})
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack."""
@@ -200,6 +201,7 @@ class Checkpoints:
             hooks.follow_sync_dist()
         rewind_loggers(trainer, loaded["loggers"])
         set_buffers(trainer.lightning_module, loaded["buffers"])
+        drop_buffers(trainer.lightning_module, loaded["buffers"])
         self._unsaved.load_state_dict(loaded["unsaved"])
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:

@@ -15,7 +15,7 @@ from optuna_hermes._lightning._namespace import LightningDataModule, LightningMo
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._metrics import is_metric, of_metrics, parts_with_metrics
-from optuna_hermes.suspend._module_state import modes, set_modes
+from optuna_hermes.suspend._module_state import OF_LAZY_MODULES, modes, set_modes
 from optuna_hermes.suspend._state import copied, filled, moved, on_device, plain
 from optuna_hermes.suspend._tree import mapped, tensors_in
 
@@ -136,7 +136,8 @@ def of_libraries(part: nn.Module, name: str) -> bool:
 def _own_attributes() -> frozenset[str]:
     """Attributes of every LightningModule, which Lightning or torch restores or sets up itself."""
     modules = (each.LightningModule() for each in parts("core.module"))
-    return frozenset().union(*map(vars, modules), {"_hparams_name", "_log_hyperparams"})
+    others = ("_hparams_name", "_log_hyperparams", *OF_LAZY_MODULES)
+    return frozenset().union(*map(vars, modules), others)
 
 
 def _attributes(part: nn.Module) -> dict[str, Any]:

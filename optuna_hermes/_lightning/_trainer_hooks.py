@@ -303,7 +303,8 @@ class TrainerHooks:
         make_room(module, loaded)
         with torch.no_grad():
             for name, tensor in _weights(module):
-                if name in loaded and loaded[name].shape == tensor.shape:
+                is_set = tensor.layout is not torch.strided  # a sparse one: see ``make_room``
+                if name in loaded and loaded[name].shape == tensor.shape and not is_set:
                     value = loaded[name].to(tensor.device, tensor.dtype)
                     if not torch.equal(tensor, value):
                         tensor.copy_(value)
@@ -654,7 +655,7 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _content(tensor: torch.Tensor, saved: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor; ``saved``, which it was loaded from, if that is one."""
-    apart = not saved.is_set_to(tensor)
+    apart = tensor.layout is torch.strided and not saved.is_set_to(tensor)
     # Loaded, but for a dtype of fewer bits: hooks and plugins may give the module another later.
     same = apart and saved.device == tensor.device and torch.equal(saved.to(tensor.dtype), tensor)
     return saved if same else tensor.detach().clone()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import nn
@@ -17,7 +17,6 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
 )
 from optuna_hermes._lightning._optimizers import inner
-from optuna_hermes.suspend._fingerprint import is_referred_to
 from optuna_hermes.suspend._hooks import Hooks
 from optuna_hermes.suspend._unsaved import (
     Attributes,
@@ -36,7 +35,8 @@ _LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "op
 
 def unsaved(trainer: Trainer) -> Unsaved:
     """Attributes of the user's callbacks, module, parts of it, optimizers, and data module."""
-    module, known = trainer.lightning_module, _known(trainer)
+    module, named = trainer.lightning_module, functools.partial(_named, trainer)
+    known = {id(each) for each in named().values()}
     parts: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks_of(trainer)):
         name = type(callback).__qualname__
@@ -47,13 +47,14 @@ def unsaved(trainer: Trainer) -> Unsaved:
             parts[key] = Attributes(name, callback, _ignores(type(callback)), known)
     for place, part in module.named_modules():
         if not type(part).__module__.startswith(_LIBRARIES):
-            own = functools.partial(_saved_with_the_module, part, known)
+            own = functools.partial(is_saved, part, known=known)
+            deletes = functools.partial(_is_a_user_s_attribute, part)
             name = type(module).__qualname__ + (f".{place}" if place else "")
-            parts[f"module {place}"] = Attributes(name, part, own, known)
+            parts[f"module {place}"] = Attributes(name, part, own, known, deletes)
     parts |= {**_of_tensors(module, known), **_data_module(trainer, known)}
     for name, optimizer in _optimizers(trainer).items():
         parts |= optimizer_attributes(name, optimizer, known)
-    return Unsaved({**parts, **_hyper_parameters(trainer, known)})
+    return Unsaved({**parts, **_hyper_parameters(trainer, known)}, named)
 
 
 def hooks_of(trainer: Trainer) -> Hooks:
@@ -69,7 +70,7 @@ def _optimizers(trainer: Trainer) -> dict[str, Any]:
 
 def loader_sources(trainer: Trainer) -> Unsaved:
     """All attributes that loaders may be made from: of the module, its parts, the data module."""
-    module, known = trainer.lightning_module, _known(trainer)
+    module, known = trainer.lightning_module, {id(each) for each in _named(trainer).values()}
     parts = {
         f"module {place}": Attributes(place, part, functools.partial(_of_libraries, part), known)
         for place, part in module.named_modules()
@@ -115,14 +116,25 @@ def _hyper_parameters(trainer: Trainer, known: set[int]) -> dict[str, Attributes
     }
 
 
-def _known(trainer: Trainer) -> set[int]:
-    """Ids of objects that are not the user's own, or that are saved with the trainer."""
+def _named(trainer: Trainer) -> dict[str, object]:
+    """Objects that are not the user's own, or that are saved with the trainer, by name."""
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
-    known = {id(each) for each in (trainer, data, trainer.strategy, *trainer.loggers)}
-    known |= {id(each) for each in callbacks_of(trainer)}
-    known |= {id(each) for each in (*module.modules(), *module.parameters(), *module.buffers())}
-    known |= {id(each) for each in (*trainer.optimizers, *inner(trainer).values())}
-    return known | {id(each.scheduler) for each in trainer.lr_scheduler_configs}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    lists: dict[str, Iterable[object]] = {
+        "logger": trainer.loggers,
+        "callback": callbacks_of(trainer),
+        "scheduler": (each.scheduler for each in trainer.lr_scheduler_configs),
+        "wrapped optimizer": getattr(trainer.strategy, "_lightning_optimizers", ()),
+    }
+    return {
+        "trainer": trainer,
+        "strategy": trainer.strategy,
+        **({} if data is None else {"data": data}),
+        **{f"tensor {place}": each for place, each in tensors},
+        **{f"module {place}": each for place, each in module.named_modules()},
+        **{f"{kind} {n}": each for kind, some in lists.items() for n, each in enumerate(some)},
+        **_optimizers(trainer),
+    }
 
 
 def _is_a_user_s(each: object, base: type) -> bool:
@@ -141,11 +153,9 @@ def _ignores(kind: Any) -> Callable[[str, Any], bool]:
     return lambda name, value: name in names
 
 
+def _is_a_user_s_attribute(part: nn.Module, name: str) -> bool:
+    return not of_libraries(part, name)
+
+
 def _of_libraries(part: nn.Module, name: str, value: Any) -> bool:
     return of_libraries(part, name)
-
-
-def _saved_with_the_module(part: nn.Module, known: set[int], name: str, value: Any) -> bool:
-    if id(value) in known and not is_referred_to(value, known):
-        return True
-    return is_saved(part, name, value, known)

@@ -58,7 +58,7 @@ class Code:
         for number, each in enumerate(frames):
             bound = self._bound.get(each.f_code, ())
             for name, value in variables(each).items():
-                if isinstance(value, nn.Module):
+                if issubclass(type(value), nn.Module):  # what a proxy leads to may be gone
                     roots += classes_of(value.modules())
                 elif name in bound:
                     roots.append(GeneratorOwner(f"loop {number}.{name}", value))

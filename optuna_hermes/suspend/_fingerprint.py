@@ -2,6 +2,8 @@
 
 The surroundings of a training are left out: loaders and data sets, loggers, progress bars, open
 files; of code, only which it is. A small change within something large may be missed.
+
+The class of a value is asked by ``type``: ``isinstance`` believes a proxy, which may raise.
 """
 
 from __future__ import annotations
@@ -20,16 +22,17 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import torch
+from torch.distributions.utils import lazy_property
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optuna_hermes.suspend._generators import GENERATORS, generator_state
+from optuna_hermes.suspend._generators import GENERATORS, dict_of, generator_state
 
 CODE = (
     type,
@@ -68,12 +71,12 @@ _WHOLE_BYTES = 1 << 25
 _PAGE_WORDS = 509
 """Step in words of eight bytes; odd, so that a table's columns are sampled in turn."""
 _MOST_WORDS = 1 << 16
-_unlike_all = itertools.count(1)
+_numbers = itertools.count(1)
 
 
 def outside(value: object) -> bool:
     """True if a value belongs to the surroundings of a training, not to its state."""
-    if isinstance(value, (*CODE, *DATA)):
+    if issubclass(type(value), (*CODE, *DATA)):
         return True
     module = type(value).__module__
     package = module.partition(".")[0]
@@ -84,25 +87,25 @@ def outside(value: object) -> bool:
 
 def is_referred_to(value: object, known: Collection[int]) -> bool:
     """True if it counts which object a value is: it is data, or saved by itself as ``known``."""
-    if isinstance(value, DATA):
+    if issubclass(type(value), DATA):
         return True
-    has_state = isinstance(value, torch.Tensor) or hasattr(type(value), "load_state_dict")
+    has_state = issubclass(type(value), torch.Tensor) or hasattr(type(value), "load_state_dict")
     return has_state and id(value) in known
 
 
-def bound_to(code: object) -> object:
+def bound_to(code: Any) -> object:
     """The object whose method code is, also if that is given to ``partial``; None for others."""
-    method = code.func if isinstance(code, partial) else code
-    if not isinstance(method, types.MethodType | types.BuiltinFunctionType):
+    method = code.func if issubclass(type(code), partial) else code
+    if type(method) not in (types.MethodType, types.BuiltinFunctionType):
         return None
-    return None if isinstance(method.__self__, CODE) else method.__self__
+    return None if issubclass(type(method.__self__), CODE) else method.__self__
 
 
-def is_iterator(value: object) -> bool:
+def is_iterator(value: Any) -> bool:
     """True if a value is an iterator, whose position can neither be read nor set."""
-    if isinstance(value, types.GeneratorType):
-        return "optuna_hermes" not in value.gi_code.co_filename
     kind = type(value)
+    if kind is types.GeneratorType:
+        return "optuna_hermes" not in value.gi_code.co_filename
     return hasattr(kind, "__next__") and (
         not outside(value) or kind.__module__.startswith("torch.utils.data")
     )
@@ -111,10 +114,15 @@ def is_iterator(value: object) -> bool:
 def fingerprint(value: object, known: Collection[int] = ()) -> int:
     """A hash of a value, which very likely differs once the value has changed.
 
+    That of a value which cannot be looked at is unlike all.
+
     Args:
         known: ids of objects that are not looked into.
     """
-    return hash(tuple(_Walk(known).parts(value)))
+    try:
+        return hash(tuple(_Walk(known).parts(value)))
+    except Exception:  # code of a user's class: looking must not end the training
+        return hash(_unlike_all())
 
 
 class _Walk:
@@ -124,8 +132,8 @@ class _Walk:
         self._left = _MOST_PARTS
         self._bytes = _WHOLE_BYTES
 
-    def parts(self, root: object) -> Iterator[Hashable]:
-        waiting = [root]
+    def parts(self, root: Any) -> Iterator[Hashable]:
+        waiting: list[Any] = [root]
         while waiting and self._left > 0:
             self._left -= 1
             value = waiting.pop()
@@ -139,15 +147,16 @@ class _Walk:
             elif id(value) not in self._known and id(value) not in self._seen:
                 self._seen[id(value)] = value
                 if is_iterator(value):
-                    yield ("unlike all", next(_unlike_all))
-                elif isinstance(value, CODE):
+                    yield _unlike_all()
+                elif issubclass(type(value), CODE):
                     yield _of_code(value)
                     waiting.append(bound_to(value))
-                    if isinstance(value, partial):
+                    if issubclass(type(value), partial):
                         # What else it is given may change, and is restored, by itself.
                         given = [value.func, *value.args, *value.keywords.values()]
                         yield (*value.keywords, *map(type, given))
-                        waiting += [x for x in given if type(x) in _PLAIN or isinstance(x, CODE)]
+                        looked_at = (*_PLAIN, *CODE)
+                        waiting += [each for each in given if issubclass(type(each), looked_at)]
                 elif not outside(value):
                     for inside in _inside(value):
                         yield len(inside)
@@ -157,27 +166,29 @@ class _Walk:
 
     def _of_leaf(self, value: Any) -> Hashable:
         """Content of a value that leads to no others; None for one that does."""
-        if isinstance(value, torch.Tensor):
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
             return self._of_tensor(value)
-        if isinstance(value, np.ndarray) and value.dtype.kind != "O":
+        if kind in (np.ndarray, np.memmap) and not value.dtype.hasobject:
             return (value.shape, value.dtype.str, self._checksum(value))
         return _of_small(value)
 
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        size = tensor.numel() * tensor.element_size()
-        version = 0 if tensor.is_inference() else tensor._version
-        # The version misses writes through a NumPy view: the checksum of words may show those.
-        told = size > _CRC_BYTES and version
+        version = 0
         try:
+            version = 0 if tensor.is_inference() else tensor._version
+            size = tensor.numel() * tensor.element_size()
+            # The version misses writes through a NumPy view: the checksum of words may show those.
+            told = size > _CRC_BYTES and version
             data = tensor.detach()
             if size <= _CRC_BYTES or data.device.type == "cpu":
                 octets = data.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
                 total = self._checksum(octets, words_only=bool(size > _CRC_BYTES))
             else:
                 total = int(data.contiguous().reshape(-1).view(torch.uint8).sum())
-        except (RuntimeError, NotImplementedError, TypeError):  # sparse, or without data
-            told, total = version, 0
-        return (tuple(tensor.shape), str(tensor.dtype), told, total)
+            return (tuple(tensor.shape), str(tensor.dtype), told, total)
+        except Exception:  # sparse, nested, or without data: of such it counts which it is
+            return (id(tensor), version)
 
     def _checksum(self, array: np.ndarray[Any, Any], *, words_only: bool = False) -> int:
         if _is_of_file(array):
@@ -196,6 +207,10 @@ class _Walk:
         return hash((int(words.sum(dtype=np.uint64)), found))
 
 
+def _unlike_all() -> Hashable:
+    return ("unlike all", next(_numbers))
+
+
 def _is_of_file(array: np.ndarray[Any, Any]) -> bool:
     """True for an array over a memory-mapped file: its content is no state of the training."""
     base: Any = array
@@ -210,15 +225,15 @@ def _of_small(value: Any) -> Hashable:
         return struct.pack("d", value)  # a NaN does not equal itself
     if value is None or kind in _PLAIN:
         return (value, kind is int and value < -1)  # -1 and -2 have the same hash
-    if isinstance(value, np.generic):
-        return value.tobytes()
-    if isinstance(value, bytearray | array):
+    if issubclass(kind, np.generic):
+        return bytes(value.tobytes())
+    if issubclass(kind, bytearray | array):
         return bytes(value)
-    if isinstance(value, PurePath):
+    if issubclass(kind, PurePath):
         return str(value)
     if kind in SCALARS:
         return repr(value)
-    if isinstance(value, GENERATORS):
+    if issubclass(kind, GENERATORS):
         own = not any(value is each for each in _OF_PROCESS)
         return fingerprint(generator_state(value)) if own else 0
     return None
@@ -226,34 +241,50 @@ def _of_small(value: Any) -> Hashable:
 
 def _of_code(value: Any) -> Hashable:
     """Identity of code: of a function the same each time that its ``def`` is executed."""
-    if isinstance(value, types.ModuleType):  # others' attributes may be made on demand
-        return value.__name__
-    if isinstance(value, types.MethodType):
+    if issubclass(type(value), types.ModuleType):  # others' attributes may be made on demand
+        return str(value.__name__)
+    if type(value) is types.MethodType:
         value = value.__func__
-    if isinstance(value, types.FunctionType):
+    if type(value) is types.FunctionType:
         return id(value.__code__)
     return (getattr(value, "__module__", None), getattr(value, "__qualname__", None))
 
 
 def _inside(value: Any) -> Iterator[Sequence[Any]]:
     """Yield the parts of a value, as sequences."""
-    if isinstance(value, Mapping):
+    kind = type(value)
+    if issubclass(kind, Mapping):
         yield list(value.keys())
-        if isinstance(value, dict):
+        if issubclass(kind, dict):
             yield list(value.values())
         else:  # reading a value of another mapping may be slow
             yield [value[key] for key in _sampled(list(value))]
-    elif isinstance(value, set | frozenset):
-        yield [hash(value if isinstance(value, frozenset) else frozenset(value))]
-    elif isinstance(value, list | tuple | deque):
+    elif issubclass(kind, set | frozenset):
+        yield [hash(frozenset(value))]
+    elif issubclass(kind, list | tuple | deque):
         yield list(value)
-    elif isinstance(value, np.ndarray):
-        yield value.ravel().tolist()
-    if hasattr(value, "__dict__"):
-        yield list(vars(value).values())
-    slots = slots_of(type(value))
+    elif issubclass(kind, np.ndarray):
+        yield value.shape
+        yield _inside_of_array(value)
+    own = dict_of(value)
+    if kind.__module__.startswith("torch._dynamo"):  # beside the compiled module there are caches
+        yield [own.get("_modules")]
+    elif kind is not np.ma.MaskedArray:
+        yield [each for name, each in own.items() if not _is_cached(kind, name, each)]
+    slots = slots_of(kind)
     if slots:
         yield [getattr(value, name, None) for name in slots]
+
+
+def _inside_of_array(value: np.ndarray[Any, Any]) -> Sequence[Any]:
+    """Parts of an array of objects, of text, with fields, with a mask or of a user's class."""
+    if type(value) is not np.ndarray:
+        return [np.asarray(value), np.ma.getmask(value)]
+    if value.dtype.names:
+        return [value[name] for name in value.dtype.names]
+    step = 1 if value.dtype.kind == "O" else value.size // _MOST_PARTS + 1  # text is made anew
+    items: list[Any] = value.ravel()[::step].tolist()
+    return items
 
 
 def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
@@ -273,11 +304,20 @@ def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
 
 def slots_of(kind: type) -> list[str]:
     """Names of the attributes that objects of a class keep outside of their ``__dict__``."""
-    found: list[str] = []
-    for each in kind.__mro__:
-        slots = vars(each).get("__slots__", ())
-        found += [slots] if isinstance(slots, str) else slots
-    return [name for name in found if name not in ("__dict__", "__weakref__")]
+    return [
+        name  # as it is in the class: another one than in ``__slots__`` if it is private
+        for each in kind.__mro__
+        if "__slots__" in vars(each)
+        for name, slot in vars(each).items()
+        if type(slot) is types.MemberDescriptorType
+    ]
+
+
+def _is_cached(kind: type, name: str, value: object) -> bool:
+    """True for a property's value that was kept at its first use and that never changes."""
+    made = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
+    fixed = type(value) in (*_PLAIN, *SCALARS) or issubclass(type(value), CODE)
+    return type(made) is lazy_property or (type(made) is cached_property and fixed)
 
 
 def _sampled(items: Sequence[Any]) -> Sequence[Any]:

@@ -228,7 +228,15 @@ def _items(owner: Any) -> dict[Any, Any]:
     for each, names in _SLOTS.items():
         if issubclass(kind, each):
             return {name: getattr(owner, name) for name in names}
-    return getattr(owner, "__dict__", {})
+    return dict_of(owner)
+
+
+def dict_of(value: object) -> dict[str, Any]:
+    """The attributes in the ``__dict__`` of an object, if it has one that can be read."""
+    try:
+        return getattr(value, "__dict__", {})
+    except Exception:  # of a proxy whose object is gone
+        return {}
 
 
 _SLOTS: dict[type, tuple[str, ...]] = {

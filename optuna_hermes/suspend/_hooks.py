@@ -27,12 +27,12 @@ class Hooks:
         self._first: dict[str, list[Any]] = {}
 
     def begin(self) -> None:
-        """Note the present hooks, before the first batch: each process registers these."""
-        self._first = self._present()
+        """Note the present hooks, unless that is done: each process registers these."""
+        self._first = self._first or self._present()
 
     @property
     def lost(self) -> list[str]:
-        """Names for the hooks of those that have others than before the first batch."""
+        """Names for the hooks of those that have others than at the beginning."""
         now = self._present() if self._first else {}
         return [f"{name}.hooks" for name, hooks in now.items() if hooks != self._first[name]]
 
@@ -49,7 +49,9 @@ def _hooks(owner: object, known: set[int]) -> Iterator[tuple[object, str, int]]:
         known.add(id(each))
         kinds = _OF_TENSORS if isinstance(each, torch.Tensor) else vars(each)
         for kind in [name for name in kinds if name.endswith("_hooks")]:
-            for hook in (getattr(each, kind, None) or {}).values():
+            found = getattr(each, kind, None)
+            # Torch's are dictionaries; others of such a name are the user's: a list, a setting.
+            for hook in found.values() if isinstance(found, dict) else ():
                 if not str(getattr(hook, "__module__", "")).startswith(_LIBRARIES):
                     # Of an object its class: its attributes are no hooks.
                     code = hook if isinstance(hook, CODE) else type(hook)

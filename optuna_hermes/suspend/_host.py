@@ -13,7 +13,7 @@ from optuna_hermes.suspend._accelerators import accelerator_of
 from optuna_hermes.suspend._arena import Arena
 from optuna_hermes.suspend._base import Footprint, Tier, TrialState
 from optuna_hermes.suspend._storages import device_of, forget, movable, storages
-from optuna_hermes.suspend._tree import mapped
+from optuna_hermes.suspend._tree import is_sparse, mapped, with_parts
 
 log = logging.getLogger(__name__)
 
@@ -81,17 +81,21 @@ class HostTier(Tier):
         views: dict[int, torch.UntypedStorage] = {}
         replaced: dict[int, torch.Tensor] = {}
 
-        def here(value: Any) -> Any:
-            kinds = (torch.Tensor, torch.nn.Parameter)
-            if type(value) not in kinds or value.layout is not torch.strided:
-                return value
+        def over_view(value: torch.Tensor) -> torch.Tensor:
             address = value.untyped_storage()._cdata
             if address not in places:
                 return value
             if address not in views:
                 views[address] = self._arena.view(places[address]).untyped_storage()
+            return _over(views[address], value)
+
+        def here(value: Any) -> Any:
+            kinds = (torch.Tensor, torch.nn.Parameter)
+            dense = type(value) in kinds and value.layout is torch.strided
+            if not (dense or is_sparse(value)):
+                return value
             if id(value) not in replaced:  # a tensor that occurs twice stays one object
-                replaced[id(value)] = _over(views[address], value)
+                replaced[id(value)] = with_parts(value, over_view)
             return replaced[id(value)]
 
         tree: dict[str, Any] = mapped(self._tree, here)

@@ -12,7 +12,7 @@ import torch
 
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._state import moved, on_device
-from optuna_hermes.suspend._tree import NUMBERS, frozen
+from optuna_hermes.suspend._tree import NUMBERS, frozen, sparse_parts
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
@@ -234,12 +234,17 @@ def _size(value: object, most: int) -> int:
         seen.add(id(each))
         size += _PART_BYTES
         if isinstance(each, torch.Tensor | np.ndarray):
-            size += _ARRAY_BYTES + each.nbytes
+            size += _ARRAY_BYTES + _bytes_of(each)
         items = _inside(each)
         size += number * len(items)
         if size <= most:
             waiting += _no_numbers(items)
     return size
+
+
+def _bytes_of(array: Any) -> int:
+    parts = sparse_parts(array) if isinstance(array, torch.Tensor) else ()
+    return sum(each.nbytes for each in parts or (array,))
 
 
 def _no_numbers(items: Iterable[Any]) -> list[Any]:
@@ -263,7 +268,7 @@ def if_small(tree: Any) -> Any:
     while waiting:
         each = waiting.pop()
         if isinstance(each, torch.Tensor | np.ndarray):
-            left -= each.nbytes
+            left -= _bytes_of(each)
         elif isinstance(each, Mapping | list | tuple):
             left -= 8 * len(each)
             waiting += _no_numbers(each.values() if isinstance(each, Mapping) else each)

@@ -61,7 +61,7 @@ class Locals:
 
 def _lasts(value: object, known: Collection[int]) -> bool:
     """True for an object that stays the same one: no tensor that a training may make anew."""
-    anew = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+    anew = issubclass(type(value), torch.Tensor) and not isinstance(value, nn.Parameter)
     return is_referred_to(value, known) and not anew
 
 
@@ -127,7 +127,7 @@ def _shared(frame: FrameType) -> frozenset[str]:
     names = _set_within(frame.f_code)
     for name in _names(frame.f_code):
         function = frame.f_globals.get(name)
-        if isinstance(function, FunctionType) and function.__globals__ is frame.f_globals:
+        if type(function) is FunctionType and function.__globals__ is frame.f_globals:
             names |= {each for each in _set_within(function.__code__) if each in frame.f_globals}
     return names
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ from optuna_hermes.suspend._metrics import (
 )
 from optuna_hermes.suspend._parts import parts_of
 
-_OF_TORCH = frozenset(vars(nn.Module()))
+OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
+"""Attributes that these lose with their first batch, in each process."""
+_OF_TORCH = frozenset({*vars(nn.Module()), *OF_LAZY_MODULES})
 _SETTINGS = (type(None), bool, int, float, str)
 
 
@@ -54,6 +56,7 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
     if not isinstance(owner, nn.Module):
         return
     set_buffers(owner, state["buffers"])
+    drop_buffers(owner, state["buffers"])
     for name, parameter in owner.named_parameters():
         set_gradient(parameter, state["gradients"].get(name))
     restore_metrics(owner, state["metrics"])
@@ -75,7 +78,9 @@ def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
 def _reshaped(buffer: torch.Tensor | None, value: torch.Tensor) -> bool:
     if buffer is None or is_lazy(buffer):
         return False
-    return (buffer.shape, buffer.dtype) != (value.shape, value.dtype)
+    # A sparse one may have other indices, which not every layout can load.
+    sparse = value.layout is not torch.strided
+    return sparse or (buffer.shape, buffer.dtype) != (value.shape, value.dtype)
 
 
 @contextlib.contextmanager
@@ -136,19 +141,50 @@ def all_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
 
 
 def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor | None]) -> None:
-    """Restore buffers by name, of any shape, or None; the tensors may be taken over."""
+    """Restore buffers by name, of any shape, or None; the tensors may be taken over.
+
+    Those that the training has registered are none of ``state_dict``, which others would not fit.
+    """
     parts, filled = dict(module.named_modules()), set()
     for place, value in buffers.items():
         owner, _, name = place.rpartition(".")
-        own = parts[owner]._buffers if owner in parts else {}
-        if name not in own:
+        if owner not in parts:
             continue
+        own = parts[owner]._buffers
+        if name not in own:
+            parts[owner].__dict__.pop(name, None)
+            parts[owner].register_buffer(name, None, persistent=False)
         present = own[name]
         if value is None or present is None or id(present) in filled:
             own[name] = None if value is None else value.to(_device_of(present, module))
         else:
-            present.data = value.to(present.device)
+            _fill(present, value.to(present.device))
             filled.add(id(present))
+
+
+def _fill(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Make a tensor the same as another one, of any shape; it stays the same object."""
+    if value.layout is torch.strided:
+        buffer.data = value
+    else:  # where setting ``data`` may leave it as it is
+        with torch.no_grad():
+            buffer.resize_as_sparse_(value).copy_(value)
+
+
+def drop_buffers(module: nn.Module, left: Collection[str]) -> None:
+    """Delete the buffers that are in no ``state_dict``, but for those whose names are ``left``."""
+    others: list[tuple[nn.Module, str, object]] = []
+    stay: set[int] = set()
+    for place, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            unsaved = name in part._non_persistent_buffers_set
+            if unsaved and f"{place}.{name}".lstrip(".") not in left:
+                others.append((part, name, buffer))
+            elif buffer is not None:
+                stay.add(id(buffer))
+    for part, name, buffer in others:
+        if id(buffer) not in stay:  # else it is a second name, which ``all_buffers`` leaves out
+            delattr(part, name)
 
 
 def _device_of(buffer: torch.Tensor | None, module: nn.Module) -> torch.device:
@@ -199,6 +235,8 @@ def set_gradient(parameter: torch.Tensor, gradient: Any) -> None:
 def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """A tensor with the device and memory format of a parameter, as gradients have them."""
     tensor = tensor.to(parameter.device)
+    if any(each.layout is not torch.strided for each in (tensor, parameter)):
+        return tensor
     if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
         return tensor
     return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -62,9 +63,11 @@ class NamedObjects:
             _check(name, owner)
         self._kept = KeptValues(classes)
         self._noted = False
+        self._at_start: dict[str, dict[str, int]] = {}
         self._too_large: dict[str, _Wait] = {}
         self._owners = {**owners, **held(owners)}
-        self._unsaved = Unsaved({**_attributes(self._owners), **(others or {})})
+        parts = {**_attributes(self._owners), **(others or {})}
+        self._unsaved = Unsaved(parts, functools.partial(_by_name, self._owners))
         self._hooks = Hooks(self._owners)
         self._parts = {name: parts_of(each) for name, each in self._owners.items()}
 
@@ -90,8 +93,10 @@ class NamedObjects:
             self._parts[name] = self._parts[name].converted(parts_of(each))
 
     def note_kept(self) -> None:
-        """Note what is kept and what attributes there are, right before the loop."""
+        """Note what is kept, what attributes and what hooks there are, right before the loop."""
         self.note_attributes()
+        self.note_start()
+        self._hooks.begin()
         self._kept.note_packages()
 
     def note_attributes(self) -> None:
@@ -99,6 +104,10 @@ class NamedObjects:
         if not self._noted:
             self._noted = True
             self._unsaved.note(self._unsaved.classes())
+
+    def note_start(self) -> None:
+        """Note attributes where a trial that is resumed has not what the first epoch changes."""
+        self._at_start = self._unsaved.fingerprints()
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack."""
@@ -109,9 +118,15 @@ class NamedObjects:
         """Names of attributes and hooks that have changed and cannot be stored."""
         return [*self._unsaved.lost, *self._hooks.lost]
 
-    def begin(self) -> None:
-        """Begin to watch attributes, before the first batch: changes from here on are stored."""
+    def begin(self, *, resumed: bool = False) -> None:
+        """Begin to watch, before the first batch: changes are stored, also those since the start.
+
+        Args:
+            resumed: True if a checkpoint was loaded, which holds such changes.
+        """
         self.note_attributes()
+        if not resumed:
+            self._unsaved.changed_since(self._at_start)
         self._unsaved.begin()
         self._hooks.begin()
 
@@ -246,7 +261,7 @@ def held(owners: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(owner, nn.Module) or type(owner).__module__.startswith("torch."):
             continue
         for place, each in _parts(name, owner):
-            if isinstance(each, _SCHEDULES) and id(each) not in known:
+            if issubclass(type(each), _SCHEDULES) and id(each) not in known:
                 known.add(id(each))
                 found[place] = each
                 waiting.append((place, each))
@@ -255,20 +270,18 @@ def held(owners: Mapping[str, Any]) -> dict[str, Any]:
 
 def _parts(name: str, owner: object) -> Iterator[tuple[str, object]]:
     """The attributes of an object, and the items of those that are containers."""
-    for attribute, value in getattr(owner, "__dict__", {}).items():
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    for attribute, value in attributes.items():
         yield f"{name}.{attribute}", value
-        if isinstance(value, list | tuple | dict):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
+        if issubclass(type(value), list | tuple | dict):  # a proxy may raise for ``isinstance``
+            items = value.items() if issubclass(type(value), dict) else enumerate(value)
             yield from ((f"{name}.{attribute}.{place}", each) for place, each in items)
 
 
 def _attributes(owners: Mapping[str, Any]) -> dict[str, Attributes]:
     """Attributes of modules, their parts and optimizers that are in no ``state_dict``."""
     modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
-    known = {
-        id(part) for each in modules.values() for part in (*each.modules(), *each.parameters())
-    }
-    known |= {id(each) for each in owners.values()}
+    known = {id(each) for each in _by_name(owners).values()}
     parts = {
         f"{name}.{place}": Attributes(f"{name}.{place}".rstrip("."), part, ignored_of(part), known)
         for name, each in modules.items()
@@ -283,6 +296,16 @@ def _attributes(owners: Mapping[str, Any]) -> dict[str, Attributes]:
     for name, owner in owners.items():
         parts |= optimizer_attributes(name, owner, known)
     return parts
+
+
+def _by_name(owners: Mapping[str, Any]) -> dict[str, object]:
+    """The owners, and the parts and parameters of modules, by the same names in each process."""
+    return {
+        f"{name}.{place}".rstrip("."): part
+        for name, each in owners.items()
+        if isinstance(each, nn.Module)
+        for place, part in (*each.named_modules(), *each.named_parameters())
+    } | dict(owners)
 
 
 def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:

@@ -32,7 +32,7 @@ _ENDED_SECONDS = 0.25
 _TERMINATED = 128 + 15
 
 Tree = dict[str, Any]
-Kind = Literal["report", "save", "park"]
+Kind = Literal["report", "storable", "save", "park"]
 Answer = Literal["go", "on", "prune", "dump", "leave"]
 
 
@@ -103,7 +103,8 @@ class Rank:
         """Always empty: the process that starts the ranks reads checkpoints."""
         self._end = channels.rank_ends[rank]
         self._flags = channels.flags
-        self._point = 0
+        self._point, self._asked_at = 0, -1
+        self._all_storable = False
         self._end.send(("started", None))
 
     def pass_point(self) -> None:
@@ -128,8 +129,11 @@ class Rank:
     def wait_for_decision(self) -> None:
         """Do nothing: the parent process waits before it answers."""
 
-    def reported(self, unit: int, value: float) -> bool:
-        """Report the value after a unit (that of rank 0 counts); True if the trial is pruned."""
+    def reported(self, unit: int, value: float | None) -> bool:
+        """Report the value after a unit (that of rank 0 counts); True if the trial is pruned.
+
+        None where there may be one and is none: all ranks must agree on that.
+        """
         return self._request("report", unit, value) == "prune"
 
     def beat(self, memory_bytes: int | None = None) -> None:
@@ -138,9 +142,17 @@ class Rank:
     def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """Do nothing: the process that saves reports it."""
 
+    def all_storable(self, units: int) -> bool:
+        """True if no rank has what no checkpoint can hold; to be asked by all at one point."""
+        # Once at each point: a rank that did not yield there, unlike others, comes here twice.
+        if self._asked_at != self._point:
+            self._asked_at = self._point
+            self._all_storable = self._request("storable", units, self.storable) == "go"
+        return self._all_storable
+
     def copy(self, tree: Tree, *, units: int, since: float | None = None) -> None:
         """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
-        self._request("save", units, packed(tree) if self.storable else None)
+        self._request("save", units, packed(tree))
 
     def start(self) -> None:
         """Do nothing: the parent process writes; see ``Saver``."""

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import Any
 
-from optuna_hermes.errors import SuspendError
+from optuna_hermes.errors import MonitorError, SuspendError
 from optuna_hermes.suspend._base import Session
 from optuna_hermes.suspend._rank import (
     POINTS,
@@ -165,20 +165,29 @@ class Ranks:
             self._move_on()
             return
         first = self._requests[0]
+        payloads = [self._requests[rank].payload for rank in range(self._count)]
         answer: Answer = "go"
         if first.kind == "report":
-            answer = "prune" if self._report(first.units, first.payload) else "go"
+            answer = "prune" if self._reports(first.units, payloads) else "go"
+        elif first.kind == "storable":
+            answer = "go" if all(payloads) else "on"
         elif first.kind == "save":
             assert self._save is not None
-            parts = [self._requests[rank].payload for rank in range(self._count)]
-            if None not in parts:  # a rank may have what no checkpoint can hold
-                self._save(self._joined(parts), units=first.units)
+            self._save(self._joined(payloads), units=first.units)
         else:
-            stores = all(each.payload for each in self._requests.values())
-            self._leased.park(_Stop(self, first.units, stores=stores))
+            self._leased.park(_Stop(self, first.units, stores=all(payloads)))
             # Before the answers: a rank that goes on must not see the point of this stop.
             self.channels.flags[YIELD] = self.channels.flags[STOP] = 0
         self._tell(list(self._requests), answer)
+
+    def _reports(self, unit: int, values: list[float | None]) -> bool:
+        """Report the value of rank 0, if there are any; True if the trial is pruned."""
+        if len({value is None for value in values}) > 1:
+            raise MonitorError(
+                f"All ranks of {self._name} must have the metric that is compared, but only some "
+                "have logged it: log it in each of them, with sync_dist=True."
+            )
+        return values[0] is not None and self._report(unit, values[0])
 
     def _move_on(self) -> None:
         """Let ranks that wait to be parked go on to a later point."""

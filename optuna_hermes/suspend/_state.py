@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.suspend._tree import mapped
+from optuna_hermes.suspend._tree import is_sparse, mapped, storable
 
 _MERSENNE = "MT19937"
 """NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
@@ -162,7 +162,9 @@ def plain(value: object) -> bool:
         return all(plain(item) for item in value)  # type: ignore[attr-defined]
     if type(value) is dict:
         return all(plain(item) for pair in value.items() for item in pair)
-    return value is None or type(value) in (bool, int, float, str, torch.Tensor)
+    if type(value) is torch.Tensor:
+        return storable(value) or is_sparse(value)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def moved(value: Any, device: Any) -> Any:
@@ -213,6 +215,6 @@ def copied(present: Any, value: Any) -> Any:
     try:
         with torch.no_grad():
             present[...] = value
-    except (RuntimeError, ValueError):  # it is expanded, or read-only
+    except (RuntimeError, ValueError, TypeError):  # it is expanded, read-only, or sparse
         return value
     return present

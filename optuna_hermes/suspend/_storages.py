@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from optuna_hermes._versions import require
 from optuna_hermes.suspend._accelerators import accelerator_of, used_accelerator
 from optuna_hermes.suspend._base import Tier
+from optuna_hermes.suspend._tree import sparse_parts
 
 # Here, as all public modules that need torch import this one.
 require("torch", torch.__version__)
@@ -153,8 +154,9 @@ def _is_closed(kind: type) -> bool:
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Tensors held by a tensor that the garbage collector does not see."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+    parts = sparse_parts(tensor)
+    if parts:
+        return list(parts)
     # Only these have a gradient; reading ``grad`` of others logs a warning.
     if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
         return [tensor.grad]

@@ -91,7 +91,7 @@ def frozen(tree: Any, copies: Mapping[int, torch.Tensor] | None = None) -> Any:
     def copy(value: Any) -> Any:
         if type(value) is np.ndarray:
             return value.copy()
-        if not storable(value):
+        if not (storable(value) or is_sparse(value)):
             return value  # also what cannot be stored: ``pack`` raises its error
         if id(value) not in known:  # a tensor that occurs twice stays one object
             known[id(value)] = value.detach().to("cpu", copy=True)
@@ -155,6 +155,8 @@ class _Packer:
 
         if storable(value):
             return {"$tensor": self._tensor(value)}
+        if is_sparse(value):
+            return {"$sparse": self._sparse(value)}
         if type(value) is torch.Size:
             return {"$size": list(value)}
         if type(value) is torch.dtype:
@@ -189,17 +191,28 @@ class _Packer:
         }
 
     def _tensor(self, value: torch.Tensor) -> list[Any]:
+        if id(value) not in self._references:
+            self._references[id(value)] = self._named(value)
+        return self._references[id(value)]
+
+    def _sparse(self, value: torch.Tensor) -> list[Any]:
+        """Layout and size of a sparse tensor, if it is coalesced, and its parts."""
+        if id(value) not in self._references:
+            parts = map(self._named, sparse_parts(value))  # which are made anew at each call
+            kind = [_name(value.layout), list(value.shape), _is_coalesced(value)]
+            self._references[id(value)] = [*kind, *parts]
+        return self._references[id(value)]
+
+    def _named(self, value: torch.Tensor) -> list[Any]:
         """Name of a tensor, with its dtype and shape if safetensors does not know the dtype."""
         import torch
 
-        if id(value) not in self._references:
-            tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-            rest: list[Any] = []
-            if _name(value.dtype) not in DTYPES.values():
-                tensor = tensor.reshape(-1).view(torch.uint8)
-                rest = [_name(value.dtype), *value.shape]
-            self._references[id(value)] = [self._add(tensor), *rest]
-        return self._references[id(value)]
+        tensor = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        rest: list[Any] = []
+        if _name(value.dtype) not in DTYPES.values():
+            tensor = tensor.reshape(-1).view(torch.uint8)
+            rest = [_name(value.dtype), *value.shape]
+        return [self._add(tensor), *rest]
 
     def _add(self, tensor: torch.Tensor) -> str:
         # safetensors refuses tensors that share memory: all but the first are copied.
@@ -216,6 +229,7 @@ class _Unpacker:
 
         self._tensors = tensors
         self._viewed: dict[str, torch.Tensor] = {}
+        self._made: dict[str, torch.Tensor] = {}
         self._makers: dict[str, Any] = {
             "$int": lambda text: int(text, 16),
             "$float": lambda text: struct.unpack(">d", bytes.fromhex(text))[0],
@@ -232,6 +246,7 @@ class _Unpacker:
             "$numpy_dtype": np.dtype,
             "$device": torch.device,
             "$tensor": lambda parts: self._tensor(*parts),
+            "$sparse": lambda parts: self._sparse(*parts),
             "$array": lambda parts: self._array(*parts),
             "$scalar": lambda parts: np.frombuffer(bytes.fromhex(parts[1]), parts[0])[0],
         }
@@ -249,6 +264,17 @@ class _Unpacker:
         if name not in self._viewed:
             self._viewed[name] = self._tensors[name].view(_dtype(dtype)).reshape(shape)
         return self._viewed[name]
+
+    def _sparse(
+        self, layout: str, size: list[int], coalesced: bool, *parts: list[Any]
+    ) -> torch.Tensor:
+        import torch
+
+        first = parts[0][0]  # no other tensor has this part
+        if first not in self._made:
+            tensors = [self._tensor(*part) for part in parts]
+            self._made[first] = _of_parts(getattr(torch, layout), size, coalesced, tensors)
+        return self._made[first]
 
     def _array(self, name: str, dtype: str, *shape: int) -> np.ndarray[Any, Any]:
         return self._tensors[name].numpy().view(dtype).reshape(shape)
@@ -271,6 +297,54 @@ def storable(value: Any) -> bool:
     )
 
 
+def is_sparse(value: Any) -> bool:
+    """True for a sparse tensor that is fully described by its size and its parts."""
+    import torch
+
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    parts = sparse_parts(value)
+    return bool(parts) and all(map(storable, parts))
+
+
+def sparse_parts(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The indices and values that a sparse tensor is made of; none of another one."""
+    import torch
+
+    if value.layout is torch.sparse_coo:
+        return value._indices(), value._values()  # also of one that is not coalesced
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return value.crow_indices(), value.col_indices(), value.values()
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return value.ccol_indices(), value.row_indices(), value.values()
+    return ()
+
+
+def with_parts(value: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What a function returns for a tensor, or a sparse one of what it returns for its parts."""
+    parts = [replace(part) for part in sparse_parts(value.detach())]
+    if not parts:
+        return replace(value)
+    return _of_parts(value.layout, value.shape, _is_coalesced(value), parts)
+
+
+def _of_parts(
+    layout: torch.layout, size: Iterable[int], coalesced: bool, parts: Iterable[Any]
+) -> torch.Tensor:
+    import torch
+
+    options: dict[str, Any] = {"size": list(size), "check_invariants": False}
+    if layout is torch.sparse_coo:
+        return torch.sparse_coo_tensor(*parts, is_coalesced=coalesced, **options)
+    return torch.sparse_compressed_tensor(*parts, layout=layout, **options)
+
+
+def _is_coalesced(value: torch.Tensor) -> bool:
+    import torch
+
+    return value.layout is torch.sparse_coo and value.is_coalesced()
+
+
 def is_numpy_dtype(value: object) -> bool:
     """True for a dtype of NumPy that is fully described by its text: it has no fields."""
     return isinstance(value, np.dtype) and value.kind in f"{_KINDS}OSUMm"
@@ -290,8 +364,8 @@ def _described(value: Any) -> str:
     return f"{kind} of {value.dtype}" if isinstance(value, np.ndarray | np.generic) else kind
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _name(kind: torch.dtype | torch.layout) -> str:
+    return str(kind).removeprefix("torch.")
 
 
 def _dtype(name: str) -> Any:

@@ -7,7 +7,7 @@ import functools
 import logging
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -24,6 +24,7 @@ from optuna_hermes.suspend._fingerprint import (
     is_referred_to,
     outside,
 )
+from optuna_hermes.suspend._generators import dict_of
 from optuna_hermes.suspend._tree import NUMBERS, storable
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,16 @@ _MOST_REACHED = 20_000
 _MOST_SIMPLE = 50_000
 """Parts up to which a value is looked through: those of more cannot be written."""
 _Place = tuple[str, ...]
-_UNWRITABLE = (CheckpointError, TypeError, ValueError, RuntimeError, AttributeError)
+_GONE = ["gone"]
+"""In the place of a tree: the attribute was deleted."""
+
+
+class Named:
+    """Known objects by names that are the same in each process: references are stored so."""
+
+    def __init__(self, objects: Mapping[str, object] | None = None) -> None:
+        self.objects = objects or {}
+        self.names = {id(each): name for name, each in self.objects.items()}
 
 
 class Attributes:
@@ -45,6 +55,7 @@ class Attributes:
     Args:
         ignores: called with an attribute's name and value; True to leave it out.
         known: ids of objects that are saved elsewhere.
+        deletes: called with a name; True to delete also such an attribute that is left out.
     """
 
     def __init__(
@@ -53,15 +64,19 @@ class Attributes:
         owner: object,
         ignores: Callable[[str, Any], bool] = lambda name, value: False,
         known: Collection[int] = (),
+        deletes: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.lost: set[str] = set()
         """Names of the attributes that have changed and cannot be saved."""
         self.unmade: set[str] = set()
+        self.named = Named()
+        """The known objects that may be referred to by their names."""
         self._there: dict[_Place, object] | None = None
         self._name = name
         self._owner = owner
         self._ignores = ignores
         self._known = known
+        self._deletes = deletes
         self._before: dict[str, int] = {}
         self._changed: set[str] = set()
         self._given: dict[int, object] = {}
@@ -89,18 +104,20 @@ class Attributes:
             self._made = self._arrays()
 
     def fingerprints(self) -> dict[str, int]:
-        """Fingerprints of the present values, by name."""
-        return {name: self._fingerprint(each) for name, each in self._all().items()}
+        """Fingerprints of the present values, by name; 0 for those that are left out."""
+        left_out = dict.fromkeys(filter(self._deletes, self._attributes()), 0)
+        return left_out | {name: self._fingerprint(each) for name, each in self._all().items()}
 
     def changed_since(self, before: dict[str, int]) -> None:
         """Count attributes as changed that can be saved and had other fingerprints before."""
         now = self.fingerprints()
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
+        self._changed |= self._gone(before)
         for name in changed:
             value = self._attributes()[name]
             try:
                 self._written(name, value)
-            except _UNWRITABLE:
+            except Exception:
                 # Nothing is said of those that each process makes, mostly by the same hooks.
                 if self._is_there(name, value) or self._makes_again(name, value):
                     continue
@@ -108,7 +125,16 @@ class Attributes:
 
     def state_dict(self) -> dict[str, Any]:
         """The changed attributes, as trees."""
-        return self._trees(self._all())
+        gone = self._gone({*self._before, *self._changed})
+        self._changed |= gone
+        return {**self._trees(self._all()), **dict.fromkeys(gone, _GONE)}
+
+    def _gone(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that are no attributes any more; parts of modules are restored so."""
+        own = self._attributes()
+        kinds = ("_parameters", "_buffers", "_modules")
+        parts = {name for kind in kinds for name in own.get(kind, {}).keys()}  # noqa: SIM118
+        return {name for name in names if name not in own and name not in parts}
 
     def find_unmade(self) -> set[str]:
         """Names of those that hold what the next process would lack at present; see ``note``."""
@@ -131,7 +157,7 @@ class Attributes:
                 self._changed.add(name)  # saved from now on, without comparing fingerprints
             try:
                 node = self._written(name, value)
-            except _UNWRITABLE as error:
+            except Exception as error:  # also of a user's class: the training goes on
                 log.debug("%s.%s: %s", self._name, name, error)
                 lost = self.lost if self._is_there(name, value) else self.unmade
                 lost.add(f"{self._name}.{name}")
@@ -153,7 +179,10 @@ class Attributes:
         given: dict[int, object] = {}
         for name, node in state.items():
             self._changed.add(name)
-            reader = ValueReader(classes, self._given)
+            if node == _GONE:
+                attributes.pop(name, None)
+                continue
+            reader = ValueReader(classes, self._given, named=self.named)
             try:
                 attributes[name] = reader.node(node, attributes.get(name))
             except Exception as error:  # one lost attribute must not stop the rest from resuming
@@ -166,7 +195,7 @@ class Attributes:
         known = self._known
         if bound_to(value) is not None:  # which may be the value of another attribute
             others = [each for each in self._all().values() if each is not value]
-            known = {*known, id(self._owner), *reachable(others)}
+            known = {*known, id(self._owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
     def _makes_again(self, name: str, value: Any) -> bool:
@@ -188,11 +217,13 @@ class Attributes:
         # Loaded on first use: what most trainings change is in a ``state_dict``.
         from optuna_hermes.suspend._values import Classes, Unmade, write_value
 
-        if self._there is None:
-            return write_value(name, value, self._known, made=self._made)
-        unmade = Unmade(self._there, Classes.of(self._owner), self._known)
-        node = write_value(name, value, self._known, made=self._made, unmade=unmade)
-        if unmade.found:
+        unmade = None
+        if self._there is not None:
+            unmade = Unmade(self._there, Classes.of(self._owner), self._known)
+        node = write_value(
+            name, value, self._known, made=self._made, unmade=unmade, named=self.named
+        )
+        if unmade is not None and unmade.found:
             log.debug("%s: %s", self._name, unmade.found)
             self.unmade.add(f"{self._name}.{name}")
         return node
@@ -219,7 +250,7 @@ class Attributes:
         return WeakValueDictionary(
             (key, each)
             for key, each in found.items()
-            if isinstance(each, np.ndarray | torch.Tensor) and key not in self._given
+            if issubclass(type(each), np.ndarray | torch.Tensor) and key not in self._given
         )
 
     def _is_made(self, value: object) -> bool:
@@ -325,7 +356,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
 
 
 def reachable(
-    roots: Iterable[object], *, through_data: bool = False, known: Collection[int] = ()
+    roots: Iterable[Any], *, through_data: bool = False, known: Collection[int] = ()
 ) -> dict[int, object]:
     """The objects that ``roots`` lead to by attributes and items, by ``id``.
 
@@ -340,18 +371,18 @@ def reachable(
     while waiting and len(found) < _MOST_REACHED:
         each = waiting.pop()
         # By identity: comparing values would run code of the user.
-        if id(each) in found or id(each) in known or isinstance(each, _LEAVES):
+        if id(each) in found or id(each) in known or issubclass(type(each), _LEAVES):
             continue
-        if isinstance(each, DATA) and not through_data and id(each) not in own:
+        if issubclass(type(each), DATA) and not through_data and id(each) not in own:
             continue
         if type(each) is tuple and not each:  # there is one for all, as of the values above
             continue
         found[id(each)] = each
-        if isinstance(each, dict):
+        if issubclass(type(each), dict):
             waiting += each.values()
-        elif isinstance(each, list | tuple | set):
+        elif issubclass(type(each), list | tuple | set):
             waiting += each
-        waiting += getattr(each, "__dict__", {}).values()
+        waiting += dict_of(each).values()
     return found
 
 
@@ -373,10 +404,10 @@ def _classes_in(root: object, known: Collection[int]) -> dict[_Place, object]:
         if id(value) in known or id(value) in seen or outside(value):
             continue
         seen.add(id(value))
-        inside: list[tuple[Any, Any]] = list(getattr(value, "__dict__", {}).items())
-        if isinstance(value, dict):
+        inside: list[tuple[Any, Any]] = list(dict_of(value).items())
+        if issubclass(type(value), dict):
             inside = list(value.items())
-        elif isinstance(value, list | tuple | deque):
+        elif issubclass(type(value), list | tuple | deque):
             inside = list(enumerate(value))
         # In the order of the writer, which writes what is at two places at the first of them.
         waiting += [((*place, str(name)), each) for name, each in reversed(inside)]
@@ -414,10 +445,15 @@ class Unsaved:
 
     Args:
         parts: by a key that is the same in the trial's next process.
+        named: returns the known objects that are there at present, by names of which the same
+            holds: attributes may refer to these.
     """
 
-    def __init__(self, parts: dict[str, Attributes]) -> None:
+    def __init__(
+        self, parts: dict[str, Attributes], named: Callable[[], Mapping[str, object]] = dict
+    ) -> None:
         self._parts = parts
+        self._named = named
 
     @property
     def lost(self) -> list[str]:
@@ -434,7 +470,7 @@ class Unsaved:
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
-        return sorted(name for part in self._parts.values() for name in part.find_unmade())
+        return sorted(name for part in self._present().values() for name in part.find_unmade())
 
     def begin(self) -> None:
         for part in self._parts.values():
@@ -446,15 +482,23 @@ class Unsaved:
 
     def changed_since(self, before: dict[str, dict[str, int]]) -> None:
         """Count attributes as changed that can be saved and had other fingerprints before."""
-        for key, part in self._parts.items():
+        for key, part in self._present().items():
             if key in before:
                 part.changed_since(before[key])
 
     def state_dict(self) -> dict[str, Any]:
-        states = {key: part.state_dict() for key, part in self._parts.items()}
+        states = {key: part.state_dict() for key, part in self._present().items()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        parts = self._present()
         for key, saved in state.items():
-            if key in self._parts:
-                self._parts[key].load_state_dict(saved)
+            if key in parts:
+                parts[key].load_state_dict(saved)
+
+    def _present(self) -> dict[str, Attributes]:
+        """The parts, which know the named objects of this moment: each may be another by now."""
+        named = Named(self._named())
+        for part in self._parts.values():
+            part.named = named
+        return self._parts

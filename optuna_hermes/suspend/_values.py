@@ -45,16 +45,19 @@ from optuna_hermes.suspend._objects import (
     _Writer,
 )
 from optuna_hermes.suspend._state import copied, filled, moved, on_device
-from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, storable, tensors_in
-from optuna_hermes.suspend._unsaved import needed_of, reachable
+from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, is_sparse, storable, tensors_in
+from optuna_hermes.suspend._unsaved import Named, needed_of, reachable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _OF_LIBRARY: dict[str, Any] = {kind.__name__: kind for kind in (*SCALARS, array)}
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 """Packages whose classes a user's class is derived from, but that no user's values are of."""
-_DEFAULTS = ["mapping", "defaultdict"]
+_FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
+"""What makes the values of a ``defaultdict`` in most cases, and so in any process."""
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
+_MOST_LEVELS = 80
+"""Most levels of a value: ``pack`` calls itself nine times for each, and Python has a limit."""
 _REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
 _Place = tuple[Any, ...]
@@ -75,6 +78,7 @@ def write_value(
     *,
     made: Mapping[int, object] | None = None,
     unmade: Unmade | None = None,
+    named: Named | None = None,
 ) -> list[Any]:
     """Convert a value to a tree.
 
@@ -83,11 +87,12 @@ def write_value(
         made: arrays and tensors by ``id`` that the next process makes anew, perhaps as parts of
             others: they are restored in place.
         unmade: notes the parts that could not be restored.
+        named: those of the ``known`` that are referred to by name.
 
     Raises:
         CheckpointError: it leads to something that cannot be restored.
     """
-    writer = ValueWriter(known, whole=False, made=made, unmade=unmade)
+    writer = ValueWriter(known, whole=False, made=made, unmade=unmade, named=named)
     tree = writer.write(name, value)
     writer.refuse_overlaps()
     return tree
@@ -192,11 +197,18 @@ class Classes:
     Args:
         names: namespaces in which classes are looked up.
         packages: names of the user's own packages.
+        modules: imported modules, which the code can name with all that is below them.
     """
 
-    def __init__(self, names: Iterable[Mapping[str, Any]], packages: Iterable[str]) -> None:
+    def __init__(
+        self,
+        names: Iterable[Mapping[str, Any]],
+        packages: Iterable[str],
+        modules: Collection[ModuleType] = (),
+    ) -> None:
         self.packages = set(packages) - _OF_PYTHON
-        self._names = list(names)
+        self._names = [*names, *map(vars, modules)]
+        self._above = tuple({f"{each.__name__}." for each in modules})
 
     @classmethod
     def of(cls, owner: object) -> Classes:
@@ -204,21 +216,22 @@ class Classes:
         kinds = [kind for kind in type(owner).__mro__ if _package(kind) not in _NO_USERS]
         methods = (each for kind in kinds for each in vars(kind).values())
         names = {id(g): g for each in methods if (g := getattr(each, "__globals__", None))}
-        modules = (each for g in names.values() for each in g.values())
-        inside = [vars(each) for each in modules if isinstance(each, ModuleType)]
-        return cls([*names.values(), *inside], map(_package, kinds))
+        modules = [each for g in names.values() for each in _modules(g)]
+        return cls(names.values(), map(_package, kinds), modules)
 
     @classmethod
     def of_frames(cls, frames: Iterable[FrameType]) -> Classes:
         """The classes that running functions can name, also as attributes of modules."""
         names: list[Mapping[str, Any]] = []
+        modules: list[ModuleType] = []
         packages = set()
         for frame in frames:
-            local = {name: each for name, each in frame.f_locals.items() if isinstance(each, type)}
-            modules = [each for each in frame.f_globals.values() if isinstance(each, ModuleType)]
-            names += [local, frame.f_globals, *map(vars, modules)]
+            values = frame.f_locals.items()  # a proxy among them may raise for ``isinstance``
+            local = {name: each for name, each in values if issubclass(type(each), type)}
+            modules += _modules(frame.f_globals)
+            names += [local, frame.f_globals]
             packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
-        return cls(names, packages)
+        return cls(names, packages, modules)
 
     def others_in(self, value: object) -> set[str]:
         """Names of other packages, of whose classes there are objects in a value."""
@@ -229,11 +242,20 @@ class Classes:
 
     def find(self, module: str, name: str) -> type | None:
         """Find a class by its module and name; None if the owner's code cannot name it."""
-        for names in self._names:
+        below = vars(sys.modules[module]) if self._is_below(module) else {}
+        for names in (*self._names, below):
             found = names.get(name)
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
-                return found
+                # Of libraries' own parts none that would run code at its end.
+                return None if names is below and hasattr(found, "__del__") else found
         return None
+
+    def _is_below(self, module: str) -> bool:
+        return module in sys.modules and module.startswith(self._above)
+
+
+def _modules(names: Mapping[str, Any]) -> list[ModuleType]:
+    return [each for each in names.values() if issubclass(type(each), ModuleType)]
 
 
 class Unmade:
@@ -256,7 +278,8 @@ class Unmade:
 
     def note(self, node: list[Any], value: object, place: tuple[str, ...]) -> None:
         """Note the part of a node if an object must be there that is not."""
-        needed = node[0] in ("present", "stateful", "metrics") or node[:2] == _DEFAULTS
+        needed = node[0] in ("present", "stateful", "metrics")
+        needed = needed or (node[:2] == ["mapping", "defaultdict"] and node[3] not in _FACTORIES)
         if node[0] in ("object", "named tuple", "enum", "flag"):
             needed = not self._classes.can_make(node[1], node[2])
         if needed and self._there.get(place) != needed_of(value, self._known):
@@ -267,7 +290,7 @@ class ValueWriter(_Writer):
     """Writer of one or more values: what is shared between them is written once.
 
     Args:
-        known, whole, made, unmade: see ``write_value``.
+        known, whole, made, unmade, named: see ``write_value``.
         owned: tensors that are saved elsewhere, and that values may be parts of.
     """
 
@@ -279,8 +302,10 @@ class ValueWriter(_Writer):
         made: Mapping[int, object] | None = None,
         owned: Owned | None = None,
         unmade: Unmade | None = None,
+        named: Named | None = None,
     ) -> None:
         super().__init__(())
+        self._names = {} if named is None else named.names
         self._unmade = unmade
         self._known = known
         self._whole = whole
@@ -314,9 +339,13 @@ class ValueWriter(_Writer):
         self._left -= 1
         if self._left < 0:
             raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
+        if len(place) > _MOST_LEVELS:
+            raise CheckpointError(f"{place[0]} is nested too deeply")
         # There is one of these for all who have one: to be known says nothing of its owner.
         of_all = value is None or (type(value) is tuple and not value)
         known = id(value) in self._known and not of_all
+        if known and id(value) in self._names:
+            return ["known", self._names[id(value)]]
         if known or (outside(value) and not is_iterator(value)):
             if self._whole:
                 raise CheckpointError(f"{'.'.join(place)} is of {type(value).__name__}")
@@ -372,9 +401,11 @@ class ValueWriter(_Writer):
     def _of_library(self, value: Any, place: tuple[str, ...]) -> list[Any] | None:
         kind = type(value)
         if isinstance(value, torch.Tensor):
+            trained = value.requires_grad and value.is_leaf
+            if is_sparse(value) and not trained:
+                return ["sparse", value, on_device(value)]
             if not storable(value):
                 raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
-            trained = value.requires_grad and value.is_leaf
             number = self._shared(value, region_of_tensor(value), ".".join(place))
             if number is not None:
                 if not self._kept[number].is_contiguous():  # it will be, and strides will differ
@@ -384,7 +415,8 @@ class ValueWriter(_Writer):
         if kind is deque:
             return ["deque", self._items(value, place), value.maxlen]
         if kind in _MAPPINGS.values():
-            return ["mapping", kind.__name__, self._pairs(value, place)]
+            made = getattr(getattr(value, "default_factory", None), "__name__", None)
+            return ["mapping", kind.__name__, self._pairs(value, place), made]
         if kind in (torch.Generator, random.Random):
             return ["drawing", kind.__name__, generator_state(value)]
         if isinstance(value, PurePath):
@@ -400,6 +432,7 @@ class ValueReader(_Reader):
     Args:
         given: arrays and tensors by ``id`` that are filled in place: others may hold them.
         owned: the tensors that values may be parts of.
+        named: known objects that may be referred to by name.
     """
 
     def __init__(
@@ -407,7 +440,9 @@ class ValueReader(_Reader):
         classes: Classes | None,
         given: Mapping[int, object] | None = None,
         owned: Owned | None = None,
+        named: Named | None = None,
     ) -> None:
+        self._named = {} if named is None else named.objects
         self._classes = classes or Classes((), ())
         super().__init__(self._classes.packages)
         self._given = dict(given or {})
@@ -461,6 +496,10 @@ class ValueReader(_Reader):
             if isinstance(present, np.ndarray | torch.Tensor):
                 self._given[id(present)] = present
             return self.node(node[1], present)
+        if kind == "known":
+            if node[1] not in self._named:
+                raise SuspendError(f"it refers to {node[1]}, which is not there")
+            return self._named[node[1]]
         if kind in _REUSED and not self._take(present):
             present = None  # two values must not become one object
         return super().node(node, present)
@@ -479,6 +518,9 @@ class ValueReader(_Reader):
             return part
         if kind == "tensor":
             return _tensor(rest, present)
+        if kind == "sparse":
+            device = torch.accelerator.current_accelerator()
+            return moved(rest[0], device) if rest[1] else rest[0]
         if kind == "reshaped tensor":
             number, shape, strides, trained = rest
             view = self._seen[number].detach().as_strided(shape, strides)
@@ -488,10 +530,13 @@ class ValueReader(_Reader):
             same = type(present) is deque and present.maxlen == rest[1]
             return filled(present, deque, ring) if same else ring
         if kind == "mapping":
-            same = type(present) is _MAPPINGS[rest[0]]
-            if not same and rest[0] == "defaultdict":
+            name, _, factory = rest
+            same = type(present) is _MAPPINGS[name]
+            if not same and name == "defaultdict" and factory not in _FACTORIES:
                 raise SuspendError("it holds a defaultdict, and what makes its values is not known")
-            there = present if same else _MAPPINGS[rest[0]]()
+            there = present if same else _MAPPINGS[name]()
+            if name == "defaultdict" and factory in _FACTORIES:
+                there.default_factory = _FACTORIES[factory]
             return filled(there, type(there), self._pairs(rest[1], there))
         if kind == "drawing":
             made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]

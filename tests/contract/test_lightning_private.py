@@ -150,6 +150,18 @@ def test_optimizers_are_restored_after_the_hooks_of_a_fit_s_beginning() -> None:
     )
 
 
+def test_optimizers_of_a_module_are_those_of_the_strategy() -> None:
+    """What ``LightningModule.optimizers`` returns is found by its number."""
+    seen: list[bool] = []
+
+    def compare(trainer: Trainer) -> None:
+        (wrapped,) = trainer.strategy._lightning_optimizers
+        seen.append(trainer.lightning_module.optimizers() is wrapped)
+
+    fit(At("on_train_start", compare))
+    assert seen == [True]
+
+
 def test_weights_that_a_checkpoint_must_fit() -> None:
     """They are named by the parameters and the persistent buffers of each part."""
     module = Line()

@@ -13,6 +13,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 
+from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
@@ -143,6 +144,44 @@ def test_sparse_gradients_come_back(tier: str, tmp_path: Path) -> None:
         assert embedding(session) == losses
     else:
         assert by_way_of_disk(embedding, tmp_path, 1, 4) == losses
+
+
+def passing(session: FakeSession) -> list[float]:
+    """A loop of a model with sparse buffers, whose indices change."""
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    model.register_buffer("rows", torch.eye(4).to_sparse_csr())
+    model.register_buffer("edges", torch.eye(4).to_sparse(), persistent=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(3):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            grown = model.edges.to_dense()
+            grown[len(losses) % 4, 0] += 1
+            model.edges, model.rows = grown.to_sparse(), grown.T.to_sparse_csr()
+            loss = model((model.rows @ (model.edges @ torch.full((4, 2), x))).T).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("tier", ["host", "evicted", "disk"])
+def test_sparse_buffers_come_back(tier: str, tmp_path: Path) -> None:
+    """Of any layout."""
+    losses = passing(FakeSession())
+    folder = tmp_path / "study" / "trial"
+    if tier == "disk":
+        assert by_way_of_disk(passing, tmp_path, 1, 4) == losses
+    elif tier == "host":
+        session = FakeSession({1: "host", 5: "host"}, checkpoint_dir=folder)
+        assert passing(session) == losses
+    else:
+        session = FakeSession({5: "host"}, checkpoint_dir=folder, evicts=("disk",))
+        with pytest.raises(Suspended):
+            passing(session)
+        assert passing(session.again()) == losses
 
 
 class Bank(nn.Module):
@@ -298,8 +337,8 @@ def unhook(model: Heads, optimizer: torch.optim.Optimizer) -> None:
 Change = Callable[[Heads, torch.optim.Optimizer], None]
 
 
-def changing(session: FakeSession, change: Change | None) -> list[float]:
-    """A loop with a ``change`` in its third epoch."""
+def changing(session: FakeSession, change: Change | None, at: int = 2) -> list[float]:
+    """A loop with a ``change`` before the batches of an epoch."""
     torch.manual_seed(1)
     model = Heads()
     model.body.register_forward_hook(lambda module, inputs, out: out * 2)
@@ -307,7 +346,7 @@ def changing(session: FakeSession, change: Change | None) -> list[float]:
     run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(5):
-        if epoch == 2 and change is not None:
+        if epoch == at and change is not None:
             change(model, optimizer)
         for x in run.batches([0.5, 1.0, 1.5]):
             loss = (model(torch.full((2, 4), x)) - x).square().mean()
@@ -337,6 +376,7 @@ def test_a_buffer_that_gets_another_dtype_comes_back(tmp_path: Path) -> None:
     assert by_way_of_disk(lambda now: changing(now, count_in_double), tmp_path, 8, 3) == losses
 
 
+@pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -347,10 +387,10 @@ def test_a_buffer_that_gets_another_dtype_comes_back(tmp_path: Path) -> None:
     ],
 )
 def test_hooks_that_the_training_registers_or_removes_are_named(
-    change: Change, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    change: Change, name: str, at: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next process lacks them, or has those that were removed."""
-    by_way_of_disk(lambda now: changing(now, change), tmp_path / "named", 8)
+    by_way_of_disk(lambda now: changing(now, change, at), tmp_path / "named", 8)
     (warning,) = [each.message for each in caplog.records if "no checkpoint" in each.message]
     assert f"changes {name} while it trains" in warning
     caplog.clear()

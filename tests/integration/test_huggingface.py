@@ -120,6 +120,7 @@ class Decaying(transformers.TrainerCallback):
 
     def __init__(self) -> None:
         self.seen: list[float] = []
+        self.decay = 0.0
         self.bar: Any = None
 
     def on_train_begin(
@@ -128,12 +129,16 @@ class Decaying(transformers.TrainerCallback):
         self.began, self.model, self.state, self.args = time.time(), model, state, args
         self.shown = tqdm.tqdm(disable=True)
 
+    def on_epoch_begin(self, args: Any, state: Any, *others: Any, **kwargs: Any) -> None:
+        if state.global_step == 0:
+            self.decay = 0.1
+
     def on_step_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
     ) -> None:
         self.optimizer = optimizer
         self.seen.append(state.epoch)
-        optimizer.param_groups[0]["weight_decay"] = 0.1 * len(self.seen)
+        optimizer.param_groups[0]["weight_decay"] = self.decay * len(self.seen)
         if len(self.seen) == 6:
             args.max_grad_norm = 0.01
 

@@ -5,6 +5,7 @@ As a script, this file is the next process of a run: ``test_lightning_ddp.py FOL
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import multiprocessing
@@ -32,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.errors import (
     CheckpointError,
     InvalidInputError,
@@ -176,6 +178,7 @@ def train(
     forward_sync_buffers: bool = True,
     hurt: Callable[[int, int], None] = lambda rank, batch: None,
     others: tuple[Callback, ...] = (),
+    stopping: str = "val_loss",
     **options: Any,
 ) -> HermesCallback:
     """One process of a run, with its ranks; a new one starts with other random numbers."""
@@ -198,7 +201,7 @@ def train(
         "enable_model_summary": False,
         "callbacks": [
             hermes,
-            EarlyStopping("val_loss", patience=MANY_EPOCHS),
+            EarlyStopping(stopping, patience=MANY_EPOCHS),
             Watch(folder, session or FakeSession(), seed, hurt),
             *others,
         ],
@@ -332,13 +335,63 @@ class Reads(Callback):
             self.lines = iter(["one", "two"])
 
 
-def test_what_one_rank_cannot_store_keeps_all_in_memory(tmp_path: Path, expected: Any) -> None:
+class Averages(Callback):
+    """Keeps an average of the weights, in rank 0 alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            pl_module.averages = [copy.deepcopy(pl_module.net)]
+
+
+class AddsCallback(Callback):
+    """Gives the trainer another callback, in rank 0 alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero and trainer.current_epoch == 0:
+            trainer.callbacks.append(Callback())
+
+
+@pytest.mark.parametrize("other", [Reads, Averages, AddsCallback])
+def test_what_one_rank_cannot_store_keeps_all_in_memory(
+    other: type[Callback], tmp_path: Path, expected: Any
+) -> None:
     """The others neither write a checkpoint without it nor wait for it."""
     session = RankedSession({5: "disk", 20: "disk"}, checkpoint_dir=tmp_path / "run")
-    train(session, tmp_path / "seen", others=(Reads(),))
+    train(session, tmp_path / "seen", others=(other(),), val_check_interval=0.5)
     assert session.parks == ["resident"] * 2
     assert session.checkpoints == ()
-    assert seen(tmp_path / "seen") == expected()
+    assert seen(tmp_path / "seen") == expected(val_check_interval=0.5)
+
+
+def test_what_one_rank_can_store_later_is_stored_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As its stream of data in the middle of an epoch: the unit is saved after that epoch."""
+
+    def stores_here(hooks: TrainerHooks) -> bool:
+        loop = hooks.trainer.fit_loop
+        return hooks.trainer.is_global_zero or loop.total_batch_idx >= 2 * BATCHES - 1
+
+    monkeypatch.setattr(TrainerHooks, "stores_here", stores_here)
+    session = RankedSession(checkpoint_dir=tmp_path / "run")
+    train(session, tmp_path / "seen", val_check_interval=0.5)
+    assert [state.units for state in session.states] == [4, 5]
+
+
+def test_a_metric_of_one_rank_alone_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its value is no unit of the others, which would wait for that rank in the next batch."""
+
+    def log(net: Net, batch: list[torch.Tensor], batch_idx: int) -> None:
+        net.log("loss", 1.0, sync_dist=True)
+        if net.trainer.is_global_zero:
+            net.log("val_loss", 1.0, rank_zero_only=True)
+
+    monkeypatch.setattr(Net, "validation_step", log)
+    options = {"val_check_interval": 0.5, "num_sanity_val_steps": 0}
+    with pytest.raises(MonitorError, match="only some have logged it"):
+        train(None, tmp_path / "seen", stopping="loss", **options)
 
 
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def train(
     )
     samples = [torch.tensor([1.0, 0.5, -0.5, 0.1]) * (1 + i) for i in range(BATCHES)]
     trainer.fit(module, DataLoader(samples, batch_size=1))
-    weights = {name: each.tolist() for name, each in module.state_dict().items()}
+    weights = {name: each.to_dense().tolist() for name, each in module.state_dict().items()}
     return module.losses, weights, look(module)
 
 
@@ -164,6 +164,29 @@ def test_sparse_gradients_come_back(net: type[Net], tmp_path: Path) -> None:
     assert train(net, stored) == train(net, FakeSession())
     assert len(stored.states) == 2
     check(net, tmp_path)
+
+
+class Graph(Net):
+    """Multiplies by sparse tensors, in buffers and in an attribute, which change and grow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.eye(4).to_sparse_csr())
+        self.register_buffer("edges", torch.eye(4).to_sparse(), persistent=False)
+        self.weights = torch.eye(4).to_sparse()
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        grown = self.edges.to_dense()
+        grown[len(self.losses) % 4, 0] += 1
+        self.edges, self.rows = grown.to_sparse(), grown.T.to_sparse_csr()
+        self.weights = self.weights * 1.5
+        return super().loss((self.rows @ (self.edges @ (self.weights @ x.T))).T.tanh())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_sparse_tensors_of_a_module_come_back(tmp_path: Path) -> None:
+    """Also with other indices than those that the next process makes."""
+    check(Graph, tmp_path)
 
 
 class ChannelsLast(ByHand):
@@ -934,6 +957,18 @@ def test_hooks_that_the_training_registers_are_named(
     """The next process lacks them."""
     by_way_of_disk(functools.partial(train, Hooked), tmp_path, BATCHES + 1)
     assert "Trial 0 changes Hooked.hooks while it trains" in caplog.text
+
+
+class NamedLikeHooks(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.use_hooks = True
+        self._require_grads_hooks = [self.net.weight.register_hook(lambda gradient: gradient)]
+
+
+def test_attributes_that_are_named_like_hooks_are_none(tmp_path: Path) -> None:
+    """As those of transformers for gradient checkpointing: a list of handles."""
+    check(NamedLikeHooks, tmp_path)
 
 
 def test_pruned_weights_are_no_other_parts(tmp_path: Path) -> None:

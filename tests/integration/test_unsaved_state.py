@@ -11,6 +11,7 @@ import itertools
 import queue
 import random
 import re
+import weakref
 from array import array
 from collections import Counter, defaultdict, deque, namedtuple
 from collections.abc import Callable
@@ -559,20 +560,36 @@ class Grows(nn.Module):
         self.path = [self.layers[0]]
 
 
+def growing(session: FakeSession, others: list[nn.Module]) -> list[nn.Module]:
+    """A loop whose model's list grows by its own layer, and by ``others``."""
+    model = Grows()
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    for epoch in run.epochs(3):
+        if epoch == 1:
+            model.path += [model.layers[1], *others]
+        for _ in run.batches([1.0, 2.0, 3.0]):
+            session.tick()
+        run.report(0.0)
+    assert model.path[:2] == list(model.layers)
+    return model.path
+
+
 def test_a_list_of_parts_that_grows_keeps_a_trial_in_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In a loop of one's own, too: the list would come back with None in it."""
-    model, session = Grows(), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
-    for epoch in run.epochs(3):
-        if epoch == 1:
-            model.path.append(model.layers[1])
-        for _ in run.batches([1.0, 2.0, 3.0]):
-            session.tick()
-        run.report(0.0)
+    session = FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    growing(session, [nn.Linear(1, 1)])
     assert session.parks == ["resident"]
     assert "its training has put into model.path what no checkpoint can hold" in caplog.text
+
+
+def test_a_list_of_named_parts_that_grows_comes_back(tmp_path: Path) -> None:
+    """These are found by their names."""
+    session = FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    with pytest.raises(Suspended):
+        growing(session, [])
+    assert len(growing(session.again(), [])) == 2
 
 
 class Switches(Net):
@@ -590,6 +607,7 @@ class Switches(Net):
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         loss = super().training_step(batch, index)
         self.manual_backward(loss)
+        self.present.param_groups[0]["lr"] *= 0.9
         self.present.step()
         return loss
 
@@ -624,23 +642,92 @@ class Harder(Data):
 
 
 @pytest.mark.parametrize(
-    ("module", "data", "name"),
+    ("module", "found"),
     [
-        (Switches, Data, "Switches.present"),
-        (Exchanges, Data, "Exchanges.grows.path"),
-        (Net, Harder, "Harder.samples"),
+        (Switches, lambda model: model.present is model.other),
+        (Exchanges, lambda model: model.grows.path[0] is model.grows.layers[1]),
     ],
 )
-def test_another_object_in_an_attribute_keeps_a_trial_in_memory(
-    module: Any, data: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_another_object_of_the_training_in_an_attribute_comes_back(
+    module: Any, found: Callable[[Any], bool], tmp_path: Path
 ) -> None:
-    """One that is saved elsewhere, or a data set: the attribute would hold the first one again."""
+    """One that is saved elsewhere is found by its name."""
+    expected = fit(FakeSession(), module, [])
+    model = by_way_of_disk(tmp_path, module, list, 3, 4)
+    assert model.losses == expected.losses
+    assert found(model)
+
+
+def test_another_data_set_in_an_attribute_keeps_a_trial_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The attribute would hold the first one again."""
     for after in (3, 7):
         session = FakeSession({after: "disk"}, checkpoint_dir=tmp_path / str(after) / "trial")
         with pytest.raises(Suspended) if after == 3 else contextlib.nullcontext():
-            fit(session, module, [], data=data)
+            fit(session, Net, [], data=Harder)
     assert session.parks == ["resident"]
-    assert f"its training has put into {name} what no checkpoint can hold" in caplog.text
+    assert "its training has put into Harder.samples what no checkpoint can hold" in caplog.text
+
+
+class Refers(Net):
+    """Makes buffers, references and objects of torch as it trains, and deletes what is done with.
+
+    All but the objects of torch, which are those of the last batch, are made once.
+    """
+
+    bank: torch.Tensor
+    optimizer: Any = None
+    drawn: Any = None
+    seen: Any = None
+    adjacent: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = True
+        self.register_buffer("unused", torch.ones(1), persistent=False)
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        if self.optimizer is None:
+            self.optimizer, self.seen = self.optimizers(), defaultdict(list)
+            self.register_buffer("bank", torch.zeros(3), persistent=False)
+        else:
+            self.bias = self.drawn.mean.item() + self.adjacent.to_dense().sum().item()
+        if self.global_step == 2:
+            del self.first, self.unused
+        self.bank = 0.9 * self.bank + batch[0].mean(0)
+        self.bias += self.bank.sum().item() + hasattr(self, "first") + hasattr(self, "unused")
+        self.seen["bias"].append(self.bias)
+        self.optimizer.param_groups[0]["lr"] *= 0.99
+        self.drawn = torch.distributions.Normal(self.net(batch[0]).mean(), 1.0)
+        self.adjacent = (batch[0][:3] / 100).to_sparse()
+        loss = super().training_step(batch, index)
+        return loss * (1 + 0.01 * sum(self.seen["bias"]))
+
+
+class Holds(pl.Callback):
+    """Takes the module in the first epoch, and has a flag for the first batch."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 0:
+            self.module, self.trainer, self.begins = pl_module, trainer, True
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.module.bias += 0.1 * self.trainer.current_epoch + hasattr(self, "begins")
+        if hasattr(self, "begins"):
+            del self.begins
+
+
+@pytest.mark.parametrize("after", [(7,), (1, 2, 8)])
+def test_what_is_made_and_deleted_in_training(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Buffers, references to what is saved elsewhere, and objects of classes that can be named."""
+    expected = fit(FakeSession(), Refers, [Holds()])
+    model = by_way_of_disk(tmp_path, Refers, lambda: [Holds()], *after)
+    assert model.losses == expected.losses
+    assert model.optimizer is model.optimizers()
+    assert said(caplog) == []
 
 
 class Remembers(Curriculum):
@@ -975,6 +1062,45 @@ def test_a_loop_that_keeps_all_is_exact_and_quiet(
     assert said(caplog) == []
 
 
+def phased(session: FakeSession) -> list[float]:
+    """A loop that changes its model before the batches of some epochs, and within the first."""
+    torch.manual_seed(1)
+    model: Any = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+    model.scale, model.first = 1.0, True
+    model.register_buffer("old", torch.ones(1), persistent=False)
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    losses: list[float] = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(EPOCHS):
+        if epoch in (0, 2):
+            model[0].p = 0.2 + 0.1 * epoch
+            model.scale *= 0.5
+        for x in run.batches([0.5, 1.0, 1.5]):
+            if not hasattr(model, "bank"):
+                model.register_buffer("bank", torch.zeros(1), persistent=False)
+            model.bank = 0.5 * model.bank + x
+            scale = model.scale * (1 + hasattr(model, "first") + 2 * hasattr(model, "old"))
+            losses.append((model(torch.full((2, 3), x)) * scale - model.bank).mean().item())
+            if len(losses) == 4:
+                del model.first, model.old
+            session.tick()
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("after", [(2, 3), (5, 3)])
+def test_what_a_loop_changes_before_batches_or_deletes(
+    after: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The next process does not run the code before the first epoch's batches."""
+    expected = phased(FakeSession())
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for batches in after:
+        session = session.again({batches: "disk"})
+        with pytest.raises(Suspended):
+            phased(session)
+    assert phased(session.again()) == expected
+
+
 def mining(session: FakeSession) -> list[Any]:
     """A loop that draws samples by weights that it keeps and changes."""
     x = torch.arange(BATCHES * 4.0)
@@ -1241,6 +1367,29 @@ def test_a_list_of_parameters_is_no_hidden_state(
     """They are the model's, which is saved."""
     with pytest.raises(Suspended):
         apart(clipped, FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t"))
+    assert said(caplog) == []
+
+
+def test_odd_objects_of_an_objective_are_no_errors(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nor are they named: they never change, and neither does a compiled copy of the model."""
+    model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        gone: Any = weakref.proxy(Seen(0.2, {}))
+        held = SimpleNamespace(gone=gone)
+        structs = np.array([("a", 1.0)], [("name", "O"), ("size", "f8")])
+        lazy, compiled = nn.LazyLinear(3), torch.compile(model, backend="eager")
+        for _ in run.epochs(3):
+            for x in run.batches([1.0, 2.0, 3.0]):
+                compiled(torch.tensor([x]))
+                session.tick()
+            run.report(float(len([held, structs, lazy, gone])))
+
+    with pytest.raises(Suspended):
+        apart(objective)
     assert said(caplog) == []
 
 

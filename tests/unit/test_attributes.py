@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from optuna_hermes.suspend import _unsaved
+from optuna_hermes.suspend._module_state import drop_buffers, ignored_of
 from optuna_hermes.suspend._unsaved import Attributes
 
 
@@ -58,6 +61,23 @@ def test_what_the_next_process_would_lack_is_found_without_writing_the_rest(
     assert set(attributes.state_dict()) == {"buffer", "made"}
 
 
+class Unread:
+    """An object whose state cannot be read at present."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("state")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing comes back."""
+
+
+def test_an_object_that_raises_is_lacking(owner: Owner, attributes: Attributes) -> None:
+    """Whatever error it is, it does not end the training."""
+    owner.made = Unread()
+    assert attributes.state_dict() == {}
+    assert attributes.unmade == {"agent.made"}
+
+
 def test_what_is_too_large_to_be_written_is_lacking(
     owner: Owner, attributes: Attributes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,3 +87,78 @@ def test_what_is_too_large_to_be_written_is_lacking(
     owner.made = [[n] for n in range(200)]
     assert attributes.find_unmade() == {"agent.made"}
     assert attributes.lost == set()
+
+
+def test_what_is_deleted_is_deleted_in_the_next_process(
+    owner: Owner, attributes: Attributes
+) -> None:
+    """Until it is there again; also after the process that deleted it has ended."""
+    del owner.made
+    assert attributes.find_unmade() == set()
+    state = attributes.state_dict()
+    assert state == {"made": ["gone"]}
+    there = Owner()
+    after = Attributes("agent", there)
+    after.load_state_dict(state)
+    after.begin()
+    assert not hasattr(there, "made")
+    assert after.state_dict() == state
+    there.made = 1
+    assert after.state_dict() == {"made": ["plain", 1]}
+
+
+def test_a_second_name_of_a_buffer_is_not_deleted() -> None:
+    """Of two names the first is saved; a buffer without one was deleted by the training."""
+    module = nn.Module()
+    for name, value in {"a": torch.ones(1), "gone": torch.ones(2), "none": None}.items():
+        module.register_buffer(name, value, persistent=False)
+    module.register_buffer("b", module.a, persistent=False)
+    drop_buffers(module, dict.fromkeys("a"))
+    assert list(module._buffers) == ["a", "b"]
+
+
+class Lazy(LazyModuleMixin, nn.Module):
+    """A user's layer that gets its size with the first batch, and a part on first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.UninitializedParameter()
+        self.part: Any = None
+
+    def initialize_parameters(self, x: torch.Tensor) -> None:  # type: ignore[override]
+        self.weight.materialize(x.shape)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        self.part = self.part or nn.Identity()
+        return self.part(x * self.weight)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_what_each_process_deletes_or_makes_a_part_of_stays() -> None:
+    """A lazy module's own hooks go with its first batch, and layers may be made on first use."""
+    layer = Lazy()
+    attributes = Attributes("layer", layer, ignored_of(layer))
+    attributes.begin()
+    layer(torch.ones(2))
+    assert "_initialize_hook" not in vars(layer)
+    assert "part" not in vars(layer)
+    assert attributes.state_dict() == {}
+
+
+def test_a_method_is_compared_without_looking_through_the_whole_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of many modules may have one, and an attribute that leads to all others."""
+    owners = [Owner() for _ in range(50)]
+    known = {id(each) for each in owners}
+    found, walk = [], _unsaved.reachable
+    monkeypatch.setattr(
+        _unsaved,
+        "reachable",
+        lambda *args, **kwargs: found.append(walk(*args, **kwargs)) or walk(*args, **kwargs),
+    )
+    owners[0].made, vars(owners[0])["method"] = [owners], owners[0].__init__  # type: ignore[misc]
+    Attributes("owner", owners[0], known=known).fingerprints()
+    assert len(found) == 1
+    assert not known & found[0].keys()
+    assert len(found[0]) < len(owners)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import queue
 import random
 import time
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributions import MultivariateNormal
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.suspend._fingerprint import fingerprint
+from optuna_hermes.suspend._unsaved import reachable
 
 Change = Callable[[Any], object]
 
@@ -30,6 +33,25 @@ def put(index: Any, value: Any) -> Change:
     return lambda items: items.__setitem__(index, value)
 
 
+class Private:
+    """Its only attribute has another name than in ``__slots__``."""
+
+    __slots__ = ("__count",)
+
+    def __init__(self) -> None:
+        self.__count = 0
+
+    def count(self) -> None:
+        self.__count += 1
+
+
+class Unit(np.ndarray[Any, Any]):
+    """An array with an attribute, as users derive them."""
+
+    unit = "m"
+
+
+FIELDS = np.dtype([("name", "O"), ("size", "f8")])
 CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "one of many numbers": (lambda: list(range(60_000)), put(31_234, 7)),
     "minus one and two": (lambda: [-1] * 100, put(50, -2)),
@@ -45,6 +67,16 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
         put([3, 4], np.arange(6000.0, 10_000.0).reshape(2, 2000)[::-1]),
     ),
     "one number of a large tensor": (lambda: torch.zeros(50_000_000), put(31_234_567, 1.0)),
+    "a mask": (lambda: np.ma.array([1.0, 2.0], mask=[0, 0]), lambda it: it.mask.put(1, True)),
+    "an attribute of an array": (lambda: np.zeros(2).view(Unit), lambda it: setattr(it, "unit", 1)),
+    "a number of such an array": (lambda: np.zeros(2).view(Unit), put(1, 1.0)),
+    "a field of an array": (lambda: np.array([("a", 1.0)] * 900, FIELDS), put(7, ("b", 1.0))),
+    "a number of a field": (lambda: np.array([("a", 1.0)] * 900, FIELDS), put(7, ("a", 2.0))),
+    "the shape of an array of objects": (
+        lambda: np.array([None, "a"]),
+        lambda it: setattr(it, "shape", (2, 1)),
+    ),
+    "a private slot": (Private, lambda it: it.count()),
     "a decimal": (lambda: [Decimal("1.0")], put(0, Decimal("1.00"))),
     "a fraction": (lambda: [Fraction(1, 2)], put(0, Fraction(1, 3))),
     "a time": (lambda: [timedelta(1)], put(0, timedelta(2))),
@@ -133,6 +165,85 @@ def test_what_changes_by_itself_makes_no_other_function() -> None:
     assert fingerprint(partial(functional.mse_loss, None)) != before[1]
 
 
+class Config:
+    """Of its properties two are kept at their first use."""
+
+    @cached_property
+    def size(self) -> int:
+        return 3
+
+    @cached_property
+    def seen(self) -> list[int]:
+        return []
+
+
+def test_what_is_kept_at_its_first_use_is_no_change() -> None:
+    """Any process makes it again; what may change in it counts."""
+    config, normal = Config(), MultivariateNormal(torch.zeros(2), torch.eye(2))
+    before = fingerprint(config), fingerprint(normal)
+    assert config.size == 3
+    assert normal.precision_matrix.shape == (2, 2)
+    assert (fingerprint(config), fingerprint(normal)) == before
+    config.seen.append(1)
+    normal.loc[0] = 1.0
+    assert fingerprint(config) != before[0]
+    assert fingerprint(normal) != before[1]
+
+
+def test_a_compiled_module_is_the_module_that_is_saved() -> None:
+    """What the compiler keeps beside it is no state."""
+    layer, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    compiled: Any = torch.compile(layer, backend="eager")
+    known = {id(layer), id(other)}
+    before = fingerprint(compiled, known)
+    compiled(torch.zeros(1, 2))
+    compiled.eval()
+    assert fingerprint(compiled, known) == before
+    assert fingerprint(torch.compile(other, backend="eager"), known) != before
+
+
+class Missing:
+    """A proxy of an object that is not there, as of a request outside of one."""
+
+    @property
+    def __class__(self) -> Any:
+        raise LookupError("nothing is there")
+
+    __dict__ = __class__
+
+
+class Closed(dict[str, int]):
+    """A mapping that can no longer be read."""
+
+    def keys(self) -> Any:
+        raise OSError("closed")
+
+
+ODD: dict[str, Callable[[], Any]] = {
+    "proxy": lambda: weakref.proxy(deque()),
+    "proxy of a library": Missing,
+    "text of NumPy": lambda: np.array(["a", "b"], np.dtypes.StringDType()),
+    "nested tensor": lambda: torch.nested.as_nested_tensor([torch.zeros(1), torch.zeros(2)]),
+    "sparse tensor": lambda: torch.eye(2).to_sparse(),
+    "without shape": lambda: nn.LazyLinear(2),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_odd_objects_are_no_changes(kind: str) -> None:
+    """Nor errors: an objective may have any object."""
+    value = ODD[kind]()
+    assert fingerprint([value]) == fingerprint([value])
+    assert list(reachable([value]))
+
+
+def test_what_cannot_be_looked_at_is_unlike_all() -> None:
+    """It may have changed."""
+    value = Closed(a=1)
+    assert fingerprint([value]) != fingerprint([value])
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -141,8 +252,9 @@ def test_what_changes_by_itself_makes_no_other_function() -> None:
         lambda: [(np.float32(i), i % 10, f"{i}.png") for i in range(60_000)],
         lambda: {name: [(i, f"{i}") for i in range(6000)] for name in range(10)},
         lambda: [[0] * 100 for _ in range(100)],
+        lambda: np.full(3_000_000, "a", np.dtypes.StringDType()),
     ],
-    ids=["array", "tensor", "samples", "by class", "grid"],
+    ids=["array", "tensor", "samples", "by class", "grid", "text"],
 )
 def test_a_look_at_much_costs_little(make: Callable[[], Any]) -> None:
     """Milliseconds of this thread's time, with room for slow machines."""

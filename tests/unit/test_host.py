@@ -270,11 +270,14 @@ def test_circles_end() -> None:
     assert len(found(first)) == 2
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_tensors_without_memory_of_their_own() -> None:
     """The parts of a sparse tensor are found; one without memory is no part of a run."""
     sparse = torch.ones(2, 2).to_sparse()
     jagged = torch.nested.nested_tensor([ones()], layout=torch.jagged)
     assert found(sparse) == at(sparse._indices(), sparse._values())
+    rows = torch.ones(2, 2).to_sparse_csr()
+    assert found(rows) == at(rows.crow_indices(), rows.col_indices(), rows.values())
     assert set(at(jagged.values())) <= set(found(jagged))
     assert found(torch.ones(3, device="meta"), torch.empty(0)) == []
 

@@ -19,7 +19,7 @@ import torch  # before the fork, or else every rank imports it
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.errors import Suspended
+from optuna_hermes.errors import MonitorError, Suspended
 from optuna_hermes.suspend import _ranks
 from optuna_hermes.suspend._rank import YIELD, Rank
 from optuna_hermes.suspend._ranks import Ranks
@@ -389,6 +389,35 @@ def test_one_checkpoint_is_made_of_all() -> None:
     """The parts come in the order of the ranks."""
     run = Run(lambda rank: rank.copy({"rank": rank.rank}, units=4), FakeSession())
     assert run.saves == [(4, [{"rank": 0}, {"rank": 1}])]
+
+
+def test_all_learn_if_one_cannot_be_stored() -> None:
+    """A rank that did not yield at a point, unlike the other, asks there once all the same."""
+
+    def body(rank: Rank) -> list[bool]:
+        rank.pass_point()
+        rank.storable = rank.rank == 0
+        if rank.rank == 0:
+            rank.park(Place(rank, 1))  # in vain: it is told to go on
+        found = [rank.all_storable(4) for _ in range(1 + rank.rank)]
+        rank.pass_point()
+        rank.storable = True
+        return [*found, rank.all_storable(4)]
+
+    assert Run(body, FakeSession()).results == [[False, True], [False, False, True]]
+
+
+def test_a_value_that_not_all_have_is_refused() -> None:
+    """One that nobody has is none; nobody waits for ever for what another does not report."""
+
+    def body(rank: Rank) -> None:
+        assert not rank.reported(0, None)
+        rank.reported(1, 0.5 if rank.rank == 1 else None)
+
+    run = Run(body, None)
+    assert isinstance(run.ranks.error, MonitorError)
+    assert run.values == []
+    assert all("Suspended" in result for result in run.results)
 
 
 def test_what_was_saved_is_safe_before_the_trial_is_stored() -> None:

@@ -20,7 +20,7 @@ from torch import nn
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend import read, write
-from optuna_hermes.suspend._tree import frozen, pack, unpack
+from optuna_hermes.suspend._tree import frozen, pack, sparse_parts, unpack
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -208,6 +208,33 @@ def test_parameters_come_back_as_tensors() -> None:
     assert not back.requires_grad
 
 
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128, torch.bool])
+def test_sparse_tensors_come_back(dtype: torch.dtype) -> None:
+    """With the same layout and parts; one that occurs twice is one object again."""
+    dense = torch.tensor([[0, 1, 0, 0], [2, 0, 0, 3], [0, 0, 0, 0], [0, 0, 4, 0]]).to(dtype)
+    tensors = [
+        dense.to_sparse(),
+        torch.sparse_coo_tensor(torch.tensor([[1, 1], [2, 2]]), dense[1, ::3], (4, 4)),
+        torch.stack([dense, dense], -1).to_sparse(2),
+        torch.zeros(3, 0, dtype=dtype).to_sparse(),
+        *(dense.to_sparse_csr(), dense.to_sparse_csc()),
+        *(dense.to_sparse_bsr((2, 2)), dense.to_sparse_bsc((2, 2))),
+    ]
+    fixed = frozen(tensors)
+    for each in tensors:
+        sparse_parts(each)[-1].zero_()
+    back = there_and_back([*fixed, fixed[0]])
+    assert back[0] is back.pop()
+    for tensor, copy in zip(fixed, back, strict=True):
+        assert copy.layout is tensor.layout
+        assert copy.shape == tensor.shape
+        assert exact(sparse_parts(copy)) == exact(sparse_parts(tensor))
+        if tensor.layout is torch.sparse_coo:
+            assert copy.is_coalesced() == tensor.is_coalesced()
+    assert fixed[0].to_dense().any()
+
+
 def test_module_and_optimizer() -> None:
     """The versions that a module's state names come back, and the integer keys of an optimizer."""
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
@@ -273,7 +300,7 @@ def test_a_refusal_names_the_place() -> None:
         (np.array(["2024"], dtype="M8[Y]"), "numpy.ndarray of datetime64[Y]"),
         (np.ma.array([1]), "MaskedArray of int64"),
         (torch.ones(2).as_subclass(Marked), "Marked"),
-        (torch.ones(2).to_sparse(), "torch.Tensor (torch.sparse_coo"),
+        (torch.ones(2).to_sparse().to("meta"), "torch.Tensor (torch.sparse_coo"),
         (torch.ones(2, device="meta"), "torch.Tensor (torch.strided, torch.float32, meta)"),
         (torch.Generator(), "Generator"),
     ],

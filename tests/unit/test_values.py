@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +22,8 @@ import torch
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend import _values
 from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._tree import pack
+from optuna_hermes.suspend._unsaved import Named
 from optuna_hermes.suspend._values import Classes, ValueReader, write_value
 
 
@@ -145,6 +150,26 @@ def test_what_cannot_be_written_to_is_left_as_it_is() -> None:
     assert fixed.tolist() == [0.0, 0.0]
 
 
+class Link:
+    """An object that leads to the next one."""
+
+    def __init__(self, next_: Any) -> None:
+        self.next = next_
+
+
+def test_what_can_be_written_can_be_packed() -> None:
+    """A chain of objects is refused before it is too long for the checkpoint's text."""
+    chain, length = Link(None), 0
+    with contextlib.suppress(CheckpointError):
+        while length < 200:
+            pack({"it": write_value("it", chain)}, "trial 0")
+            chain, length = Link(chain), length + 1
+    assert length > 70
+    assert isinstance(back(chain.next).next, Link)
+    with pytest.raises(CheckpointError, match="it is nested too deeply"):
+        write_value("it", chain)
+
+
 def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     deep: list[Any] = []
     for _ in range(10_000):
@@ -155,7 +180,59 @@ def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(CheckpointError, match="it has more than 3 parts"):
         write_value("it", [1, 2, 3])
     with pytest.raises(CheckpointError, match=r"it is a tensor of Tensor"):
-        write_value("it", torch.eye(2).to_sparse())
+        write_value("it", torch.ones(2, device="meta"))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_tensor_comes_back(layout: torch.layout) -> None:
+    """One that an optimizer trains would be another object than it has."""
+    value = torch.eye(3).to_sparse(layout=layout)
+    restored = back([value, value], None)
+    assert restored[0].layout is layout
+    assert restored[0] is restored[1]
+    assert torch.equal(restored[0].to_dense(), torch.eye(3))
+    with pytest.raises(CheckpointError, match=r"it is a tensor of Tensor"):
+        write_value("it", value.requires_grad_())
+
+
+def test_what_makes_the_values_of_a_dictionary() -> None:
+    """It is known by name where it is a class of Python's; else the dictionary must be there."""
+    made = back(defaultdict(list, a=[1]))
+    made["b"].append(2)
+    assert made == {"a": [1], "b": [2]}
+    with pytest.raises(SuspendError, match="what makes its values is not known"):
+        back(defaultdict(lambda: 0))
+    there = defaultdict(lambda: defaultdict(int))
+    tree = write_value("it", defaultdict(lambda: 0, a=defaultdict(float, b=1.0)))
+    assert ValueReader(HERE).node(tree, there) is there
+    assert (there["a"]["b"], there["a"]["c"], there["d"]["e"]) == (1.0, 0.0, 0)
+
+
+def test_a_known_object_comes_back_by_its_name() -> None:
+    """In the next process it is another one; where there is none, the value cannot be restored."""
+    first, second = Meter(1.0), Meter(2.0)
+    tree = write_value("it", [first], {id(first)}, named=Named({"meter": first}))
+    (found,) = ValueReader(HERE, named=Named({"meter": second})).node(tree)
+    assert found is second
+    with pytest.raises(SuspendError, match="it refers to meter, which is not there"):
+        ValueReader(HERE).node(tree)
+
+
+def test_a_class_below_a_module_that_the_code_names_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not one that would run code when it is collected, nor one of another package."""
+    names, place = [{"torch": torch}], "torch.distributions.normal"
+    kind = torch.distributions.Normal
+    assert Classes(names, [], [torch]).find(place, "Normal") is kind
+    assert Classes(names, [], [torch.nn]).find(place, "Normal") is None
+    assert Classes(names, [], [torch]).find("tempfile", "SpooledTemporaryFile") is None
+    assert Classes.of(Meter()).find(place, "Normal") is kind
+    below = ModuleType("torch.made_here")
+    below.Ends = type("Ends", (), {"__del__": print, "__module__": below.__name__})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, below.__name__, below)
+    assert Classes(names, [], [torch]).find(below.__name__, "Ends") is None
 
 
 def test_a_class_that_the_code_cannot_name_is_not_found() -> None:
