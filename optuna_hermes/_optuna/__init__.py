@@ -48,6 +48,7 @@ from optuna_hermes._optuna._studies import checkpoint_root as checkpoint_root
 from optuna_hermes._optuna._studies import checkpoint_url as checkpoint_url
 from optuna_hermes._optuna._studies import facts as facts
 from optuna_hermes._optuna._studies import identity as identity
+from optuna_hermes._optuna._studies import ids_return as ids_return
 from optuna_hermes._optuna._studies import is_apart as is_apart
 from optuna_hermes._optuna._studies import is_deleted as is_deleted
 from optuna_hermes._optuna._studies import known_key as known_key

@@ -19,6 +19,7 @@ import optuna
 from optuna_hermes._optuna._studies import (
     LEDGER_ATTRIBUTE,
     checkpoint_root,
+    ids_return,
     known_key,
     ledger_file,
     ledger_url,
@@ -78,13 +79,16 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
         user has said.
 
     Raises:
-        StorageError: a process trains the study in a file, which would give its ids to others.
+        StorageError: a process trains the study, whose storage may give its ids to others.
     """
-    _refuse_trained(study)
-    apart = not shares_its_ledger(study) and named_ledger(study) is None
-    key = known_key(study) if apart else None
+    key, apart = known_key(study), not shares_its_ledger(study)
+    is_file = apart and named_ledger(study) is None
     # Keys come out of a storage: one must not lead out of the folders.
-    if key is None or "/" in key or not ledger_file(key).exists():
+    if is_file and (key is None or "/" in key or not ledger_file(key).exists()):
+        key = None
+    if key is not None and ids_return(study):
+        _refuse_trained(study, key)
+    if key is None or not is_file:
         delete()
         return []
     file, root, places = ledger_file(key), checkpoint_root(study), set[str]()
@@ -100,11 +104,8 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
     return sorted(places)
 
 
-def _refuse_trained(study: optuna.Study) -> None:
-    """Raise a ``StorageError`` if a process trains a study that is in an SQLite file."""
-    key = known_key(study) if shares_its_ledger(study) else None
-    if key is None:
-        return
+def _refuse_trained(study: optuna.Study, key: str) -> None:
+    """Raise a ``StorageError`` if a process trains a study whose ledger is in an SQLite file."""
     with (
         contextlib.suppress(LedgerError),  # what cannot be read is trained by nobody
         contextlib.closing(open_ledger(ledger_url(study))) as ledger,

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._patience import PATIENCE_SECONDS, away, patiently
 from optuna_hermes._optuna._reports import Reports
+from optuna_hermes._optuna._storages import keep_whole
 
 # Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
@@ -57,6 +58,7 @@ def patient(study: optuna.Study) -> Iterator[None]:
     before: Any = study._storage
     # Not around another one: a callback may optimize its own study, inside of such a block.
     inner = before.inner if isinstance(before, PatientStorage) else before
+    keep_whole(study)  # a line that is written again must not follow a part of it
     study._storage = PatientStorage(inner)  # type: ignore[assignment]
     try:
         yield

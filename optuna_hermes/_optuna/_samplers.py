@@ -144,6 +144,9 @@ class StudyView(optuna.Study):
         self.__dict__ = object.__getattribute__(study, "__dict__")
         self._shown = study
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StudyView, (self._shown,)  # a copy is a view of a copy
+
     def stop(self) -> None:
         """Stop the study, also where a bracket's view of it is shown."""
         self._shown.stop()

@@ -105,6 +105,8 @@ def open_storage(storage: str) -> Any:
 def _opened(storage: str) -> Any:
     if storage.startswith(PROXY):
         host, _, port = storage.removeprefix(PROXY).rpartition(":")
+        if not (host and port.isdecimal()):
+            raise ValueError(f"name its host and port, as in {PROXY}localhost:13000")
         proxy = GrpcStorageProxy(host=host, port=int(port))
         try:
             proxy.wait_server_ready(_PROXY_SECONDS)
@@ -231,7 +233,9 @@ def of_database(error: BaseException) -> bool:
 
 def line(error: Exception) -> str:
     """The first line of the text of an error's cause, or of its own."""
-    text = str(error.__cause__ or error).strip().splitlines()
+    cause = error.__cause__ or error
+    details = getattr(cause, "details", None)  # gRPC's texts begin with the name of their class
+    text = str((callable(details) and details()) or cause).strip().splitlines()
     return (text[0] if text else type(error).__name__).rstrip(".") + "."
 
 
@@ -271,6 +275,40 @@ def _file_of(engine: Any) -> str:
     return _files[engine]
 
 
+class WholeJournal(JournalFileBackend):
+    """A journal's file in which no line follows one that a full disk, or a power cut, has cut off.
+
+    Optuna reads no journal in which one does.
+    """
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Append lines; what is cut off goes."""
+        if not self._ends():  # rarely: for a look the lock is not needed
+            self._lock.acquire()
+            try:
+                self._cut()
+            finally:
+                self._lock.release()
+        super().append_logs(logs)
+
+    def _ends(self) -> bool:
+        with contextlib.suppress(FileNotFoundError), open(self._file_path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            return file.read() in (b"", b"\n")
+        return True
+
+    def _cut(self) -> None:
+        with open(self._file_path, "rb+") as file:
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def keep_whole(study: optuna.Study) -> None:
+    """Have a study in a journal written to as to a ``WholeJournal``."""
+    log = getattr(backend_of(study), "_backend", None)
+    if type(log) is JournalFileBackend:
+        log.__class__ = WholeJournal  # the user's own object, with its lock and what it has read
+
+
 def is_late(study: optuna.Study) -> bool:
     """True if reports wait for the study's database; always False without ``patient``."""
     reports = _reports_of(study)
@@ -282,10 +320,13 @@ def settle_reports(study: Any) -> None:
 
     Args:
         study: None for that of a ``FixedTrial``.
+
+    Raises:
+        Exception: the error of writing a value.
     """
     reports = _reports_of(study)
     if reports is not None:  # without ``patient`` values are written where they are reported
-        reports.settle()
+        reports.check()
 
 
 @contextlib.contextmanager

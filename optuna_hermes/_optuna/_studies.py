@@ -24,15 +24,23 @@ from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 
 from optuna_hermes._optuna._patience import patiently
-from optuna_hermes._optuna._storages import at_once, backend_of, database_url, of_database
+from optuna_hermes._optuna._storages import (
+    PROXY,
+    at_once,
+    backend_of,
+    database_url,
+    of_database,
+    open_storage,
+)
 from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudyIdentity, StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.errors import InvalidInputError, StorageError
-from optuna_hermes.ledger import knows, open_ledger, with_connect_args, with_password
+from optuna_hermes.ledger import is_transient, knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import remove_ledger
+from optuna_hermes.ledger._secrets import shown
 from optuna_hermes.model import MOST_SECONDS
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
@@ -41,6 +49,12 @@ LEDGER_ATTRIBUTE = "hermes:ledger"
 _APART = "apart-"
 """The beginning of keys of studies that are in no database, whatever their ledger is in."""
 
+_PLACE_ATTRIBUTE = "hermes:place:"
+"""The beginning of attributes of such a study: its key, and a place that it was trained at.
+
+`copy_study` copies them, too, so that a copy at another place is told from the study itself.
+"""
+
 _SEED_ATTRIBUTE = "hermes:seed"
 _OFFERING_SECONDS = 1.0
 """Time in which all hosts that have seen no value have offered theirs."""
@@ -48,7 +62,7 @@ _OFFERING_SECONDS = 1.0
 _giving = threading.Lock()
 
 _known: set[tuple[str, str]] = set()
-"""Databases, each with a key that its ledger is known to have."""
+"""Databases, each with a key that its ledger is known to have; places, each with a study's own."""
 
 _places: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()
 """Places of storages, by the objects that open them."""
@@ -77,7 +91,7 @@ def study_key(study: optuna.Study) -> str:
             with _giving:
                 key = _in_memory.setdefault(backend, {}).setdefault(study._study_id, drawn)
         else:
-            key = str(_given(study, name, drawn, is_apart))
+            key = str(_given(study, name, drawn, partial(_is_own, study)))
         if not shared(study):
             weakref.finalize(backend, _remove_own, key, ledger_file(key), os.getpid())
         return key
@@ -94,7 +108,8 @@ def known_key(study: optuna.Study) -> str | None:
     backend = backend_of(study)
     if isinstance(backend, InMemoryStorage):
         return _in_memory.get(backend, {}).get(study._study_id)
-    counts = partial(_is_in, _database_of(study)) if shares_its_ledger(study) else is_apart
+    url = _database_of(study) if shares_its_ledger(study) else None
+    counts = partial(_is_own, study) if url is None else partial(_is_in, url)
     key = _offered(study, key_attribute(study._study_id), counts)
     return None if key is None else str(key)
 
@@ -119,10 +134,69 @@ def _place(study: optuna.Study, backend: object) -> object | None:
         file, server = getattr(log, "_file_path", None), getattr(log, "_url", None)
         if file:
             return os.path.realpath(str(file))
-        return (server, getattr(log, "_prefix", "")) if server else log
+        prefix = getattr(log, "_prefix", "")
+        if server:
+            return (server, prefix) if prefix else str(server)
+        return log
     if isinstance(backend, GrpcStorageProxy):
-        return str(backend._host), int(backend._port)
+        return f"{PROXY}{backend._host}:{backend._port}"
     return None
+
+
+def _address(study: optuna.Study) -> str | None:
+    """The place of a study in no database, as for ``open_storage``; None if that opens it not."""
+    place = None if shares_its_ledger(study) else identity(study)[0]
+    return shown(place) if isinstance(place, str) else None
+
+
+def _is_own(study: optuna.Study, key: str) -> bool:
+    """True if a study in no database has this key for its own, unlike one that was copied."""
+    place = _address(study)
+    if not is_apart(key) or place is None or (place, key) in _known:
+        return is_apart(key)
+    attributes = study._storage.get_study_system_attrs(study._study_id)
+    marks = [
+        name.removeprefix(_PLACE_ATTRIBUTE).partition(":")[::2]
+        for name, stands in attributes.items()
+        if stands and name.startswith(_PLACE_ATTRIBUTE)
+    ]
+    places = [where for of, where in marks if of == key]
+    if place in places or not places:  # or not trained yet
+        return True
+    if any(where == place for _, where in marks):  # with the key that the copy has got
+        return False
+    return not any(_is_copied(study, key, place, each) for each in places)
+
+
+def _is_copied(study: optuna.Study, key: str, place: str, other: str) -> bool:
+    """True if a study has a key from one that is still at another place, False if it was moved."""
+    are_files = os.path.isabs(other) and os.path.isabs(place)
+    try:
+        if are_files and os.path.samefile(other, place):
+            return False
+        storage = open_storage(other)
+        if not any(key in each.system_attrs.values() for each in storage.get_all_studies()):
+            return False
+    except Exception:  # nothing that can be read is there
+        return False
+    if are_files:
+        return True
+    # A server may have several names: what is written here is there, too, if it is the same.
+    name = f"{_PLACE_ATTRIBUTE}{key}:{place}"
+    study._storage.set_study_system_attr(study._study_id, name, True)
+    if any(each.system_attrs.get(name) for each in storage.get_all_studies()):
+        return False
+    study._storage.set_study_system_attr(study._study_id, name, False)
+    return True
+
+
+def _mark_place(study: optuna.Study, key: str) -> None:
+    """Add the place of a study in no database to those at which its key is its own."""
+    place = _address(study)
+    if place is not None and (place, key) not in _known:
+        name = f"{_PLACE_ATTRIBUTE}{key}:{place}"
+        study._storage.set_study_system_attr(study._study_id, name, True)
+        _known.add((place, key))
 
 
 def facts(study: optuna.Study) -> StudyFacts:
@@ -149,18 +223,31 @@ def shares_its_ledger(study: optuna.Study) -> bool:
     return database_url(study) is not None
 
 
+def ids_return(study: optuna.Study) -> bool:
+    """True if a study's storage may give the ids of a deleted study and its trials to others."""
+    url = database_url(study)
+    if url is None:  # behind a proxy may be SQLite
+        return isinstance(backend_of(study), GrpcStorageProxy)
+    return bool(url.get_backend_name() == "sqlite")
+
+
 def is_apart(key: str) -> bool:
     """True for the key of a study that is in another storage than its ledger."""
     return key.startswith(_APART)
 
 
-def study_seed(study: optuna.Study, seed: int | None) -> int:
-    """The seed from which every trial's is derived: ``seed``, the stored one, or a fresh one."""
+def study_seed(study: optuna.Study, seed: int | None, first: int | None = None) -> int:
+    """The seed from which every trial's is derived: ``seed``, else the stored one.
+
+    A study without any gets ``first``, or a fresh one. Unlike ``seed`` that changes no stored one:
+    samplers on several hosts may have several seeds, but a trial has the same on each.
+    """
     storage, study_id = study._storage, study._study_id
     known = _offered(study, _SEED_ATTRIBUTE)
     if seed is None:
-        fresh = int(np.random.SeedSequence().generate_state(1)[0])
-        return int(_given(study, _SEED_ATTRIBUTE, fresh) if known is None else known)
+        if first is None:
+            first = np.random.SeedSequence().generate_state(1)[0]
+        return int(_given(study, _SEED_ATTRIBUTE, int(first)) if known is None else known)
     seed = int(seed)  # one of NumPy's is no JSON
     if seed != known:
         storage.set_study_system_attr(study_id, _SEED_ATTRIBUTE, seed)
@@ -278,8 +365,10 @@ def study_spec(
     sets_up: bool = False,
 ) -> StudySpec:
     """The description of a study for a broker."""
+    key = study_key(study)
+    _mark_place(study, key)  # now: hosts that meet the study at once agree on its key by then
     return StudySpec(
-        key=study_key(study),
+        key=key,
         name=study.study_name,
         ledger_url=with_password(ledger_url(study)),
         policy=anywhere(policy),
@@ -370,7 +459,7 @@ def is_deleted(study: optuna.Study, key: str | None) -> bool:
     except KeyError:
         return True
     except Exception as error:
-        if not of_database(error):
+        if not (of_database(error) or is_transient(error)):
             raise
         return False
     return key is not None and key not in known.values()

@@ -1,7 +1,8 @@
-"""Transient database errors: the database does not answer, or another process was faster."""
+"""Transient errors of databases and storages: no answer, no room, or another was faster."""
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 
@@ -32,12 +33,22 @@ _FASTER_SQLITE = ("already exists", "unique constraint failed")
 # PostgreSQL's, of a server that is a standby just now or that ran out of disk.
 _READ_ONLY = "25006"
 
+# A journal's, on a disk or a file server.
+_OF_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE})
+
+# Errors of libraries that need not be installed, and gRPC's codes.
+_OF_REDIS = frozenset({"redis.ConnectionError", "redis.TimeoutError", "redis.ReadOnlyError"})
+_OF_GRPC = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+# Optuna's, of a proxy whose own database does not answer: the cause stays with the proxy.
+_BEHIND_PROXY = "An exception is raised during the commit."
+
 
 def is_transient(error: BaseException) -> bool:
-    """True if the error, or one it wraps, is a transient database failure."""
+    """True if the error, or one it wraps, is a transient failure of a database or a storage."""
     for found in _of_database(error):
         return is_away(found)
-    return isinstance(error, LedgerAwayError)
+    causes = causes_of(error, contexts=True)
+    return isinstance(error, LedgerAwayError) or any(map(_is_of_storage, causes))
 
 
 def lost_race(error: BaseException) -> bool:
@@ -57,6 +68,18 @@ def _of_database(error: BaseException) -> Iterator[SQLAlchemyError]:
     """SQLAlchemy's errors among an error and its causes."""
     causes = causes_of(error, contexts=True)
     return (each for each in causes if isinstance(each, SQLAlchemyError))
+
+
+def _is_of_storage(error: BaseException) -> bool:
+    """True for a transient error of a journal's disk, of a gRPC proxy, or of Redis."""
+    if isinstance(error, OSError):
+        return error.errno in _OF_DISK
+    bases = type(error).__mro__
+    kinds = {f"{each.__module__.partition('.')[0]}.{each.__name__}" for each in bases}
+    if "grpc.RpcError" in kinds:
+        code = getattr(error, "code", None)
+        return (callable(code) and code().name in _OF_GRPC) or _BEHIND_PROXY in str(error)
+    return not _OF_REDIS.isdisjoint(kinds) and "redis.AuthenticationError" not in kinds
 
 
 def _is_sqlite(error: DBAPIError) -> bool:

@@ -11,7 +11,7 @@ FULL = (
     "(max_connections)."
 )
 
-_DISK_FULL = ("disk is full", "no space left on device")
+_DISK_FULL = ("disk is full", "no space left on device", "quota exceeded")
 """SQLite's and the system's words."""
 
 

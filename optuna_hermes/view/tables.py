@@ -354,7 +354,8 @@ def _result(document: Document) -> Rows:
     spent, in_all = (formats.duration(document[f"{of}_seconds"]) for of in ("spent", "device"))
     took = formats.duration(document["elapsed_seconds"])
     earlier = "" if spent == in_all else f"; {in_all} in all calls"
-    yield "device time", f"{spent} on {', '.join(document['devices'])}, in {took}{earlier}"
+    devices = ", ".join(document["devices"])  # none if the call has ended before it had any
+    yield "device time", f"{spent}{devices and f' on {devices}'}, in {took}{earlier}"
     yield from _energy(document["watt_hours"])
     yield _overhead(document["overhead_fraction"], document["overhead_seconds"])
     yield "switches", str(document["switches"])

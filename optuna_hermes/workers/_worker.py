@@ -73,7 +73,7 @@ class WorkerInput:
         checkpoint_url: its place in a store that other hosts reach, None if they see the folder.
         unwritable: the user was warned already that nothing can be written there.
         inherits: a fork of the fork server uses the study that the fork server has loaded.
-        ids_return: its database gives the ids of deleted trials to new ones, as SQLite does.
+        ids_return: its storage may give the ids of deleted trials to new ones.
     """
 
     study: bytes
@@ -155,9 +155,7 @@ class _TrialExecution:
     def serve(self, grant: Grant | SetUp, objective: Objective) -> None:
         trial = self._trial(grant)
         self._say(BEGAN, "")
-        end = _optuna.end_of(self._study, _optuna.trial_id(trial))
-        if end is not None:  # a process died after it had told Optuna, but not yet the broker
-            self._session.end("failed" if end == TrialState.FAIL else "done")
+        if self._ends(trial):  # a process died after it had told Optuna, but not yet the broker
             return
         folder, url = self._job.place_of(trial.number)
         if not write_output_to(folder / "output.log") and self._job.unwritable:
@@ -190,6 +188,13 @@ class _TrialExecution:
             self._session.release(f"Trial {trial.number}: {error}", away=away, final=damaged)
         finally:
             notes.close()
+
+    def _ends(self, trial: optuna.Trial) -> bool:
+        """End a trial that has ended in Optuna; False if it has not."""
+        end = _optuna.end_of(self._study, _optuna.trial_id(trial))
+        if end is not None:
+            self._session.end("failed" if end == TrialState.FAIL else "done")
+        return end is not None
 
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
         if isinstance(grant, SetUp) or grant.number is None or grant.trial_id is None:
@@ -245,6 +250,8 @@ class _TrialExecution:
                 return
             state, error = TrialState.FAIL, text_of(raised)
         self._leave_if_taken()
+        if self._ends(trial):  # somebody has told it while it trained, so it takes no more
+            return
         # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()

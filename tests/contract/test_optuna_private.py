@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import pickle
 import random
@@ -24,6 +25,7 @@ from optuna.trial import TrialState
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes._optuna import _surrogate_model
 from optuna_hermes.errors import StorageError
+from optuna_hermes.sampler import seed_of
 
 
 @pytest.fixture
@@ -54,6 +56,14 @@ def test_unfinished_trials_are_shown_complete_at_their_last_value(study: optuna.
     assert [trial.state for trial in seen] == [TrialState.COMPLETE, TrialState.RUNNING]
     assert seen[0].value == 0.4
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
+
+
+def test_what_is_shown_can_be_copied_and_pickled(study: optuna.Study) -> None:
+    """A base sampler may, as with the study itself, or give it to another process."""
+    reported(study, 0.9, 0.4)
+    view = _optuna.StudyView(study)
+    for each in (copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+        assert [trial.value for trial in each.trials] == [0.4]
 
 
 def test_a_trial_whose_constraints_are_not_known_yet_is_shown_as_running() -> None:
@@ -448,6 +458,15 @@ def test_the_seed_is_kept(study: optuna.Study) -> None:
     assert _optuna.study_seed(study, None) == _optuna.study_seed(study, None)
     assert _optuna.study_seed(study, 7) == 7
     assert _optuna.study_seed(study, None) == 7
+    assert _optuna.study_seed(study, None, 8) == 7  # of the sampler on another host
+
+
+def test_the_first_seed_may_be_the_samplers(study: optuna.Study) -> None:
+    """One that is given for the call comes before it."""
+    assert seed_of(HermesSampler(HermesSampler(seed=0))) == 0
+    assert seed_of(optuna.samplers.TPESampler(seed=0)) is None
+    assert _optuna.study_seed(study, None, 0) == 0
+    assert _optuna.study_seed(study, 7, 0) == 7
 
 
 def test_where_ledger_and_checkpoints_are(

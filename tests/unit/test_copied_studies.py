@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import pickle
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
+from optuna.storages import GrpcStorageProxy, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
+from optuna_hermes._optuna import _local_ledgers
+from optuna_hermes._optuna._local_ledgers import delete_with_files
+from optuna_hermes._optuna._studies import ledger_file
 from optuna_hermes._tables import read_facts
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.ledger import open_ledger
 
 
 def copied(storage: optuna.storages.BaseStorage | str, name: str) -> optuna.Study:
@@ -43,7 +50,9 @@ def test_a_copy_has_a_key_of_its_own(storage_url: str) -> None:
     assert _optuna.study_key(first) == key
 
 
-def copied_to(first: str | JournalStorage, other: str | JournalStorage) -> optuna.Study:
+def copied_to(
+    first: str | optuna.storages.BaseStorage, other: str | optuna.storages.BaseStorage
+) -> optuna.Study:
     optuna.copy_study(from_study_name="first", from_storage=first, to_storage=other)
     return optuna.load_study(study_name="first", storage=other)
 
@@ -90,6 +99,108 @@ def test_a_copy_in_a_journal_has_a_key_of_its_own(tmp_path: object) -> None:
     keys = {_optuna.study_key(first), _optuna.study_key(copied(storage, "copy"))}
     assert len(keys) == 2
     assert all(map(_optuna.is_apart, keys))
+
+
+def journal(path: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def trained(study: optuna.Study) -> str:
+    """The key of a study, which a broker has got."""
+    return _optuna.study_spec(study, policy="fifo", slice_seconds=1.0).key
+
+
+def test_a_copy_in_another_journal_has_a_key_of_its_own(tmp_path: Path) -> None:
+    """Its id is the same there; to delete it removes nothing of the first one."""
+    here, there = tmp_path / "here.log", tmp_path / "there.log"
+    first = optuna.create_study(storage=journal(here), study_name="first")
+    keys = [trained(first)]
+    open_ledger(_optuna.ledger_url(first)).close()
+    second = copied_to(journal(here), journal(there))
+    assert _optuna.known_key(second) is None
+    delete_with_files(second, lambda: None)
+    assert ledger_file(keys[0]).exists()
+    shutil.copy(here, tmp_path / "file.log")
+    third = optuna.load_study(study_name="first", storage=journal(tmp_path / "file.log"))
+    for each in (second, third):
+        keys.append(trained(each))
+        assert _optuna.known_key(each) == keys[-1]
+    assert len(set(keys)) == 3
+    assert trained(first) == keys[0]
+    keys.append(trained(copied_to(journal(there), journal(tmp_path / "third.log"))))
+    assert len(set(keys)) == 4
+
+
+def test_a_journal_that_is_moved_keeps_its_key(tmp_path: Path) -> None:
+    """As one whose folder has another name; its first place may be another study's by then."""
+    here, there = tmp_path / "here.log", tmp_path / "there.log"
+    key = trained(optuna.create_study(storage=journal(here), study_name="first"))
+    link = tmp_path / "link.log"
+    link.hardlink_to(here)
+    assert trained(optuna.load_study(study_name="first", storage=journal(link))) == key
+    link.unlink()
+    here.rename(there)
+    moved = optuna.load_study(study_name="first", storage=journal(there))
+    assert _optuna.known_key(moved) == key
+    assert trained(optuna.create_study(storage=journal(here), study_name="first")) != key
+    assert trained(moved) == key
+
+
+@pytest.fixture
+def proxy() -> Iterator[Callable[[str], int]]:
+    """``proxy(url)``: the port of a gRPC proxy before a database."""
+    pytest.importorskip("grpc")
+    from optuna.storages._grpc.server import make_server
+
+    with ExitStack() as stops:
+
+        def start(url: str) -> int:
+            server = make_server(optuna.storages.get_storage(url), "localhost", 0)
+            port: int = server.add_insecure_port("localhost:0")
+            server.start()
+            stops.callback(lambda: server.stop(0).wait())
+            return port
+
+        yield start
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_copy_behind_another_proxy_has_a_key_of_its_own(
+    proxy: Callable[[str], int], tmp_path: Path
+) -> None:
+    """A study that two proxies, or two names of one, lead to has one key."""
+    urls = f"sqlite:///{tmp_path}/here.db", f"sqlite:///{tmp_path}/there.db"
+    here, same, there = map(proxy, (urls[0], *urls))
+    first = optuna.create_study(study_name="first", storage=GrpcStorageProxy(port=here))
+    key = trained(first)
+    for host, port in (("127.0.0.1", here), ("localhost", same)):
+        storage = GrpcStorageProxy(host=host, port=port)
+        assert _optuna.known_key(optuna.load_study(study_name="first", storage=storage)) == key
+    second = copied_to(GrpcStorageProxy(port=here), GrpcStorageProxy(port=there))
+    assert _optuna.known_key(second) is None
+    assert trained(second) != key
+    assert trained(first) == key
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_study_behind_a_proxy_is_not_deleted_while_it_is_trained(
+    proxy: Callable[[str], int], storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is behind it may give its ids to the next study, into which its workers would write."""
+    monkeypatch.setattr(_local_ledgers, "UNLOCK_SECONDS", 0.1)
+    study = optuna.create_study(storage=GrpcStorageProxy(port=proxy(storage_url)))
+    file = ledger_file(key := trained(study))
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        ledger.lock_study(key)
+    deleted: list[bool] = []
+    with open(f"{file}.hermes/{key}.lock", "a") as trains:
+        fcntl.flock(trains, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="A process trains study"):
+            delete_with_files(study, lambda: deleted.append(True))
+    assert not deleted
+    delete_with_files(study, lambda: deleted.append(True))
+    assert deleted
+    assert not file.exists()
 
 
 def test_a_file_url_of_sqlite_is_refused(tmp_path: object) -> None:

@@ -86,6 +86,30 @@ def test_a_file_that_cannot_be_removed_stops_no_values(
     assert database.values == [(7, 1, 0.5), (7, 2, 0.25)]
 
 
+def test_a_journal_on_a_full_disk_gets_every_value_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training goes on meanwhile, and what its disk has not taken is in our own journal."""
+    monkeypatch.setattr(_reports, "LATE_SECONDS", 0.01)
+    written: list[tuple[int, int, float]] = []
+    room = threading.Event()
+
+    def write(trial_id: int, step: int, value: float) -> None:
+        if not room.is_set():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append((trial_id, step, value))
+
+    reports = Reports(write)
+    reports.keep_in(tmp_path, 7)
+    reports.put(7, 1, 0.5)
+    reports.check()
+    reports.put(7, 2, 0.25)
+    assert _journal.find(tmp_path).unwritten == ((1, 0.5), (2, 0.25))
+    room.set()
+    assert reports.flush(30)
+    assert written == [(7, 1, 0.5), (7, 2, 0.25)]
+
+
 def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a limit of processes values are written where they are reported, later on a thread."""
     threads: list[str] = []
@@ -104,9 +128,9 @@ def test_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         reports.put(7, 1, 0.5)
-        number = errno.EIO
+        number = errno.EACCES
         reports.put(7, 2, 0.25)
-        with pytest.raises(OSError, match="Input/output error"):
+        with pytest.raises(OSError, match="Permission denied"):
             reports.check()
     number = 0
     reports.put(7, 3, 0.125)

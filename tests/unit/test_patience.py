@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
 import pytest
 import sqlalchemy.exc
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, _optuna
@@ -67,6 +72,84 @@ def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
 def test_a_server_that_refuses_this_client_is_not_waited_for(refusal: str) -> None:
     """A password or a certificate that is missing does not come by waiting."""
     assert not is_transient(sqlalchemy.exc.OperationalError("", {}, OSError(refusal)))
+
+
+@pytest.mark.parametrize(
+    ("number", "mended"),
+    [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EIO, True), (errno.EACCES, False)],
+)
+def test_the_disk_of_a_journal_is_waited_for(number: int, mended: bool) -> None:
+    """As that of SQLite; a file that may not be written is none of these cases."""
+    assert is_transient(OSError(number, os.strerror(number))) is mended
+    error = StorageError("Storage study.log cannot be used.")
+    error.__cause__ = OSError(number, os.strerror(number))
+    assert is_transient(error) is mended
+
+
+def error_of(library: str, *names: str) -> type[Exception]:
+    """An error class with the names of a library's, of which each is the base of the next."""
+    made: type[Exception] = Exception
+    for name in names:
+        made = type(name, (made,), {"__module__": library})
+    return made
+
+
+@pytest.mark.parametrize(
+    ("names", "mended"),
+    [
+        (["ConnectionError"], True),
+        (["ConnectionError", "BusyLoadingError"], True),
+        (["TimeoutError"], True),
+        (["ConnectionError", "AuthenticationError"], False),
+        (["ResponseError"], False),
+    ],
+)
+def test_redis_is_waited_for(names: list[str], mended: bool) -> None:
+    """But not if it refuses a password."""
+    assert is_transient(error_of("redis.exceptions", *names)("refused")) is mended
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "mended"),
+    [
+        ("UNAVAILABLE", "Connection refused (111).", True),
+        (
+            "UNKNOWN",
+            "Exception calling ...: An exception is raised during the commit.",
+            True,
+        ),
+        ("UNKNOWN", "Exception calling application: lr", False),
+    ],
+)
+def test_a_proxy_is_waited_for(code: str, details: str, mended: bool) -> None:
+    """Also where its own database does not answer it; what is said of it is what gRPC says."""
+
+    class InactiveError(error_of("grpc", "RpcError")):  # type: ignore[misc]  # made above
+        def code(self) -> SimpleNamespace:
+            return SimpleNamespace(name=code)
+
+        def details(self) -> str:
+            return details
+
+    error = InactiveError(f"<_InactiveRpcError of RPC that terminated with:\n\t{details}")
+    assert is_transient(error) is mended
+    assert _storages.line(error) == details.rstrip(".") + "."
+
+
+def test_no_line_of_a_journal_follows_one_that_is_cut_off(tmp_path: Path) -> None:
+    """Optuna could not read on: what a full disk has left of a line goes before the next one."""
+    file = tmp_path / "study.log"
+    made = optuna.create_study(storage=JournalStorage(JournalFileBackend(str(file))))
+    trial = made.ask()
+    with file.open("ab") as log:
+        log.write(b'{"op_code":7,"worker')
+    with _optuna.patient(made):
+        trial.report(0.5, 1)
+        trial.report(0.25, 2)
+    again = optuna.load_study(
+        study_name=made.study_name, storage=JournalStorage(JournalFileBackend(str(file)))
+    )
+    assert again.trials[0].intermediate_values == {1: 0.5, 2: 0.25}
 
 
 def test_a_server_without_room_is_waited_for_at_the_start(
@@ -317,6 +400,9 @@ def test_an_error_that_does_not_mend_reaches_whoever_reports(study: optuna.Study
     _optuna.report(trial, 1.0, 1)
     with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
         _optuna.report(trial, 1.0, 2)
+    _optuna.report(trial, 1.0, 3)
+    with pytest.raises(optuna.exceptions.UpdateFinishedTrialError):
+        _optuna.settle_reports(study)  # before a checkpoint, which would be ahead of Optuna
 
 
 def test_a_report_does_not_wait_until_it_is_written(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import filelock
 import optuna
 import pytest
+from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.workers._worker import _Notes, _opening, _TrialExecution
@@ -69,20 +71,48 @@ class TextlessError(Exception):
     __repr__ = __str__
 
 
+def ends_of(
+    study: optuna.Study, objective: Callable[[optuna.Trial], float]
+) -> list[tuple[str | None, ...]]:
+    """What the broker is told of the end of a trial that a worker trains."""
+    ends: list[tuple[str | None, ...]] = []
+    session: Any = SimpleNamespace(
+        left=False, checkpoints=(), checkpoint_url=None, end=lambda *end: ends.append(end)
+    )
+    job: Any = SimpleNamespace(ids_return=False)
+    notes: Any = SimpleNamespace(put=lambda state: None, close=lambda: None)
+    with _optuna.patient(study):
+        execution = _TrialExecution(job, study, session, lambda word, reason: None)
+        execution._train(study.ask(), objective, notes)
+    return ends
+
+
 def test_an_error_without_a_text_fails_its_trial(storage_url: str) -> None:
     """Its class is named; the trial does not lose its process for it."""
 
     def objective(trial: optuna.Trial) -> float:
         raise TextlessError
 
-    ends: list[tuple[str, str]] = []
-    session: Any = SimpleNamespace(
-        left=False, checkpoints=(), checkpoint_url=None, end=lambda *end: ends.append(end)
-    )
-    job: Any = SimpleNamespace(ids_return=False)
-    notes: Any = SimpleNamespace(put=lambda state: None, close=lambda: None)
     study = optuna.create_study(storage=storage_url)
-    with _optuna.patient(study):
-        execution = _TrialExecution(job, study, session, lambda word, reason: None)
-        execution._train(study.ask(), objective, notes)
-    assert (study.trials[0].state.name, ends) == ("FAIL", [("failed", "TextlessError")])
+    assert ends_of(study, objective) == [("failed", "TextlessError")]
+    assert study.trials[0].state.name == "FAIL"
+
+
+@pytest.mark.parametrize(("state", "end"), [("COMPLETE", "done"), ("FAIL", "failed")])
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_trial_that_is_told_while_it_trains(
+    storage_url: str, state: str, end: str, reports: bool
+) -> None:
+    """It ends as it was told, at its next report or at its end; its process is not lost for it."""
+    study = optuna.create_study(storage=storage_url)
+
+    def objective(trial: optuna.Trial) -> float:
+        values = {"values": 0.125} if state == "COMPLETE" else {}
+        told = optuna.load_study(study_name=study.study_name, storage=storage_url)
+        told.tell(0, state=TrialState[state], **values)
+        if reports:
+            trial.report(1.0, 1)
+        return 1.0
+
+    assert ends_of(study, objective) == [(end,)]
+    assert study.trials[0].state.name == state
