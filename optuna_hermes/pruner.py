@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from optuna_hermes.broker import TrialSession
 
 
+LONG_SECONDS = 300.0
+"""Device time of a trial whose loss is worth a warning beforehand."""
+
+_IN_MEMORY = "it only calls trial.should_prune(), and its loop is in no suspendable() or callback"
+
 _REFUSED: dict[type[BasePruner], str] = {
     HyperbandPruner: "Optuna gives each bracket its own view of the study only if HyperbandPruner "
     "is the study's pruner itself. Wrap SuccessiveHalvingPruner, or use HermesPruner() alone.",
@@ -84,6 +89,10 @@ def _take_turns(
         value = _optuna.sign(study) * trial.intermediate_values[step]
         # A time in nanoseconds is more than a message holds; it is the unit that counts.
         session.report(unit=unit, step=min(step, MOST_COUNT), value=value)
+        if session.checkpoint_dir is not None and session.device_seconds > LONG_SECONDS:
+            from optuna_hermes.suspend._saver import warn_of_memory  # here: most trials are short
+
+            warn_of_memory(f"trial {trial.number}", session.checkpoint_dir, _IN_MEMORY)
         session.wait_for_decision()
     if session.must_yield:
         session.park(None)

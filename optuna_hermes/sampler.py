@@ -37,7 +37,8 @@ class HermesSampler(BaseSampler):
 
     Args:
         base: the sampler that proposes, any of Optuna's; the Gaussian process if None.
-        seed: of the random numbers of the Gaussian process; ``base`` has its own.
+        seed: of the random numbers of the Gaussian process; ``base`` has its own, which has no
+            effect under ``optimize``. That takes this one for a study that has no seed yet.
         devices: as ``--devices``: the devices of a broker that is started for this study. ``auto``
             takes a running broker as it is. The default is ``$OPTUNA_HERMES_DEVICES``, or
             ``auto``.
@@ -72,6 +73,7 @@ class HermesSampler(BaseSampler):
                 f"{slice_seconds}."
             )
         self._base = _base(base, seed)
+        self._seed = seed
         devices_text(devices)
         self._devices = devices
         self._policy = policy
@@ -90,6 +92,11 @@ class HermesSampler(BaseSampler):
     def base(self) -> BaseSampler:
         """The sampler that proposes."""
         return self._base
+
+    @property
+    def seed(self) -> int | None:
+        """The seed that it was given."""
+        return self._seed
 
     def reseed_rng(self) -> None:
         """Delegate to the base sampler."""
@@ -154,6 +161,12 @@ def _base(given: BaseSampler | None, seed: int | None) -> BaseSampler:
     if seed is not None:
         raise InvalidInputError(f"seed must be given to {type(given).__name__} where base is.")
     return given
+
+
+def seed_of(sampler: BaseSampler) -> int | None:
+    """The seed of a ``HermesSampler``, also within other samplers; None if there is none."""
+    ours = (each.seed for each in _optuna.nested(sampler) if isinstance(each, HermesSampler))
+    return next((seed for seed in ours if seed is not None), None)
 
 
 def devices_text(given: object) -> str:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._sessions import StudyIdentity as StudyIdentity
     from optuna_hermes.broker._client._sessions import sessions as sessions
     from optuna_hermes.broker._client._starting import connect_or_start as connect_or_start
+    from optuna_hermes.broker._client._starting import end_idle as end_idle
+    from optuna_hermes.broker._client._starting import with_other_devices as with_other_devices
     from optuna_hermes.broker._client._watched_study import WatchedStudy as WatchedStudy
     from optuna_hermes.broker._protocol import OpenStudy as OpenStudy
     from optuna_hermes.broker._protocol import StudySpec as StudySpec
@@ -34,8 +36,10 @@ _MODULES = {
     "connect_if_any": "_client._connection",
     "connect_or_start": "_client._starting",
     "connect_patiently": "_client._connection",
+    "end_idle": "_client._starting",
     "pending_endings": "_client._reconnecting",
     "sessions": "_client._sessions",
+    "with_other_devices": "_client._starting",
 }
 
 

@@ -196,7 +196,8 @@ def _study(storage: str, name: str) -> Study:
 def _no_ledger(name: str) -> StorageError:
     return StorageError(
         f"Study {name!r} has no ledger, for no trial of it was ever suspended: run it with "
-        "`optuna-hermes optimize`, or see `optuna-hermes trials`."
+        "`optuna-hermes optimize`, wait for its first trial if it runs, or see `optuna-hermes "
+        "trials`."
     )
 
 

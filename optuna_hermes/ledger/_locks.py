@@ -18,6 +18,9 @@ UNLOCK_SECONDS = 6.0
 # Another process may look at this moment: see ``is_locked``.
 _LOOK_SECONDS = 0.5
 
+_held: set[tuple[int, int]] = set()
+"""The files that this process has locked: one that is moved keeps its number, not its name."""
+
 
 @final
 class StudyLocks:
@@ -25,7 +28,7 @@ class StudyLocks:
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._locks: dict[str, filelock.BaseFileLock] = {}
+        self._locks: dict[str, tuple[filelock.BaseFileLock, tuple[int, int]]] = {}
 
     def lock(self, study: str, wait_seconds: float = _LOOK_SECONDS) -> None:
         """Lock a study, by its key, against other processes; twice is no error.
@@ -48,13 +51,20 @@ class StudyLocks:
             try:
                 lock.acquire(timeout=wait_seconds)
             except filelock.Timeout as error:
+                if _number(path) in _held:
+                    raise LedgerError(
+                        f"This host's broker has the study in {self._file} open under another "
+                        "path, as one that was moved while it trained: end it with `optuna-hermes "
+                        "broker --stop`, then run the same command again."
+                    ) from error
                 raise LedgerError(
                     f"A study in a file has one broker at a time, and another one trains it in "
                     f"{self._file}: use the same runtime directory "
                     "($OPTUNA_HERMES_RUNTIME_DIR), or keep a study of several hosts in PostgreSQL "
                     "or MySQL."
                 ) from error
-            self._locks[study] = lock
+            self._locks[study] = lock, _number(path)
+            _held.add(_number(path))
 
     def is_locked(self, study: str, wait_seconds: float = 0.0) -> bool:
         """True if another process has locked a study, for all this time; it stays as it is."""
@@ -75,8 +85,9 @@ class StudyLocks:
 
     def unlock(self, study: str) -> None:
         """Unlock a study; one that is not locked is no error."""
-        lock = self._locks.pop(study, None)
-        if lock is not None:
+        if study in self._locks:
+            lock, number = self._locks.pop(study)
+            _held.discard(number)
             lock.release()
             # The file of several studies has another name.
             if Path(self._file).stem == study and _mark(self._file).exists():
@@ -112,6 +123,11 @@ def remove_ledger(file: str, study: str) -> bool:
         shutil.rmtree(mark.parent, ignore_errors=True)
         locks.close()
     return True
+
+
+def _number(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
 
 
 def _mark(file: str) -> Path:

@@ -19,7 +19,15 @@ from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
 from optuna_hermes._surroundings import end_of_job, host_name, surroundings
-from optuna_hermes.broker import Connection, StudySpec, WatchedStudy, connect_or_start
+from optuna_hermes.broker import (
+    Connection,
+    StudySpec,
+    WatchedStudy,
+    connect_or_start,
+    with_other_devices,
+)
+from optuna_hermes.broker._client._connection import SILENT, SILENT_SECONDS
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.broker._imports import anywhere
 from optuna_hermes.broker._privacy import private_folder
 from optuna_hermes.broker._protocol import (
@@ -29,16 +37,19 @@ from optuna_hermes.broker._protocol import (
     KeepWorkers,
     OpenStudy,
     StudyStatus,
+    Welcome,
 )
 from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
+    BrokerSilentError,
     DatabaseAwayError,
     HermesError,
     StudyDeletedError,
     StudyTakenError,
 )
 from optuna_hermes.ledger import FULL, Ledger, how_away, is_full, open_ledger
+from optuna_hermes.sampler import seed_of
 from optuna_hermes.suspend import _remote
 from optuna_hermes.suspend._disk import why_unwritable
 from optuna_hermes.suspend._saver import forget_warnings
@@ -55,7 +66,7 @@ from optuna_hermes.workers._result import (
 )
 from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._stops import LEAVE_SECONDS, Stops, suspending_seconds
-from optuna_hermes.workers._taken import TAKEN, wait_for_driver
+from optuna_hermes.workers._taken import TAKEN, driver_of, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP, Starts
 from optuna_hermes.workers._worker import WorkerInput
 from optuna_hermes.workers._worker_pool import WorkerPool
@@ -77,6 +88,11 @@ _AWAY = (
 _HELD = (
     "Nothing is left but {} that somebody holds: let go with `optuna-hermes release`, then run the "
     "same command again."
+)
+
+_UNANSWERED = (
+    "The broker has not answered for {:.0f} s, so trials that train could not be suspended: all "
+    "workers are ended, and trials go on from the checkpoints that they have on disk."
 )
 
 MOST_FAILED_STARTS = 3
@@ -139,6 +155,8 @@ class Driver:
         self._last: StudyStatus | None = None
         self._devices: tuple[str, ...] = ()
         self._away = False
+        self._silence_noted_at = -math.inf
+        self._root: Path | None = None
         self._news = DeviceNews(progress.note)
         self._failed_said = False
         self._taken_by: int | None = None
@@ -176,6 +194,8 @@ class Driver:
                 if self._is_imported():
                     with _optuna.optimize_loop(self._study):
                         self._serve(self._pool, ledger)
+                else:
+                    self._taken_by = driver_of(_optuna.study_key(self._study))
             if self._raised is not None:  # not in _serve: a BrokerError would be its broker's end
                 raise self._raised
             return self._result(ledger, time.monotonic() - self._began)
@@ -259,7 +279,7 @@ class Driver:
     def _serve(self, pool: WorkerPool, ledger: Ledger) -> None:
         settings = self._settings
         study = _optuna.for_workers(self._study)
-        seed = _optuna.study_seed(self._study, settings.seed)
+        seed = _optuna.study_seed(self._study, settings.seed, seed_of(self._study.sampler))
         spec = _optuna.study_spec(
             self._study,
             policy=settings.policy,
@@ -268,10 +288,10 @@ class Driver:
             hang_seconds=settings.hang_seconds,
             sets_up=True,
         )
-        # SQLite gives the ids of a deleted study and of its trials again, to the next ones.
         self._key = spec.key
-        self._looks = _optuna.shares_its_ledger(self._study) and not ledger.shared
+        self._looks = _optuna.ids_return(self._study)
         root, url, problem = self._checkpoint_place(ledger)
+        self._root = root
         forget_warnings(root)
         if problem is not None:
             self._progress.note(f"{problem} Until then suspended trials wait in memory only.")
@@ -291,7 +311,9 @@ class Driver:
         while True:
             begin = math.inf
             try:
-                connecting = connect_or_start("driver", settings.devices, settings.power)
+                connecting = connect_or_start(
+                    "driver", settings.devices, settings.power, self._look_while_silent
+                )
                 with contextlib.closing(connecting) as connection:
                     begin = time.monotonic()
                     self._attend(connection, pool, spec, ledger)
@@ -304,6 +326,11 @@ class Driver:
                     return
             except BrokerConflictError:
                 raise
+            except BrokerSilentError as error:
+                self._progress.note(str(error))
+                pool.kill_all()
+                self._stopped = True
+                return
             except BrokerError as error:
                 hasty = 0 if time.monotonic() - begin > STEADY_SECONDS else hasty + 1
                 if hasty == MAX_BROKERS:
@@ -312,6 +339,17 @@ class Driver:
                         "started."
                     ) from error
                 self._progress.note(f"{error} Starting another one: training goes on.")
+
+    def _look_while_silent(self, seconds: float) -> None:
+        """Say that the broker is silent, and whether this call is to end; raise once it is late."""
+        self._stops.note_signal()
+        self._stops.is_over(self._import_seconds)
+        now = time.monotonic()
+        if seconds > SILENT_SECONDS and self._silence_noted_at < now - seconds:
+            self._silence_noted_at = now
+            self._progress.note(SILENT)
+        if now > self._stops.late_at:
+            raise BrokerSilentError(_UNANSWERED.format(seconds))
 
     def _outlast(self, pid: int, key: str) -> None:
         """Wait until another driver has left the study, or until this call is to end."""
@@ -335,6 +373,7 @@ class Driver:
     ) -> None:
         pool.starts.forget()  # the broker's end may have been theirs
         self._devices = connection.welcome.device_ids
+        self._say_if_devices_are_others(connection.welcome)
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
             connection.send(described)
@@ -361,6 +400,14 @@ class Driver:
         ledger.disconnect()
         watched = WatchedStudy(connection, spec.key)
         self._watch(watched, pool, spec.key, max_alive, partial(open_, Counted()))
+
+    def _say_if_devices_are_others(self, welcome: Welcome) -> None:
+        if self._settings.devices == "auto" and with_other_devices(welcome):
+            self._progress.note(
+                f"Trains on {welcome.devices}: the broker (process {welcome.pid}) was started with "
+                "these devices, and another process uses it. For others wait until that is done, "
+                f"or set another {RUNTIME_DIR_VARIABLE}."
+            )
 
     def _in_force(self, spec: StudySpec) -> StudySpec:
         """The spec with the policy now in force: it may have been changed while the study ran."""
@@ -578,7 +625,9 @@ class Driver:
             reason = "" if last is None else last.away_reason
             raise DatabaseAwayError(self._problem or _AWAY.format(how_away(reason)))
         self._refuse_deleted()
-        trials = _optuna.patiently(trial_results, self._study, ledger)
+        trials = _optuna.patiently(
+            trial_results, self._study, ledger, self._root, taken=self._taken_by is not None
+        )
         failures = None if last is None else last.failures
         return OptimizeResult(
             study=self._study.study_name,

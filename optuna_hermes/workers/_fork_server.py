@@ -43,7 +43,7 @@ from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
 from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import command
-from optuna_hermes.workers._signals import leave_to_driver
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_to_driver
 from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer, text_of
 from optuna_hermes.workers._worker import WorkerInput, study_of, work
 
@@ -70,10 +70,14 @@ def main() -> int:
     """Serve the driver that has started this process as a new Python, and sends its objective."""
     end_with_parent()
     leave_group()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, LEFT_TO_DRIVER)  # blocked by the driver until here
     gc.freeze()  # nor does the import of the objective look at what is imported by now
     gc.enable()
     parent = socket.socket(fileno=int(sys.argv[1]))
-    packed, path, arguments = _read_payload(parent)
+    try:
+        packed, path, arguments = _read_payload(parent)
+    except EOFError:  # the call has ended before it had begun
+        return 0
     prepare_imports(packed, path, arguments)
     # The import may change the working folder, from which a fresh worker would look for the file.
     found = anywhere(packed) if isinstance(packed, str) and file_of(packed) else packed
@@ -113,7 +117,8 @@ def _serve(
         if unsafe is not None:
             sent = packed(objective)
     except HermesError as error:
-        _tell(parent, {"error": str(error), "kind": type(error).__name__})
+        with contextlib.suppress(ConnectionError):  # the call has ended meanwhile
+            _tell(parent, {"error": str(error), "kind": type(error).__name__})
         return 2
     if unsafe is not None:
         which = f" ({other_threads()})" if unsafe is Unsafe.THREADS else ""
@@ -121,10 +126,10 @@ def _serve(
     freeze()  # a worker that searches its objects for tensors skips all that was imported
     if collects:
         gc.enable()
-    _tell(parent, {"ready": True})
     try:
+        _tell(parent, {"ready": True})
         job = _read_payload(parent)
-    except EOFError:  # the call has ended before it needed a worker
+    except (EOFError, ConnectionError):  # the call has ended before it needed a worker
         return 0
     fresh = None if unsafe is None else _order((sent, *imports, job, unsafe))
     _ForkServer(parent, job, objective, fresh, study=_study(job, fresh)).run()

@@ -68,12 +68,14 @@ def optimize(
         n_trials: number of trials that the study shall have in the end; those it has count.
         timeout: seconds.
         device_seconds: device time to spend.
-        devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``.
+        devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``,
+            else ``auto``: every GPU, or those of a broker that is in use.
         policy: chooses the trials that train next: a name of ``optuna_hermes.policies.POLICIES``,
             or ``FILE.py:CLASS`` or ``module:CLASS`` for one's own. With the prefix ``energy:``
             devices that are not needed are powered down.
         slice_seconds: least length of a slice.
-        seed: source of all random numbers of sampler and trials.
+        seed: source of all random numbers of sampler and trials; None for the one that the study
+            has, at first that of its ``HermesSampler``, or one that is drawn.
         checkpoint_dir: folder or URL for suspended trials; beside the database if None.
         ledger: URL of a database that all hosts reach, for a study in a journal file or behind a
             gRPC proxy. None for that which the study has, at first a file of this host.

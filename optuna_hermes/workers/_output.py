@@ -18,6 +18,7 @@ def write_output_to(path: Path) -> bool:
     Returns False, and changes nothing, if the file cannot be created. A line that cannot be written
     is left out.
     """
+    _stay_enabled()
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -35,6 +36,28 @@ def write_output_to(path: Path) -> bool:
     os.close(handle)
     sys.stdout, sys.stderr = stream(1), stream(2)
     return True
+
+
+class _Enabled(logging.Logger):
+    """A logger that stays enabled where a script, or an objective, configures logging.
+
+    ``logging.config`` disables all loggers that it does not name, unless it is told otherwise.
+    """
+
+    @property
+    def disabled(self) -> bool:
+        """Always False; ``setLevel`` silences it."""
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None: ...
+
+
+def _stay_enabled() -> None:
+    """Let no configuration hide this package's warnings of what is lost."""
+    for name, logger in [*logging.root.manager.loggerDict.items()]:
+        if name.startswith("optuna_hermes") and isinstance(logger, logging.Logger):
+            logger.__class__ = _Enabled
 
 
 def _keep_warnings(screen: int) -> None:

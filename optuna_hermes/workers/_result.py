@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
+from optuna_hermes.broker._client._journal import find
 from optuna_hermes.broker._protocol import FailureSummary
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.ledger._records import TrialRecord
@@ -23,7 +25,7 @@ from optuna_hermes.view.tables import summary_view
 class TrialResult:
     """One trial: ``state`` is Optuna's once it is finished, else STORED or PENDING.
 
-    A trial of a plain ``study.optimize`` beside this call may be PARKED or RUNNING.
+    One that another process trains, also by plain ``study.optimize``, may be PARKED or RUNNING.
 
     ``units`` counts the units trained, those that were trained twice after a crash included.
     ``watt_hours`` is the energy of its devices, None where it is not measured.
@@ -160,19 +162,36 @@ class OptimizeResult:
         }
 
 
-def trial_results(study: optuna.Study, ledger: Ledger) -> tuple[TrialResult, ...]:
-    """Every trial of the study, with its figures from the ledger."""
+def trial_results(
+    study: optuna.Study, ledger: Ledger, root: Path | None = None, *, taken: bool = False
+) -> tuple[TrialResult, ...]:
+    """Every trial of the study, with its figures from the ledger.
+
+    Args:
+        study: the study.
+        ledger: its ledger.
+        root: the folder of its checkpoints, of which the ledger may lack the last ones.
+        taken: another process trains it now.
+    """
     key = _optuna.study_key(study)
     records = {record.number: record for record in ledger.load_trials(key)}
     stored = {checkpoint.number for checkpoint in ledger.load_checkpoints(key)}
     trials = study.get_trials(deepcopy=False)
-    return tuple(_trial(each, records.get(each.number), each.number in stored) for each in trials)
+    if root is not None:
+        live = [trial.number for trial in trials if not trial.state.is_finished()]
+        folders = {number: root / _optuna.trial_folder(number) for number in live}
+        stored |= {number for number, each in folders.items() if find(each).checkpoints}
+    return tuple(
+        _trial(each, records.get(each.number), each.number in stored, taken) for each in trials
+    )
 
 
-def _trial(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> TrialResult:
+def _trial(
+    trial: FrozenTrial, record: TrialRecord | None, stored: bool, taken: bool
+) -> TrialResult:
     return TrialResult(
         number=trial.number,
-        state=_state(trial, record, stored),
+        state=_state(trial, record, stored, taken),
         value=_value(trial),
         slices=record.slices if record else 0,
         suspensions=record.suspensions if record else 0,
@@ -182,13 +201,17 @@ def _trial(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> Tria
     )
 
 
-def _state(trial: FrozenTrial, record: TrialRecord | None, stored: bool) -> str:
+def _state(trial: FrozenTrial, record: TrialRecord | None, stored: bool, taken: bool) -> str:
     """Optuna's state of a finished trial; STORED, PENDING or the ledger's state of another one."""
     if trial.state != TrialState.RUNNING:
         return str(trial.state.name)
     # The ledger may lack the opening of a trial, or its suspension, if the worker ended first. No
-    # worker is alive now: a checkpoint makes the trial STORED, else it starts anew.
-    if _optuna.ours(trial) and (record is None or record.state in ("running", "parked")):
+    # worker of this call is alive: a checkpoint makes the trial STORED, else it starts anew.
+    if (
+        not taken
+        and _optuna.ours(trial)
+        and (record is None or record.state in ("running", "parked"))
+    ):
         return "STORED" if stored else "PENDING"
     return "RUNNING" if record is None else record.state.upper()
 

@@ -29,7 +29,8 @@ class OptimizeSettings:
         devices: as ``--devices``.
         policy: as ``--policy``.
         slice_seconds: least length of a slice.
-        seed: source of all random numbers of sampler and trials; None draws one, once.
+        seed: source of all random numbers of sampler and trials; None for the one that the study
+            has, at first its sampler's, or one that is drawn.
         checkpoint_dir: folder or URL for suspended trials; None for beside the database.
         ledger: URL of the database for the ledger of a study that has none; None for a file.
         hang_seconds: a process that trains, and neither reports nor computes for so long, is

@@ -59,6 +59,7 @@ class Stops:
         self._call_ends = math.inf if timeout is None else began + timeout
         self._job_ends = math.inf
         self._signal_at = -math.inf
+        self._asked_at = math.inf
         self._signal_noted = self._end_noted = False
 
     def expect_end_of_job(self, ends_at: float | None) -> None:
@@ -87,6 +88,11 @@ class Stops:
     def at(self) -> float:
         """Time of the monotonic clock to suspend all at; infinite if no time is set."""
         return min(self._call_ends, self._job_ends - self.grace_seconds)
+
+    @property
+    def late_at(self) -> float:
+        """Time of the monotonic clock at which trials that are not suspended by then are ended."""
+        return min(self._asked_at, self.at) + suspending_seconds(self.grace_seconds)
 
     @property
     def from_outside(self) -> bool:
@@ -148,7 +154,7 @@ class Stops:
         if self.signal is not None and number == signal.SIGINT and again:
             raise KeyboardInterrupt
         self.signal = number if self.signal is None else self.signal
-        self._signal_at = now
+        self._signal_at, self._asked_at = now, min(self._asked_at, now)
         # Not twice: the second would interrupt what the first has left to be cleaned up.
         if self.nothing_begun and again:
             raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import psutil
 
 from optuna_hermes.broker import broker_status
-from optuna_hermes.errors import BrokerSilentError
+from optuna_hermes.errors import BrokerError, BrokerSilentError
 
 TAKEN = "Process {pid} optimizes this study on this host: waiting for it."
 
@@ -17,6 +18,28 @@ REPLACE_SECONDS = 10.0
 """Seconds in which a driver whose broker died may start another one, before others do so."""
 
 _LOOK_SECONDS = 0.2
+
+
+_ANSWER_SECONDS = 2.0
+"""Time for which the broker is waited for at once: meanwhile nobody looks whether to stop."""
+
+
+def driver_of(key: str) -> int | None:
+    """The process that optimizes a study on this host; None if there is none, as far as is known.
+
+    Args:
+        key: the study's key.
+    """
+    study = None
+    with contextlib.suppress(BrokerError):
+        status = broker_status(trials=False, on_silence=_give_up)
+        study = None if status is None else status.study(key)
+    return None if study is None else study.driver_pid
+
+
+def _give_up(seconds: float) -> None:
+    if seconds > _ANSWER_SECONDS:
+        raise BrokerSilentError(f"The broker has not answered for {seconds:.0f} s.")
 
 
 def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int | None:
@@ -36,7 +59,7 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
     absent_at, has_lost_broker = math.inf, False
     while not should_stop():
         try:
-            status = broker_status(trials=False)
+            status = broker_status(trials=False, on_silence=_give_up)
         except BrokerSilentError:  # stopped or busy: whom it serves is not known to have left
             continue
         now = time.monotonic()

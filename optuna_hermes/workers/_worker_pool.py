@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
-from optuna_hermes.broker import connect_or_start
+from optuna_hermes.broker import connect_or_start, end_idle
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, runtime_dir
-from optuna_hermes.errors import HermesError, ObjectiveError
+from optuna_hermes.errors import BrokerSilentError, HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._forked import fork_server, has_fileno, why_new_python
 from optuna_hermes.workers._objective import Objective, arguments, pack
@@ -32,6 +32,7 @@ from optuna_hermes.workers._processes import (
     no_process,
     refuse_inside,
 )
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._threads import THREADS_VARIABLE
 from optuna_hermes.workers._words import NOTE, Starts, described
 
@@ -71,11 +72,20 @@ def start(
         make_policy(settings.policy)
 
     first: list[Connection] = []
+    over = threading.Event()
+
+    def look_while_silent(seconds: float) -> None:
+        if over.is_set():
+            raise BrokerSilentError("The call has ended.")
 
     def start_broker() -> None:
         # The driver's own connection will raise it again.
         with contextlib.suppress(HermesError, OSError):
-            first.append(connect_or_start("driver", settings.devices, settings.power))
+            if settings.devices == "auto":
+                end_idle(look_while_silent)
+            first.append(
+                connect_or_start("driver", settings.devices, settings.power, look_while_silent)
+            )
 
     thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
     # First of all: what is started next could not be forked.
@@ -85,6 +95,7 @@ def start(
         try:
             yield pool
         finally:
+            over.set()
             thread.join()  # a call that ends early leaves nothing behind that still starts
             for connection in first:  # else the broker would end while the objective is imported
                 connection.close()
@@ -122,13 +133,18 @@ class WorkerPool:
                 if new_python is None and not isinstance(objective, str):
                     self._process = fork_server(objective, end, self._socket, environment)
                     return
-                self._process = subprocess.Popen(
-                    command("_fork_server", end.fileno()),
-                    stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno() if has_fileno(sys.stderr) else None,
-                    pass_fds=(end.fileno(),),
-                    env=environment,
-                )
+                # One that comes before it has left this process's group would end it.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_DRIVER)
+                try:
+                    self._process = subprocess.Popen(
+                        command("_fork_server", end.fileno()),
+                        stdin=subprocess.DEVNULL,
+                        stdout=sys.stderr.fileno() if has_fileno(sys.stderr) else None,
+                        pass_fds=(end.fileno(),),
+                        env=environment,
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             except OSError as error:
                 self._socket.close()
                 raise no_process(error) from error

@@ -207,6 +207,35 @@ def test_what_is_stopped_for_a_while_loses_nothing(
     assert [trial["units"] for trial in json.loads(done.stdout)["trials"]] == [EPOCHS] * N_TRIALS
 
 
+@pytest.mark.slow
+def test_a_signal_ends_a_study_whose_broker_is_stopped(
+    start_cli: StartCli,
+    cli: Cli,
+    storage_url: str,
+    target: str,
+    runtime_dir: Path,
+    wait_for: Callable[..., Any],
+) -> None:
+    """Within the grace period; trials go on from their checkpoints once the broker goes on."""
+    running = start_cli(*command(storage_url, target), "--grace", 6)
+    wait_for(lambda: reports(storage_url) > 10, 90)
+    stopped = broker(runtime_dir)
+    stopped.suspend()
+    try:
+        running.process.terminate()
+        ended = running.wait(15.0)
+    finally:
+        stopped.resume()
+    assert ended.returncode == 75, ended.stderr
+    assert "The broker has not answered for" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    done = cli(*command(storage_url, target))
+    assert done.returncode == 0, done.stderr
+    assert [trial["state"] for trial in json.loads(done.stdout)["trials"]] == [
+        "COMPLETE"
+    ] * N_TRIALS
+
+
 def test_a_driver_that_is_killed_leaves_no_process_behind(
     start_cli: StartCli, storage_url: str, target: str, wait_for: Callable[..., Any]
 ) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -16,14 +18,18 @@ import pytest
 
 from optuna_hermes import _optuna, visualization
 from optuna_hermes._surroundings import host_name
+from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _connection
 from optuna_hermes.cli import run
 from optuna_hermes.cli._studies import study_facts
 from optuna_hermes.cli._top import StudySource
 from optuna_hermes.cli._web import _actions
-from optuna_hermes.errors import BrokerError
+from optuna_hermes.errors import BrokerError, BrokerSilentError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.view.source import StudyReader
+from optuna_hermes.workers import _driver
+from optuna_hermes.workers._driver import Driver
+from optuna_hermes.workers._settings import OptimizeSettings
 from support.records import trial_record
 
 
@@ -115,6 +121,52 @@ def test_an_event_log_is_shown(storage_url: str, running: str) -> None:
     assert source.look(running).read_only.startswith("The broker does not answer: ")
     with pytest.raises(BrokerError, match="does not answer: trials may train"):
         StudySource(None, None).look("")
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_signal_ends_a_call_within_its_grace_period(storage_url: str) -> None:
+    """Whoever waits for the broker looks at the clock meanwhile."""
+    notes, killed = list[str](), list[bool]()
+    screen: Any = SimpleNamespace(note=notes.append)
+    pool: Any = SimpleNamespace(
+        began=0.0,
+        configure=lambda job: None,
+        status_of=lambda pid: None,
+        kill_all=lambda: killed.append(True),
+    )
+    study = optuna.create_study(storage=storage_url)
+    driver = Driver(study, pool, OptimizeSettings(grace=1.5), screen)
+    driver._stops.nothing_begun = False
+    driver._stops.interrupt(signal.SIGTERM)
+    began = time.monotonic()
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        driver._serve(pool, ledger)
+    assert time.monotonic() - began > 1.0  # it may answer until then
+    assert (killed, driver._stopped) == ([True], True)
+    assert notes == [
+        "SIGTERM: suspending every live trial, within 1 s.",
+        "The broker has not answered for 1 s, so trials that train could not be suspended: all "
+        "workers are ended, and trials go on from the checkpoints that they have on disk.",
+    ]
+
+
+@pytest.mark.usefixtures("silent")
+def test_it_is_named_to_who_waits_for_it(storage_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for each silence, of a call that nothing else has ended."""
+    monkeypatch.setattr(_driver, "SILENT_SECONDS", 0.0)
+    notes = list[str]()
+    screen, pool = SimpleNamespace(note=notes.append), SimpleNamespace(began=0.0)
+    driver = Driver(optuna.create_study(storage=storage_url), pool, OptimizeSettings(), screen)  # type: ignore[arg-type]
+    looks = iter(range(3))
+
+    def look(seconds: float) -> None:
+        driver._look_while_silent(seconds)
+        if next(looks, None) is None:
+            raise BrokerSilentError("enough")
+
+    with pytest.raises(BrokerSilentError, match="enough"):
+        connect("driver", look)
+    assert notes == [_connection.SILENT]
 
 
 @pytest.mark.usefixtures("silent")

@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -148,6 +150,34 @@ def test_who_reads_nothing_is_hung_up_on(
         "connection N of process N closed: it does not read what it is sent: if it is stopped "
         "continue it, else end it"
     )
+
+
+def test_what_was_said_by_who_is_gone_is_read(runtime_dir: Path) -> None:
+    """A broker that was stopped meanwhile answers nobody, and reads to the end."""
+
+    async def run() -> list[wire.FromClient]:
+        heard, left = list[wire.FromClient](), asyncio.Event()
+
+        async def talk(connection: int, pid: int) -> None:
+            while True:
+                heard.append(await sockets.read(connection))
+                sockets.send(connection, wire.LeaseEndAck(epoch=1))
+                await asyncio.sleep(0)
+
+        async def gone(connection: int, pid: int) -> None:
+            left.set()
+
+        nobody: Any = SimpleNamespace(clients={}, holds=lambda connection: False)
+        sockets = _socket_server.SocketServer(nobody, talk, gone)
+        async with await sockets.open(runtime_dir):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(election.socket_path(runtime_dir)))
+                client.sendall(b"".join(map(wire.frame, said)))
+            await asyncio.wait_for(left.wait(), DEADLINE)
+        return heard
+
+    said = [wire.Beat(epoch=1), wire.Beat(epoch=2), wire.Ended(epoch=1, state="done")]
+    assert asyncio.run(run()) == said
 
 
 def test_a_process_that_the_broker_cannot_see_is_refused(

@@ -26,7 +26,9 @@ from optuna_hermes.broker import (
     StudySpec,
     WatchedStudy,
     connect,
+    connect_if_any,
     connect_or_start,
+    end_idle,
 )
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -93,6 +95,28 @@ def test_an_idle_broker_makes_way_for_other_devices(runtime_dir: Path) -> None:
     second = connect_or_start("viewer", "cpu:3")
     assert len(second.welcome.device_ids) == 3
     second.close()
+
+
+def test_an_idle_broker_of_named_devices_ends_for_a_call_that_names_none(
+    runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """Unless it is in use, or a person has started it."""
+
+    def is_ended() -> bool:
+        end_idle()
+        return election.holder_card(runtime_dir) is None
+
+    assert is_ended()
+    first = connect_or_start("driver", "cpu:1")
+    assert not is_ended()
+    assert first.ask_status().studies == ()
+    first.close()
+    wait_for(is_ended)
+    command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", "cpu:1"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as started:
+        wait_for(lambda: connect_if_any("viewer")).close()
+        assert not is_ended()
+        started.terminate()
 
 
 def test_unknown_devices_start_no_broker(runtime_dir: Path) -> None:

@@ -334,3 +334,16 @@ def test_a_write_that_is_refused_is_one_line(url: str, file: Path) -> None:
                 ledger.commit_lease(lease(1))
         ledger.commit_lease(lease(1))
         assert ledger.last_epoch() == 1
+
+
+def test_a_study_that_was_moved_while_it_trained_is_named_as_such(tmp_path: Path) -> None:
+    """Its own broker has it still locked at the old place, until it ends."""
+    (tmp_path / "old").mkdir()
+    with closing(open_ledger(f"sqlite:///{tmp_path}/old/s.db")) as before:
+        before.lock_study("s")
+        (tmp_path / "old").rename(tmp_path / "new")
+        with closing(open_ledger(f"sqlite:///{tmp_path}/new/s.db")) as ledger:
+            with pytest.raises(LedgerError, match="`optuna-hermes broker --stop`"):
+                ledger.lock_study("s")
+            before.unlock_study("s")
+            ledger.lock_study("s")

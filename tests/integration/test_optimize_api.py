@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import optuna
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
+from optuna_hermes.broker import connect_or_start
 from optuna_hermes.errors import StorageError, UnknownPolicyError
 
 SCRIPT = """
@@ -67,6 +69,35 @@ def test_a_script_without_a_main_guard_runs_once(script: Any, tmp_path: Path) ->
     logs = list((tmp_path / "study.db.hermes").rglob("output.log"))
     assert len(logs) == 3
     assert all("objective says hello" in log.read_text() for log in logs)
+
+
+def test_the_seed_of_the_sampler_counts(script: Any) -> None:
+    """Under ``optimize``, too, it makes a study repeatable, as if it were given to the call."""
+    done = script(
+        "for name, of_call, of_sampler in (('a', 5, None), ('b', None, 5)):\n"
+        "    study = optuna.create_study(\n"
+        "        storage='sqlite:///study.db', study_name=name,\n"
+        "        sampler=HermesSampler(seed=of_sampler), pruner=HermesPruner(),\n"
+        "    )\n"
+        "    optimize(study, objective, n_trials=2, devices='cpu:1', seed=of_call)\n"
+        "    print(*(trial.params['x'] for trial in study.trials))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    of_call, of_sampler = done.stdout.splitlines()
+    assert of_call == of_sampler
+
+
+def test_devices_that_an_earlier_call_named_are_not_those_of_the_next(script: Any) -> None:
+    """While they are in use they are, and a line says so."""
+    call = "print(*optimize(study, objective, n_trials={}).devices)"
+    with contextlib.closing(connect_or_start("driver", "cpu:1")) as other:
+        done = script(call.format(1))
+        assert done.stdout.split() == ["cpu:0"], done.stderr
+        broker = f"the broker (process {other.welcome.pid}) was started with these devices"
+        assert f"Trains on cpu:1: {broker}, and another process uses it." in done.stderr
+    done = script(call.format(2))
+    assert done.stdout.split() not in ([], ["cpu:0"]), done.stderr
+    assert "Trains on" not in done.stderr
 
 
 def test_a_study_in_memory_is_refused_at_the_callers_line(script: Any) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import optuna
 import psutil
 import pytest
 
-from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
+from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize, pruner
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.pytorch import suspendable
@@ -119,6 +120,30 @@ def test_a_loop_over_a_generator_is_warned_of(
     assert sum("can only wait in memory: its loader" in text for text in logs) > 1
 
 
+# As above.
+@pytest.mark.filterwarnings("ignore:The reported value is ignored")
+def test_a_long_trial_that_only_reports_is_warned_of(
+    study: optuna.Study,
+    stop_when: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The console says once that it has no checkpoint; most trials are too short to lose much."""
+
+    def endless(trial: optuna.Trial) -> float:
+        for step in itertools.count():
+            trial.report(1.0, step)
+            trial.should_prune()
+        return 0.0
+
+    stop_when(lambda mine: mine.counts.parked > 1)
+    run(study, endless)
+    assert "can only wait in memory" not in capfd.readouterr().err
+    monkeypatch.setattr(pruner, "LONG_SECONDS", 0.0)
+    run(study, endless)
+    assert capfd.readouterr().err.count("can only wait in memory: it only calls trial") == 1
+
+
 def test_an_objective_that_catches_all(study: optuna.Study, stop_when: Any, tmp_path: Path) -> None:
     """Its trials are suspended all the same, not pruned, and go on with the next call."""
     mark = tmp_path / "short"
@@ -216,19 +241,42 @@ def test_a_trial_that_raises_before_it_goes_on_does_not_keep_others_from_it(
     assert call() == ["STORED", "COMPLETE"]
 
 
-@pytest.mark.parametrize(("again", "go"), [(False, True), (True, True), (True, False)])
+@pytest.fixture
+def proxy_port(storage_url: str) -> Iterator[int]:
+    """The port of a gRPC proxy before an SQLite file."""
+    pytest.importorskip("grpc")
+    from optuna.storages._grpc.server import make_server
+
+    server = make_server(optuna.storages.get_storage(storage_url), "localhost", 0)
+    port: int = server.add_insecure_port("localhost:0")
+    server.start()
+    yield port
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("again", "go", "proxied"),
+    [(False, True, False), (True, True, False), (True, False, False), (True, True, True)],
+)
 def test_a_study_that_is_deleted_while_it_is_trained(
     again: bool,
     go: bool,
+    proxied: bool,
+    request: pytest.FixtureRequest,
     tmp_path: Path,
     storage_url: str,
     start_cli: Callable[..., Any],
     without_torch: dict[str, str],
     wait_for: Callable[..., Any],
 ) -> None:
-    """The call ends with one line; a study that has its ids by then is left as it is."""
+    """The call ends with one line; a study that has its ids by then is left as it is.
+
+    So it is behind a gRPC proxy, too.
+    """
     (tmp_path / "train.py").write_text(TRAINS_UNTIL_GO)
-    place = ("--storage", storage_url, "--study-name", "s", "--devices", "cpu:2")
+    port = request.getfixturevalue("proxy_port") if proxied else 0
+    url = f"grpc://localhost:{port}" if proxied else storage_url
+    place = ("--storage", url, "--study-name", "s", "--devices", "cpu:2")
     call = start_cli("optimize", "train.py:objective", *place, "--n-trials", 8, env=without_torch)
     wait_for(lambda: len([*tmp_path.glob("begun-*")]) == 2, 120)
     optuna.delete_study(study_name="s", storage=storage_url)

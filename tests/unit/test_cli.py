@@ -318,6 +318,7 @@ def test_a_study_that_was_never_run_here(verb: str, refuse: Callable[..., str]) 
     study = optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     line = refuse(verb, *OPTIMIZE[2:], *(["--all"] if verb == "finish" else []))
     assert "has no ledger" in line
+    assert "wait for its first trial if it runs" in line
     assert _optuna.known_key(study) is None
 
 
@@ -704,6 +705,8 @@ def test_a_proxy_that_is_not_there(
     line = refuse("finish", *words, "--all")
     assert "grpc://127.0.0.1:1 cannot be used: no proxy answers there" in line
     assert "no proxy answers there" in refuse("best-trial", *words)
+    line = refuse("finish", "--storage", "grpc://localhost", "--study-name", "digits", "--all")
+    assert "cannot be used: name its host and port, as in grpc://localhost:13000." in line
 
 
 def test_status_of_a_study_from_its_ledger(

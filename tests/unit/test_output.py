@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import errno, logging, os, sys
 from pathlib import Path
@@ -27,6 +29,25 @@ os._exit(7)
 """
 
 
+CONFIGURED = """
+import logging.config, sys
+from pathlib import Path
+from optuna_hermes.suspend import _saver
+from optuna_hermes.workers import _output
+
+def write():
+    _output.write_output_to(Path(sys.argv[1]))
+
+def configure():
+    handler = {{"class": "logging.StreamHandler"}}
+    config = {{"version": 1, "handlers": {{"h": handler}}, "root": {{"handlers": ["h"]}}}}
+    logging.config.dictConfig(config)
+
+{order}
+_saver.warn_of_lost("trial 0", None, ["total"], "")
+"""
+
+
 def run(path: Path, then: object, mkdir: str = "os.mkdir") -> subprocess.CompletedProcess[str]:
     script = SCRIPT.format(then=str(then), mkdir=mkdir)
     command = [sys.executable, "-c", script, str(path)]
@@ -42,6 +63,16 @@ def test_a_full_disk_fails_no_trial(tmp_path: Path) -> None:
     done = run(path, "/dev/full")
     assert (done.returncode, done.stdout, done.stderr) == (7, "", "no room\n")
     assert path.read_text() == "out\nfrom a child\nerr\nanything else\n"
+
+
+@pytest.mark.parametrize("order", ["configure(); write()", "write(); configure()"])
+def test_a_configuration_of_logging_hides_no_warning(order: str, tmp_path: Path) -> None:
+    """A script's disables the loggers that it does not name, and so does one in the objective."""
+    path = tmp_path / "output.log"
+    command = [sys.executable, "-c", CONFIGURED.format(order=order), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.startswith("Trial 0 changes total while it trains, and no checkpoint holds")
+    assert path.read_text() == done.stderr
 
 
 def test_no_room_for_the_file(tmp_path: Path) -> None:

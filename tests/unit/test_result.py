@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import optuna
 import pytest
 
 from optuna_hermes import _optuna
+from optuna_hermes.broker._client import _journal
 from optuna_hermes.ledger import CheckpointRecord, TrialRecord
 from optuna_hermes.model import Checkpoint, TrialStatus
 from optuna_hermes.workers._result import trial_results
@@ -76,3 +79,20 @@ def test_a_trial_of_plain_optuna_is_left_as_it_is(state: TrialStatus, shown: str
     assert trial.state == shown
     (unknown,) = trial_results(study, MemoryLedger())
     assert unknown.state == "RUNNING"
+
+
+def test_a_trial_that_another_process_trains_is_left_as_it_is(study: optuna.Study) -> None:
+    """The call has waited for that process, or has ended before it could."""
+    (trial,) = trial_results(study, ledger_with(study, "parked", stored=True), taken=True)
+    assert trial.state == "PARKED"
+    (unknown,) = trial_results(study, MemoryLedger(), taken=True)
+    assert unknown.state == "RUNNING"
+
+
+def test_a_checkpoint_that_the_ledger_lacks_counts(study: optuna.Study, tmp_path: Path) -> None:
+    """A broker that did not answer has not written it: the trial's next process finds it."""
+    checkpoint = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
+    (folder := tmp_path / _optuna.trial_folder(0)).mkdir()
+    _journal.change(folder, checkpoints=(checkpoint,))
+    (trial,) = trial_results(study, ledger_with(study, "running", stored=False), tmp_path)
+    assert trial.state == "STORED"

@@ -195,3 +195,12 @@ def test_handlers_of_a_program_around_python_are_kept(
     )
     with make(Surroundings()).heeds_signals():
         assert {*handled} == {signal.SIGHUP, signal.SIGTERM, signal.SIGUSR2}
+
+
+def test_the_first_signal_says_when_it_is_late(make: Make, clock: Clock) -> None:
+    """A second one gives no more time, nor does a time limit that comes later."""
+    stops = make(Surroundings(grace_seconds=15.0), timeout=50.0)
+    assert stops.late_at == 60.0
+    for clock.now in (3.0, 7.0):
+        stops.interrupt(signal.SIGTERM)
+    assert stops.late_at == 13.0

@@ -40,6 +40,7 @@ from optuna_hermes.workers import (
     _fork_server,
     _once,
     _optimize,
+    _taken,
     _worker,
     _worker_pool,
 )
@@ -250,12 +251,32 @@ def test_a_managers_signal_while_the_objective_is_imported(notes: Notes) -> None
     assert notes == ["Interrupted during the import of the objective: nothing was changed."]
 
 
+def test_a_study_of_another_process_while_the_objective_is_imported(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A signal ends the call, which does not say that the other's trials are suspended."""
+
+    def wait(until: float) -> bool:
+        signal.raise_signal(signal.SIGUSR2)
+        return True
+
+    seen = SimpleNamespace(study=lambda key: SimpleNamespace(driver_pid=7))
+    monkeypatch.setattr(_taken, "broker_status", lambda **asked: seen)
+    pool: Any = types.SimpleNamespace(began=0.0, wait_until_ready=wait)
+    screen: Any = notes
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
+    _optuna.open_trial(study)
+    result = Driver(study, pool, OptimizeSettings(), screen).run()
+    assert result.outlook == "Stopped waiting: process 7 goes on with the study."
+    assert [trial.state for trial in result.trials] == ["RUNNING"]
+
+
 def test_brokers_that_end_at_once(
     notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each is replaced with a word about it; after ten in a row its reason is the error."""
 
-    def gone(role: str, devices: str, power: Any) -> Any:
+    def gone(role: str, devices: str, power: Any, on_silence: Any) -> Any:
         raise BrokerError("It is gone.")
 
     monkeypatch.setattr(_driver, "connect_or_start", gone)

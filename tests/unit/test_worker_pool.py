@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
+import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -15,6 +18,8 @@ import pytest
 from optuna_hermes.errors import HermesError
 from optuna_hermes.workers import _worker_pool
 from optuna_hermes.workers._fork_safety import why_not_fork
+from optuna_hermes.workers._processes import command
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._worker_pool import WorkerPool
 
 
@@ -74,3 +79,29 @@ def test_a_fork_server_that_the_system_refuses(
             "The system starts no process ([Errno 11] Resource temporarily unavailable): raise the "
             "limit of processes or of memory, then run the same command again."
         )
+
+
+def test_a_fork_server_leaves_signals_to_the_driver_from_its_first_moment(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C reaches it while it imports, before it has left the group of its terminal."""
+    with WorkerPool("math:cos", "cpu:1", "threads were started") as pool:
+        for number in LEFT_TO_DRIVER:
+            os.kill(pool._process.pid, number)
+        assert pool.wait_until_ready(time.monotonic() + 60.0)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(LEFT_TO_DRIVER)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("sent", [b"", pickle.dumps(("math:cos", [*sys.path], ["x"]))])
+def test_a_fork_server_without_a_driver_ends(
+    sent: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its driver was interrupted before it had sent anything, or during the import."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            ours.sendall(sent and len(sent).to_bytes(8, "big") + sent)
+        order = command("_fork_server", theirs.fileno())
+        assert subprocess.run(order, pass_fds=(theirs.fileno(),), check=False).returncode == 0
+    assert capfd.readouterr().err == ""

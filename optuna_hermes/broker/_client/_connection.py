@@ -7,7 +7,9 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
@@ -26,19 +28,37 @@ POLL_SECONDS = 0.02
 SILENT_SECONDS = 10.0
 """Time in which a broker answers a viewer, whom nobody else would tell that it does not."""
 _GONE = "The broker is gone: look into broker.log for the reason."
-_SILENT = (
+SILENT = (
     f"The broker of this host has not answered for {SILENT_SECONDS:.0f} s: let its process, which "
     "broker.json names, go on if it was stopped, or look into broker.log."
 )
+_LOOK_SECONDS = 0.2
+"""Interval at which ``on_silence`` is called."""
 _END_IT = "it is of another version, so end the process that broker.json names"
 
 
-class Connection:
-    """Connection to the broker: any thread may send, one thread receives."""
+OnSilence = Callable[[float], None]
+T = TypeVar("T")
+Done = TypeVar("Done")
 
-    def __init__(self, sock: socket.socket, role: str) -> None:
+
+class Connection:
+    """Connection to the broker: any thread may send, one thread receives.
+
+    Args:
+        sock: connected.
+        role: what this client is.
+        on_silence: called again and again while the broker is waited for, with the seconds of that;
+            an exception in it ends the wait. By default a viewer waits for ``SILENT_SECONDS``,
+            others for ever.
+    """
+
+    def __init__(self, sock: socket.socket, role: str, on_silence: OnSilence | None = None) -> None:
         self._socket = sock
-        if role == "viewer":
+        self._on_silence = on_silence or _give_up
+        if on_silence is not None:
+            sock.settimeout(_LOOK_SECONDS)
+        elif role == "viewer":
             sock.settimeout(SILENT_SECONDS)
         self._send_lock = threading.Lock()
         try:
@@ -66,15 +86,11 @@ class Connection:
         Raises:
             BrokerError: the broker is gone.
         """
-        data = wire.frame(message)
-        try:
-            # One frame at a time: sendall() may write in parts, between which others could write.
-            with self._send_lock:
-                self._socket.sendall(data)
-        except TimeoutError as error:
-            raise BrokerSilentError(_SILENT) from error
-        except OSError as error:
-            raise BrokerError(_GONE) from error
+        data = memoryview(wire.frame(message))
+        # One frame at a time: it may be written in parts, between which others could write.
+        with self._send_lock:
+            while data:
+                data = data[self._wait_for(self._socket.send, data) :]
 
     def receive(self) -> wire.FromBroker:
         """Wait for one message.
@@ -140,20 +156,32 @@ class Connection:
     def _read(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
-            try:
-                part = self._socket.recv(count - len(data))
-            except TimeoutError as error:
-                raise BrokerSilentError(_SILENT) from error
-            except OSError as error:
-                raise BrokerError(_GONE) from error
+            part = self._wait_for(self._socket.recv, count - len(data))
             if not part:
                 raise BrokerError(_GONE)
             data += part
         return bytes(data)
 
+    def _wait_for(self, transfer: Callable[[T], Done], what: T) -> Done:
+        began = time.monotonic()
+        while True:
+            try:
+                return transfer(what)
+            except TimeoutError:
+                self._on_silence(time.monotonic() - began)
+            except OSError as error:
+                raise BrokerError(_GONE) from error
 
-def connect(role: str) -> Connection:
+
+def _give_up(seconds: float) -> None:
+    raise BrokerSilentError(SILENT)
+
+
+def connect(role: str, on_silence: OnSilence | None = None) -> Connection:
     """Connect to the broker of this host and user.
+
+    Args:
+        role, on_silence: as those of ``Connection``.
 
     Raises:
         BrokerError: there is none.
@@ -168,10 +196,10 @@ def connect(role: str) -> Connection:
         raise BrokerError(
             "No broker runs on this host: start one with `optuna-hermes broker`."
         ) from error
-    return Connection(sock, role)
+    return Connection(sock, role, on_silence)
 
 
-def connect_if_any(role: str) -> Connection | None:
+def connect_if_any(role: str, on_silence: OnSilence | None = None) -> Connection | None:
     """Connect as ``connect`` does; None if there is no broker.
 
     Raises:
@@ -179,25 +207,28 @@ def connect_if_any(role: str) -> Connection | None:
         BrokerSilentError: it does not answer a viewer.
     """
     try:
-        return connect(role)
+        return connect(role, on_silence)
     except (BrokerConflictError, BrokerSilentError):
         raise
     except BrokerError:
         return None
 
 
-def broker_status(*, trials: bool = True, curves: bool = False) -> wire.BrokerStatus | None:
+def broker_status(
+    *, trials: bool = True, curves: bool = False, on_silence: OnSilence | None = None
+) -> wire.BrokerStatus | None:
     """Return the status of this host's broker, None if there is none.
 
     Args:
         trials: with every trial of every study.
         curves: with the shape of each trial's curve.
+        on_silence: as that of ``Connection``.
 
     Raises:
         BrokerConflictError: its socket is not ours.
         BrokerSilentError: it does not answer.
     """
-    connection = connect_if_any("viewer")
+    connection = connect_if_any("viewer", on_silence)
     if connection is None:
         return None
     try:

@@ -19,11 +19,17 @@ from optuna_hermes.broker._client._connection import (
     CONNECT_SECONDS,
     POLL_SECONDS,
     Connection,
+    OnSilence,
     connect,
 )
 from optuna_hermes.broker._devices._visible import hidden
 from optuna_hermes.broker._privacy import open_private
-from optuna_hermes.errors import BrokerConflictError, BrokerError, DeviceSpecError
+from optuna_hermes.errors import (
+    BrokerConflictError,
+    BrokerError,
+    BrokerSilentError,
+    DeviceSpecError,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._power_commands import PowerCommands
@@ -41,7 +47,10 @@ _MAX_WORDS_BYTES = 1_000_000
 
 
 def connect_or_start(
-    role: str, devices: str = "auto", power: PowerCommands | None = None
+    role: str,
+    devices: str = "auto",
+    power: PowerCommands | None = None,
+    on_silence: OnSilence | None = None,
 ) -> Connection:
     """Connect to the broker, after starting one if there is none.
 
@@ -51,6 +60,7 @@ def connect_or_start(
             process may see none of its GPUs.
         power: the commands with which it must power devices down and up; None takes a running
             broker as it is.
+        on_silence: as that of ``Connection``.
 
     Raises:
         DeviceSpecError: there are no such devices.
@@ -67,8 +77,8 @@ def connect_or_start(
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
-            connection = connect(role)
-        except BrokerConflictError:
+            connection = connect(role, on_silence)
+        except (BrokerConflictError, BrokerSilentError):
             raise
         except BrokerError:
             if time.monotonic() > deadline:
@@ -85,6 +95,26 @@ def connect_or_start(
             _make_way(connection, "other power commands: leave these out")
         else:
             return connection
+
+
+def end_idle(on_silence: OnSilence | None = None) -> None:
+    """End the broker if no process needs it and a client has started it with devices of its choice.
+
+    Else a call that names no devices would have those of an earlier one.
+
+    Args:
+        on_silence: as that of ``Connection``.
+    """
+    with contextlib.suppress(BrokerError):  # there is none, or it is in use
+        connection = connect("viewer", on_silence)
+        if with_other_devices(connection.welcome):
+            _make_way(connection, "devices that were named")
+        connection.close()
+
+
+def with_other_devices(welcome: wire.Welcome) -> bool:
+    """True if a client has started the broker with other devices than ``auto``."""
+    return welcome.background and welcome.devices != "auto"
 
 
 def _start_one(devices: str, power: Sequence[str]) -> None:

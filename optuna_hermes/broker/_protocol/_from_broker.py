@@ -11,6 +11,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     """Answer to ``Hello``; ``instance`` is the broker, as the ledger knows it.
 
     ``devices`` is the specification that it was started with, ``power`` its commands for devices.
+    In the ``background`` it was started by a client.
     """
 
     version: int
@@ -20,6 +21,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     devices: str
     device_ids: tuple[str, ...]
     power: tuple[str, ...] = ()
+    background: bool = False
 
 
 class Refused(Message, frozen=True, kw_only=True):

@@ -299,6 +299,7 @@ class Server:
             devices=self._devices,
             device_ids=tuple(self._handler.state.slots),
             power=self._power,
+            background=self._background,
         )
 
     def _quit(self, connection: int) -> None:

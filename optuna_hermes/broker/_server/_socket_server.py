@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -93,7 +94,7 @@ class SocketServer:
     def send(self, connection: int, message: wire.FromBroker) -> None:
         """Send a message, if the connection is still there."""
         writer = self._writers.get(connection)
-        if writer is None or writer.is_closing():
+        if writer is None or writer.is_closing() or _is_gone(writer):
             return
         if writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self._hang_up(connection, f"it does not read what it is sent: {_STOPPED}")
@@ -160,6 +161,16 @@ class SocketServer:
         pid = peer(writer.get_extra_info("socket"))[0]
         log.warning("connection %d of process %d closed: %s", connection, pid, reason)
         writer.transport.abort()
+
+
+def _is_gone(writer: asyncio.StreamWriter) -> bool:
+    """True if the other end is closed.
+
+    If it were written to, asyncio would drop what it has sent before, such as a trial's last units.
+    """
+    poll = select.poll()
+    poll.register(writer.get_extra_info("socket"), 0)
+    return bool(poll.poll(0))
 
 
 def _listen(path: Path) -> socket.socket:
