@@ -94,7 +94,8 @@ def optimize(
     checkpoint_dir: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="Or a URL, for suspended trials; else beside the database."
+            metavar="FOLDER",
+            help="Or a URL, for checkpoints; else beside an SQLite file or in ~/.local/state.",
         ),
     ] = None,
     ledger: Annotated[

@@ -76,7 +76,8 @@ def optimize(
         slice_seconds: least length of a slice.
         seed: source of all random numbers of sampler and trials; None for the one that the study
             has, at first that of its ``HermesSampler``, or one that is drawn.
-        checkpoint_dir: folder or URL for suspended trials; beside the database if None.
+        checkpoint_dir: folder or URL for checkpoints. None for beside an SQLite file, else in the
+            user's state folder.
         ledger: URL of a database that all hosts reach, for a study in a journal file or behind a
             gRPC proxy. None for that which the study has, at first a file of this host.
         hang_seconds: a process that trains, and neither reports nor computes for so long, is taken
