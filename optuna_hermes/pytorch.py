@@ -334,7 +334,7 @@ class Run(CooperativeLoop):
     # -- between two batches -------------------------------------------------------------------
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._batches_due = epoch, True
+        self._epoch, self._batches_due, self._position.batch = epoch, True, 0
         if self._session is None:
             return
         self._code.enter(sys._getframe())
@@ -351,7 +351,6 @@ class Run(CooperativeLoop):
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         session, restored = self._session, self._restored
         if session is None:
-            self._position.batch = 0
             return iter(loader)
         idle = self._other_loaders.release(loader)
         self._code.enter(sys._getframe())

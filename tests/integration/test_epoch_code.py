@@ -58,6 +58,11 @@ def by_generator(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int
     return 1.0, torch.randperm(16, generator=generator)[:12].tolist()
 
 
+def by_batch(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+    """The number of the batch, which is the first one's before each epoch's batches."""
+    return 1.0 + run.batch, list(range(16))
+
+
 def train(session: FakeSession, begin: Begin) -> list[float]:
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
@@ -76,7 +81,7 @@ def train(session: FakeSession, begin: Begin) -> list[float]:
 
 
 @pytest.mark.parametrize("stops", [(4, 4), (6, 1, 4), (3, 6)], ids=str)
-@pytest.mark.parametrize("begin", [by_schedule, by_setting, by_kept_value, by_generator])
+@pytest.mark.parametrize("begin", [by_schedule, by_setting, by_kept_value, by_generator, by_batch])
 def test_what_it_computes_is_the_same(begin: Begin, stops: tuple[int, ...], tmp_path: Path) -> None:
     """Between two epochs and within one, also where the trial is resumed there several times."""
     losses = train(FakeSession(), begin)

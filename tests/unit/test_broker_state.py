@@ -753,3 +753,27 @@ def test_the_json_of_a_status_keeps_its_names() -> None:
         "suspensions device_seconds watt_hours curve slope"
     )
     assert [*study["trials"][0]] == named.split()
+
+
+def test_a_loop_has_time_to_train_however_long_it_took_to_come_back() -> None:
+    """It is not asked to leave before its first batch, and then has half a slice at least."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", slice_seconds=1.0, unstarted=2)
+    workers = broker.worker(), broker.worker()
+    for number, worker in enumerate(workers):
+        epoch = begin(broker, worker, number)
+        broker.advance(1.1)
+        park(broker, worker, epoch)
+    worker = workers[0]
+    epoch = broker.last(worker, "Grant").epoch
+
+    def asked() -> bool:
+        return bool(broker.last(worker, "Yield").epoch == epoch)
+
+    broker.advance(5.0)
+    assert not asked()
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.advance(0.4)
+    assert not asked()
+    broker.advance(0.2)
+    assert asked()

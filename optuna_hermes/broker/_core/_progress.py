@@ -96,6 +96,9 @@ def training(
     elif not (trial.units or lease.adopted):
         study.measure_opening(now - lease.started)
     study.add_overhead(kind, lease.device_seconds(now))
+    if message.stores and not (lease.yielding or study.stretches):
+        # What it took to come here may be longer than the slice, in which it would train nothing.
+        lease.deadline = max(lease.deadline, now + study.spec.slice_seconds / 2)
 
 
 def report(turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Report) -> None:

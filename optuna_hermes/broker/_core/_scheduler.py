@@ -209,8 +209,12 @@ class Scheduler:
 
     def _is_up(self, lease: Lease, now: float) -> bool:
         """True if the slice of a trial is over, and it was not asked to leave yet."""
-        served = lease.number is not None and self._state.studies[lease.study].away_since is None
-        return served and lease.deadline <= now and not lease.yielding
+        study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
+        if trial is None or study.away_since is not None or lease.yielding:
+            return False
+        # Before its first batch a loop would leave with nothing trained; others say of none.
+        begins = study.sets_up if lease.from_tier is None else trial.stores
+        return lease.deadline <= now and (lease.training or not begins or study.stretches)
 
     def _keeps_others_off(self, lease: Lease, slots: Sequence[Slot]) -> bool:
         """True if nobody else could use its devices while its trial's process lives."""
