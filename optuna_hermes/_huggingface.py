@@ -90,7 +90,7 @@ class Steps(CooperativeLoop):
         others = {} if session is None else _attributes_of(trainer)
         super().__init__(trial, NamedObjects(owners, others=others), session)
         if self._session is not None:
-            self._named.note_start()
+            self._named.unsaved.start()
             get = functools.partial(self._evaluation_loader, trainer.get_eval_dataloader)
             vars(trainer)["get_eval_dataloader"] = get
 

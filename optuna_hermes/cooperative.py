@@ -216,7 +216,7 @@ class CooperativeLoop:
 
     def _lost(self) -> list[str]:
         """Names of values that have changed and that no checkpoint holds."""
-        return self._named.lost
+        return self._named.unsaved.lost
 
     # -- at a clean point ----------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class CooperativeLoop:
         if changed:
             parts = "parameters, dtypes, layers or tied parts than when it was named"
             self.warn_of_shape(", ".join(changed), parts)
-        return bool(changed) or self._has_unmade(self._named.unmade())
+        return bool(changed) or self._has_unmade(self._named.unsaved.unmade())
 
     def _has_unmade(self, names: list[str]) -> bool:
         """True if attributes of these ``names`` keep a trial from being stored, said once."""
@@ -371,7 +371,10 @@ class CooperativeLoop:
         # Reading a tensor waits for the current stream only, and others may still write to it.
         settled(self.roots())
         self._warn_of_inexact()
-        return self._dump(rng)
+        tree = self._dump(rng)
+        assert self._session is not None
+        warn_of_lost(self._name, self._session.checkpoint_dir, self._lost(), self.remedy)
+        return tree
 
     def _warn_of_inexact(self) -> None:
         """Log what makes the device's kernels draw or round otherwise in the next process, once."""
@@ -386,16 +389,13 @@ class CooperativeLoop:
         warning = self.inexact()
         if warning is not None:
             log.warning("%s: %s", self._name.capitalize(), warning)
-        tree = {
+        return {
             "named": self._named.state_dict(),
             **self.position(),
             "unit": self._unit,
             "value": self.value,
             "rng": rng,
         }
-        assert self._session is not None
-        warn_of_lost(self._name, self._session.checkpoint_dir, self._lost(), self.remedy)
-        return tree
 
     def _find(self, session: Session) -> tuple[Checkpoint, Any] | None:
         """The newest checkpoint that can be used."""
@@ -429,7 +429,7 @@ class CooperativeLoop:
         if tree is not None:
             self._load(tree)
             set_rng_state(tree["rng"])
-        self._named.begin(resumed=tree is not None)
+        self._named.unsaved.begin(resumed=tree is not None)
 
     def _load(self, tree: dict[str, Any]) -> None:
         self._named.load_state_dict(tree["named"])

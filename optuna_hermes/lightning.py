@@ -34,6 +34,7 @@ from optuna_hermes._lightning._namespace import (
 from optuna_hermes._lightning._requeue import switch_requeueing_off
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean, roots, why_not_storable
 from optuna_hermes._lightning._units import Units
+from optuna_hermes._lightning._unsaved import ADVICE, OF_DATA
 from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
 from optuna_hermes.model import Checkpoint
@@ -280,6 +281,7 @@ def _set_up_early(before: Callback, trainer: Trainer, pl_module: LightningModule
 class _FitLoop(CooperativeLoop):
     """The batches of a callback's fits, in the trial's only process or in one of its ranks."""
 
+    remedy = ADVICE
     _begins_late = True
 
     def __init__(self, trial: Any, monitor: str, session: Session | None) -> None:
@@ -400,12 +402,14 @@ class _FitLoop(CooperativeLoop):
         # Only the first fit of a trial is ever stored.
         found = (self._fits.found or self._find(session)) if self._number == 1 else None
         self._fits.found = None
-        self._checkpoints.begin(session.checkpoint_dir, found)
+        self._checkpoints.begin(found)
 
     def fit_starts(self) -> None:
-        """Note the attributes that hooks before the first batch may change."""
+        """Note attributes before a fit's sanity check and its first epoch."""
         if self._hooks is not None:
-            self._checkpoints.fit_starts(self._hooks.trainer)
+            # A resumed fit does not have their hooks called again, and would lack what they
+            # change. Data modules change where loaders are made, which the next process does again.
+            self._hooks.unsaved.start(but=OF_DATA)
 
     def begin_batches(self, callback: HermesCallback) -> None:
         """Hook in between batches, and prepare for checkpoints; for ``on_train_start``."""
@@ -515,7 +519,7 @@ class _FitLoop(CooperativeLoop):
         whole = (
             self._fit.stores_here()
             and not self._has_other_parts()
-            and not self._has_unmade(self._checkpoints.unmade())
+            and not self._has_unmade(self._fit.unsaved.unmade())
         )
         if self._rank is not None:
             self._rank.storable, whole = whole, True
@@ -524,14 +528,17 @@ class _FitLoop(CooperativeLoop):
     def saves_now(self, saver: Saver) -> bool:
         return self._rank is None or self._rank.all_storable(self._unit)
 
+    def _lost(self) -> list[str]:
+        return self._fit.unsaved.lost
+
     def _has_other_parts(self) -> bool:
         """True if a checkpoint would not fit what the next process makes, said once."""
         changed = self._fit.shape.changed()
         if changed is not None:
             self.warn_of_shape(
                 changed,
-                "parameters, buffers, dtypes, layers, tied parts, callbacks or objects with a "
-                "state than at the fit's beginning",
+                "parameters, buffers, dtypes, layers, tied parts or callbacks than at the fit's "
+                "beginning",
                 " An on_load_checkpoint of the module's own may make them again.",
             )
         return changed is not None

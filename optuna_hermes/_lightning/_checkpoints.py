@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +15,16 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
-from optuna_hermes._lightning._module import restore_attributes, tensors_of
-from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._optimizers import inner_states, restore_optimizers
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
-from optuna_hermes._lightning._unsaved import ADVICE, hooks_of, unsaved
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._generators import FoundGenerators, set_states
-from optuna_hermes.suspend._hooks import Hooks
 from optuna_hermes.suspend._module_state import all_buffers, drop_buffers, set_buffers
-from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
-from optuna_hermes.suspend._unsaved import Unsaved
 
 if TYPE_CHECKING:
-    import torch
-
     from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes.suspend._rank import Rank
 
@@ -51,22 +42,16 @@ class Checkpoints:
         self._name = trial
         self._found: tuple[Checkpoint, Tree] | None = None
         self._loaded: Tree | None = None
-        self._unsaved = Unsaved({})
-        self._hooks = Hooks({})
-        self._missing: list[str] = []
-        self._at_start: dict[str, dict[str, int]] = {}
-        self._made: Mapping[Any, torch.Tensor] = {}
         self._code = FoundGenerators()
-        self._folder: Path | None = None
 
     @property
     def loaded(self) -> bool:
         """True while a resumed fit has not come to its first batch."""
         return self._loaded is not None
 
-    def begin(self, folder: Path | None, found: tuple[Checkpoint, Tree] | None) -> None:
+    def begin(self, found: tuple[Checkpoint, Tree] | None) -> None:
         """Begin a fit, with the checkpoint to resume from."""
-        self._folder, self._found = folder, found
+        self._found = found
 
     def forget(self) -> None:
         """Drop the checkpoint that was found."""
@@ -75,13 +60,7 @@ class Checkpoints:
     def leave(self) -> None:
         """Drop the checkpoint that was loaded, at the end of a fit."""
         self._loaded = None
-        # These could not be pickled for ranks of a next fit.
-        self._made, self._code, self._hooks = {}, FoundGenerators(), Hooks({})
-        self._unsaved = Unsaved({})
-
-    def unmade(self) -> list[str]:
-        """Names of attributes that hold what the next process would lack."""
-        return self._unsaved.unmade()
+        self._code = FoundGenerators()  # which could not be pickled for ranks of a next fit
 
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
@@ -90,10 +69,10 @@ class Checkpoints:
         first = rank is None or rank.rank == 0
         own = checkpoint[_KEY] = {
             "rng": rng,
-            "loop": loop_state(trainer, self._made),
+            "loop": loop_state(trainer),
             "code": self._code.states(functools.partial(code_of, trainer)),
             "loggers": logger_state(trainer),
-            "unsaved": self._unsaved.state_dict(),
+            "unsaved": hooks.unsaved.state_dict(),
             "loaders": hooks.loader_states(),
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
@@ -102,8 +81,6 @@ class Checkpoints:
             # DDP keeps optimizers equal on all ranks.
             "inner": inner_states(trainer) if first else {},
         }
-        lost = [*self._unsaved.lost, *self._hooks.lost, *self._missing]
-        warn_of_lost(self._name, self._folder, lost, ADVICE)
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
         module = trainer.lightning_module
@@ -148,14 +125,6 @@ class Checkpoints:
         hooks.skip_tuners(loaded["tuners"])
         restore_loggers(hooks.trainer, loaded["loggers"])
 
-    def fit_starts(self, trainer: Trainer) -> None:
-        """Note attributes before a fit's sanity check and its first epoch; for ``on_fit_start``."""
-        # A resumed fit does not have their hooks called again, and would lack what they change.
-        self._at_start = unsaved(trainer).fingerprints()
-        # Those of data modules change where loaders are made, which the next process does again.
-        self._at_start = {k: v for k, v in self._at_start.items() if not k.startswith("data")}
-        self._made = tensors_of(trainer.lightning_module)
-
     def pass_over(self, hooks: TrainerHooks) -> None:
         """Pass over the trained batches of an iterable data set; for ``on_train_start``."""
         loaded = self._loaded
@@ -163,8 +132,7 @@ class Checkpoints:
             return
         # First what the data set draws from, and the random state, for a batch that Lightning
         # fetches ahead and that had not been fetched before.
-        restore_attributes(hooks.trainer.lightning_module, frozen(loaded["loop"]["module"]))
-        unsaved(hooks.trainer).load_state_dict(frozen(loaded["unsaved"]))
+        hooks.unsaved.load_state_dict(frozen(loaded["unsaved"]))
         with kept_rng():
             set_rng_state(loaded["rng"])
             hooks.pass_over(loaded["loaders"])
@@ -173,15 +141,9 @@ class Checkpoints:
     def restore(self, hooks: TrainerHooks) -> None:
         """Restore the state that Lightning's own loading leaves out; before the first batch."""
         loaded, self._loaded = self._loaded, None
-        self._unsaved = unsaved(hooks.trainer)
-        self._unsaved.note(hooks.there)
         if loaded is not None:
             self._put_back(loaded, hooks)
-        else:
-            self._unsaved.changed_since(self._at_start)
-        self._unsaved.begin()
-        self._hooks = hooks_of(hooks.trainer)
-        self._hooks.begin()
+        hooks.unsaved.begin(resumed=loaded is not None)
 
     def _put_back(self, loaded: Tree, hooks: TrainerHooks) -> None:
         trainer = hooks.trainer
@@ -190,9 +152,7 @@ class Checkpoints:
             set_states(code_of(trainer), loaded["code"])
         restore_optimizers(trainer, *loaded["optimizers"])
         restore_lottery(trainer, loaded["lottery"])
-        kind = type(trainer.lightning_module).__qualname__
-        missing = restore_loop_state(trainer, loaded["loop"])
-        self._missing = [f"{kind}.{place.lstrip('.')}" for place in missing]
+        restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
         if loaded["rng"] is not None:
             hooks.restore_loader_states(loaded["loaders"])
@@ -202,7 +162,7 @@ class Checkpoints:
         rewind_loggers(trainer, loaded["loggers"])
         set_buffers(trainer.lightning_module, loaded["buffers"])
         drop_buffers(trainer.lightning_module, loaded["buffers"])
-        self._unsaved.load_state_dict(loaded["unsaved"])
+        hooks.unsaved.load_state_dict(loaded["unsaved"])
         # Last, as the steps above may draw random numbers.
         if loaded["rng"] is not None:
             set_rng_state(loaded["rng"])

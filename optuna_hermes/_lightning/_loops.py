@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torchmetrics import Metric
 
 from optuna_hermes._lightning._callbacks import callback_state, restore_callbacks
 from optuna_hermes._lightning._clocks import clock_state, restore_clocks
-from optuna_hermes._lightning._module import module_state, restore_module
 from optuna_hermes._lightning._namespace import (
     Trainer,
     _ResultCollection,
@@ -21,8 +20,8 @@ from optuna_hermes._lightning._namespace import (
 from optuna_hermes.suspend._code import classes_of
 from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
 from optuna_hermes.suspend._loader_kinds import data_of, is_stream
-from optuna_hermes.suspend._metrics import metric_state, metrics_in, restore_metric, restore_metrics
-from optuna_hermes.suspend._module_state import gradient, set_gradient
+from optuna_hermes.suspend._metrics import metric_state, metrics_in, restore_metric
+from optuna_hermes.suspend._module_state import beside_weights, put_beside_weights
 from optuna_hermes.suspend._state import moved
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -48,8 +47,8 @@ Override = Callable[..., None]
 """Replaces a method by a function with its first arguments; see ``TrainerHooks``."""
 
 
-def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, Any]:
-    """The unsaved state between two batches; for ``made`` see ``module_state``."""
+def loop_state(trainer: Trainer) -> dict[str, Any]:
+    """The unsaved state between two batches."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     return {
         "batches_that_stepped": epoch_loop._batches_that_stepped,
@@ -68,32 +67,23 @@ def loop_state(trainer: Trainer, made: Mapping[Any, torch.Tensor]) -> dict[str, 
         ],
         "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
-        "metrics": {name: metric_state(metric) for name, metric in metrics_in(module)},
         "data": states_of(_data_generators(trainer)),
-        # Lightning resets them when the next ``training_step`` is done, which may read them. After
-        # a validation there are none.
-        "gradients": {
-            name: gradient(p.grad) for name, p in module.named_parameters() if p.grad is not None
-        },
-        "module": module_state(module, made),
+        # Gradients, too: Lightning resets them when the next ``training_step`` is done, which may
+        # read them. After a validation there are none.
+        **beside_weights(module),
         "callbacks": callback_state(trainer),
         "clocks": clock_state(trainer),
     }
 
 
-def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> list[str]:
-    """Restore what ``loop_state`` returned, before the first fetch of a resumed ``fit``.
-
-    Returns:
-        The places of objects in the module that are not there.
-    """
+def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
+    """Restore what ``loop_state`` returned, before the first fetch of a resumed ``fit``."""
     module, epoch_loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
     restore_callbacks(trainer, state["callbacks"])
-    restore_metrics(module, state["metrics"])
-    missing = restore_module(module, state["module"])
+    put_beside_weights(module, state)
     restore_clocks(trainer, state["clocks"])
-    own = ("module", "data")  # their tensors may be on other devices than the module
-    state = {**state, **moved({k: v for k, v in state.items() if k not in own}, module.device)}
+    # Generators' tensors may be on other devices than the module.
+    state = {**state, **moved({k: v for k, v in state.items() if k != "data"}, module.device)}
     # Else Lightning would skip the schedulers that watch metrics at the end of this epoch.
     trainer.fit_loop._restarting = False
     epoch_loop._batches_that_stepped = state["batches_that_stepped"]
@@ -111,10 +101,6 @@ def restore_loop_state(trainer: Trainer, state: dict[str, Any]) -> list[str]:
         setattr(trainer._logger_connector, name, value)
     set_states(_data_generators(trainer), state["data"])
     _restore_results(trainer, epoch_loop._results, state["results"])
-    for name, parameter in module.named_parameters():
-        if name in state["gradients"]:
-            set_gradient(parameter, state["gradients"][name])
-    return missing
 
 
 def add_up(trainer: Trainer, states: list[dict[str, Any]]) -> None:

@@ -1,15 +1,13 @@
-"""The parts of a module, its objects with a state, and its optimizers, which a checkpoint fits."""
+"""The parts of a module and of its optimizers, which a checkpoint fits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from optuna_hermes._lightning._module import stateful
 from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import BaseFinetuning, Trainer, callbacks_of
 from optuna_hermes._lightning._pruning import without_masks, without_orig
-from optuna_hermes.suspend._parts import Parts, parts_of, retied
+from optuna_hermes.suspend._parts import Parts, changed, parts_of
 
 
 class FitParts:
@@ -22,7 +20,6 @@ class FitParts:
         self.weights = Parts(sizes={})
         self._trainer = trainer
         self._optimizers: list[Parts] = []
-        self._stateful: dict[str, list[Any]] = {}
         self._first_callbacks = callbacks_of(trainer)
         self._callbacks: list[type] = []
 
@@ -34,13 +31,12 @@ class FitParts:
         """Note the parameters of the optimizers; right before their states are loaded."""
         self._optimizers = [parts_of(each) for each in self._trainer.optimizers]
 
-    def note_stateful(self) -> None:
-        """Note classes, dtypes, callbacks and what has a state, after each process's own hooks."""
+    def note_classes(self) -> None:
+        """Note classes, dtypes and callbacks, after each process's own hooks."""
         module = self._trainer.lightning_module
         self.weights = self.weights.converted(self._unpruned(parts_of(module)))
         pairs = zip(self._optimizers, self._trainer.optimizers, strict=False)
         self._optimizers = [noted.converted(parts_of(each)) for noted, each in pairs]
-        self._stateful = stateful(module)
         callbacks = callbacks_of(self._trainer)
         # A fit within this one, to find a learning rate, has only callbacks of its own.
         if all(each in callbacks for each in self._first_callbacks):
@@ -61,13 +57,7 @@ class FitParts:
             ):
                 name = f"its optimizer {number}"
                 first[name], now[name] = noted, parts_of(each)
-        unfit = [name for name in first if not first[name].fit(now[name])] or retied(first, now)
-        if unfit:
-            return unfit[0]
-        for attribute, kinds in stateful(trainer.lightning_module).items():
-            if kinds != self._stateful.get(attribute):
-                return f"{attribute} of its module"
-        return None
+        return next(iter(changed(first, now)), None)
 
     def _unpruned(self, parts: Parts) -> Parts:
         # By the names that the next process has, where the module is not pruned yet.

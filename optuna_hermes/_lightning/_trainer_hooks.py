@@ -70,8 +70,7 @@ class TrainerHooks:
         self.trainer = trainer
         self.shape = FitParts(trainer)
         self.settings = TrainerSettings(trainer)
-        self.there: dict[str, dict[tuple[str, ...], object]] = {}
-        """Classes of attributes where each process begins to train; see ``Unsaved``."""
+        self.unsaved = unsaved(trainer)
         self._name = trial
         self._replay = replay or replay_of
         self._replays: list[tuple[Any, Replay | Stream]] = []
@@ -347,8 +346,9 @@ class TrainerHooks:
     def _begin_run(self, begin: Callable[[], None]) -> None:
         """Call the hooks ``on_train_start``, and note what each process has made by then."""
         begin()
-        self.shape.note_stateful()
-        self.there = unsaved(self.trainer).classes()
+        self.shape.note_classes()
+        self.unsaved.note()
+        self.unsaved.note_made()
 
     def _expect(self, expected: bool = True) -> None:
         """Follow the next pass over each training loader, or none: hooks may begin others."""
@@ -376,17 +376,12 @@ class TrainerHooks:
 
     def _make(self, stage: str, set_up: Callable[[], None]) -> None:
         before, self._making = self._making, stage
-        there = unsaved(self.trainer).classes() if self.there else {}
         try:
-            with self._as_when_first_made(stage):
+            # What comes with the loaders each process makes, in time for these.
+            with self.unsaved.note_more(), self._as_when_first_made(stage):
                 set_up()
         finally:
             self._making = before
-        # What comes with the loaders each process makes, in time for these.
-        now = unsaved(self.trainer).classes() if self.there else {}
-        for key, found in now.items():
-            new = (each for each in found.items() if each not in there[key].items())
-            self.there.get(key, {}).update(new)
 
     @contextlib.contextmanager
     def _as_when_first_made(self, stage: str) -> Iterator[None]:

@@ -8,22 +8,27 @@ from typing import Any
 
 from torch import nn
 
-from optuna_hermes._lightning._module import is_saved, of_libraries
+from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import (
     Callback,
     LightningDataModule,
     SpikeDetection,
     Trainer,
     callbacks_of,
+    parts,
 )
 from optuna_hermes._lightning._optimizers import inner
-from optuna_hermes.suspend._hooks import Hooks
+from optuna_hermes._lightning._pruning import is_masked
+from optuna_hermes.suspend._generators import GENERATORS
+from optuna_hermes.suspend._metrics import is_metric, of_metrics
+from optuna_hermes.suspend._module_state import OF_LAZY_MODULES
+from optuna_hermes.suspend._state import plain
 from optuna_hermes.suspend._unsaved import (
     Attributes,
     Unsaved,
-    is_private,
     optimizer_attributes,
     set_by,
+    tensor_attributes,
 )
 
 ADVICE = (
@@ -31,36 +36,48 @@ ADVICE = (
     "tensors, lists and dictionaries."
 )
 _LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "optuna_hermes.")
+OF_DATA = ("data", "data hparams")
+"""Keys of the attributes of data modules."""
 
 
 def unsaved(trainer: Trainer) -> Unsaved:
-    """Attributes of the user's callbacks, module, parts of it, optimizers, and data module."""
-    module, named = trainer.lightning_module, functools.partial(_named, trainer)
-    known = {id(each) for each in named().values()}
-    parts: dict[str, Attributes] = {}
+    """Attributes of the user's callbacks, module, its parts, optimizers, and data module; hooks."""
+    return Unsaved(
+        functools.partial(_attributes, trainer),
+        named=functools.partial(_named, trainer),
+        hooked=functools.partial(_hooked, trainer),
+    )
+
+
+def loader_sources(trainer: Trainer) -> Unsaved:
+    """All attributes that loaders may be made from: of the module, its parts, the data module."""
+    return Unsaved(lambda: _of_modules(trainer, _known(trainer)))
+
+
+def _attributes(trainer: Trainer) -> dict[str, Attributes]:
+    module, known = trainer.lightning_module, _known(trainer)
+    found: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks_of(trainer)):
         name = type(callback).__qualname__
         key = f"callback {number} {name}"
         if isinstance(callback, SpikeDetection):  # its ``load_state_dict`` raises AttributeError
-            parts[key] = Attributes(name, callback, known=known)
+            found[key] = Attributes(name, callback, known=known)
         elif _is_a_user_s(callback, Callback):
-            parts[key] = Attributes(name, callback, _ignores(type(callback)), known)
-    for place, part in module.named_modules():
-        if not type(part).__module__.startswith(_LIBRARIES):
-            own = functools.partial(is_saved, part, known=known)
-            deletes = functools.partial(_is_a_user_s_attribute, part)
-            name = type(module).__qualname__ + (f".{place}" if place else "")
-            parts[f"module {place}"] = Attributes(name, part, own, known, deletes)
-    parts |= {**_of_tensors(module, known), **_data_module(trainer, known)}
+            found[key] = Attributes(name, callback, _ignores(type(callback)), known)
+    found |= _of_modules(trainer, known, _is_always_saved)
+    found |= tensor_attributes(type(module).__qualname__, module, known)
     for name, optimizer in _optimizers(trainer).items():
-        parts |= optimizer_attributes(name, optimizer, known)
-    return Unsaved({**parts, **_hyper_parameters(trainer, known)}, named)
+        found |= optimizer_attributes(name, optimizer, known)
+    return found
 
 
-def hooks_of(trainer: Trainer) -> Hooks:
-    """The hooks of the module, and of the optimizers."""
+def _known(trainer: Trainer) -> set[int]:
+    return {id(each) for each in _named(trainer).values()}
+
+
+def _hooked(trainer: Trainer) -> dict[str, Any]:
     module = trainer.lightning_module
-    return Hooks({type(module).__qualname__: module, **_optimizers(trainer)})
+    return {type(module).__qualname__: module, **_optimizers(trainer)}
 
 
 def _optimizers(trainer: Trainer) -> dict[str, Any]:
@@ -68,26 +85,42 @@ def _optimizers(trainer: Trainer) -> dict[str, Any]:
     return {**own, **inner(trainer)}
 
 
-def loader_sources(trainer: Trainer) -> Unsaved:
-    """All attributes that loaders may be made from: of the module, its parts, the data module."""
-    module, known = trainer.lightning_module, {id(each) for each in _named(trainer).values()}
-    parts = {
-        f"module {place}": Attributes(place, part, functools.partial(_of_libraries, part), known)
-        for place, part in module.named_modules()
-        if not type(part).__module__.startswith(_LIBRARIES)
-    }
-    parts |= {**_data_module(trainer, known), **_hyper_parameters(trainer, known)}
-    return Unsaved(parts)
+def _of_modules(
+    trainer: Trainer, known: set[int], always: Callable[[Any], bool] = lambda value: False
+) -> dict[str, Attributes]:
+    """Attributes of the module, its parts and the data module, and their hyper-parameters."""
+    module, found = trainer.lightning_module, {}
+    makes = loads(module)  # by a hook of its own, before its attributes are restored
+    for place, part in module.named_modules():
+        name = f"{type(module).__qualname__}.{place}".rstrip(".")
+        own = functools.partial(_is_left_out, part)
+        found[f"module {place}"] = Attributes(name, part, own, known, always, makes=makes)
+    return {**found, **_data_module(trainer, known), **_hyper_parameters(trainer, known)}
 
 
-def _of_tensors(module: nn.Module, known: set[int]) -> dict[str, Attributes]:
-    """Attributes of parameters and buffers, such as the real weights of a binarised network."""
-    kind = type(module).__qualname__
-    # Of the tensors themselves: a pruned parameter gets another name.
-    return {
-        f"tensor {place}": Attributes(f"{kind}.{place}", each, is_private, known)
-        for place, each in (*module.named_parameters(), *module.named_buffers())
-    }
+def _is_left_out(part: nn.Module, name: str, value: Any) -> bool:
+    """True for what libraries look after: of their own parts all but what users set, too."""
+    of_library = type(part).__module__.startswith(_LIBRARIES)
+    own = name in _own_attributes() or is_masked(part, name)
+    own = own or (is_metric(part) and of_metrics(part, name))
+    return own or (of_library and not _is_always_saved(value))
+
+
+def _is_always_saved(value: Any) -> bool:
+    """True for plain values and what has a state: hooks of a resumed fit may have changed it."""
+    items = value.values() if isinstance(value, dict) else value
+    each_of = items if isinstance(value, dict | list | tuple) else [value]
+    return plain(value) or any(
+        isinstance(each, GENERATORS) or hasattr(type(each), "load_state_dict") for each in each_of
+    )
+
+
+@functools.cache
+def _own_attributes() -> frozenset[str]:
+    """Attributes of every LightningModule, which Lightning or torch restores or sets up itself."""
+    modules = (each.LightningModule() for each in parts("core.module"))
+    others = ("_hparams_name", "_log_hyperparams", *OF_LAZY_MODULES)
+    return frozenset().union(*map(vars, modules), others)
 
 
 def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
@@ -151,11 +184,3 @@ def _is_a_user_s(each: object, base: type) -> bool:
 def _ignores(kind: Any) -> Callable[[str, Any], bool]:
     names = set_by(kind, _LIBRARIES)
     return lambda name, value: name in names
-
-
-def _is_a_user_s_attribute(part: nn.Module, name: str) -> bool:
-    return not of_libraries(part, name)
-
-
-def _of_libraries(part: nn.Module, name: str, value: Any) -> bool:
-    return of_libraries(part, name)

@@ -16,7 +16,7 @@ _LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.")
 
 
 class Hooks:
-    """The hooks of several objects, as far as the training registers or removes them.
+    """The hooks of several objects, as far as the training registers or removes them from now on.
 
     Args:
         owners: modules and optimizers by their names in messages; others have none.
@@ -24,17 +24,13 @@ class Hooks:
 
     def __init__(self, owners: Mapping[str, Any]) -> None:
         self._owners = owners
-        self._first: dict[str, list[Any]] = {}
-
-    def begin(self) -> None:
-        """Note the present hooks, unless that is done: each process registers these."""
-        self._first = self._first or self._present()
+        self._first = self._present()
 
     @property
     def lost(self) -> list[str]:
         """Names for the hooks of those that have others than at the beginning."""
-        now = self._present() if self._first else {}
-        return [f"{name}.hooks" for name, hooks in now.items() if hooks != self._first[name]]
+        now = self._present().items()
+        return [f"{name}.hooks" for name, hooks in now if hooks != self._first[name]]
 
     def _present(self) -> dict[str, list[Any]]:
         known: set[int] = set()

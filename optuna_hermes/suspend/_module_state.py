@@ -31,16 +31,18 @@ def state_of(owner: Any) -> dict[str, Any]:
     state = owner.state_dict()
     if not isinstance(owner, nn.Module):
         return {"state": state}
-    parameters = dict(owner.named_parameters())
+    buffers = {name: part for name, part in all_buffers(owner) if name not in state}
+    return {"state": state, "buffers": buffers, **beside_weights(owner)}
+
+
+def beside_weights(module: nn.Module) -> dict[str, Any]:
+    """What no ``state_dict`` holds, beside buffers; all of it matters to the bit."""
+    parameters = list(module.named_parameters())
     return {
-        # None of the rest is in a module's ``state_dict``, and all of it matters to the bit.
-        "state": state,
-        "buffers": {name: part for name, part in all_buffers(owner) if name not in state},
-        "gradients": {
-            name: gradient(p.grad) for name, p in parameters.items() if p.grad is not None
-        },
-        **modes(owner),
-        "metrics": {name: metric_state(metric) for name, metric in metrics_in(owner)},
+        "gradients": {name: each.grad for name, each in parameters if each.grad is not None},
+        "frozen": [name for name, each in parameters if not each.requires_grad],
+        "evaluating": [name for name, part in module.named_modules() if not part.training],
+        "metrics": {name: metric_state(metric) for name, metric in metrics_in(module)},
     }
 
 
@@ -53,14 +55,20 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
     if isinstance(owner, torch.optim.Optimizer):
         undo_casts(owner, state["state"])
         vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
-    if not isinstance(owner, nn.Module):
-        return
-    set_buffers(owner, state["buffers"])
-    drop_buffers(owner, state["buffers"])
-    for name, parameter in owner.named_parameters():
+    if isinstance(owner, nn.Module):
+        set_buffers(owner, state["buffers"])
+        drop_buffers(owner, state["buffers"])
+        put_beside_weights(owner, state)
+
+
+def put_beside_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Restore what ``beside_weights`` returned."""
+    for name, parameter in module.named_parameters():
         set_gradient(parameter, state["gradients"].get(name))
-    restore_metrics(owner, state["metrics"])
-    set_modes(owner, state)
+        parameter.requires_grad_(name not in state["frozen"])
+    restore_metrics(module, state["metrics"])
+    for name, part in module.named_modules():
+        part.training = name not in state["evaluating"]
 
 
 def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
@@ -194,41 +202,7 @@ def _device_of(buffer: torch.Tensor | None, module: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def modes(module: nn.Module) -> dict[str, list[str]]:
-    """The parts of a module that evaluate, and its frozen parameters."""
-    return {
-        "evaluating": [name for name, part in module.named_modules() if not part.training],
-        "frozen": [name for name, p in module.named_parameters() if not p.requires_grad],
-    }
-
-
-def set_modes(module: nn.Module, state: Mapping[str, Any]) -> None:
-    for name, part in module.named_modules():
-        part.training = name not in state["evaluating"]
-    for name, parameter in module.named_parameters():
-        parameter.requires_grad_(name not in state["frozen"])
-
-
-def gradient(value: torch.Tensor | None) -> Any:
-    """A gradient for a tree, in parts if it is sparse, as that of an embedding may be."""
-    if value is None or value.layout is not torch.sparse_coo:
-        return value
-    return {
-        "indices": value._indices(),  # also of one that is not coalesced
-        "values": value._values(),
-        "size": list(value.shape),
-        "coalesced": value.is_coalesced(),
-    }
-
-
-def set_gradient(parameter: torch.Tensor, gradient: Any) -> None:
-    """Restore a gradient from what ``gradient`` has returned."""
-    if isinstance(gradient, dict):
-        parameter.grad = torch.sparse_coo_tensor(
-            gradient["indices"], gradient["values"], gradient["size"], device=parameter.device,
-            is_coalesced=gradient["coalesced"], check_invariants=False,
-        )  # fmt: skip
-        return
+def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
     parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
 
 

@@ -12,17 +12,15 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from optuna_hermes.errors import InvalidInputError, SuspendError
-from optuna_hermes.suspend._hooks import Hooks
 from optuna_hermes.suspend._kept import KeptValues, if_small
 from optuna_hermes.suspend._module_state import (
-    gradient,
     ignored_of,
     kept_groups,
     put_back,
     set_gradient,
     state_of,
 )
-from optuna_hermes.suspend._parts import parts_of, retied
+from optuna_hermes.suspend._parts import changed, parts_of
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import (
@@ -62,13 +60,14 @@ class NamedObjects:
         for name, owner in owners.items():
             _check(name, owner)
         self._kept = KeptValues(classes)
-        self._noted = False
-        self._at_start: dict[str, dict[str, int]] = {}
         self._too_large: dict[str, _Wait] = {}
         self._owners = {**owners, **held(owners)}
-        parts = {**_attributes(self._owners), **(others or {})}
-        self._unsaved = Unsaved(parts, functools.partial(_by_name, self._owners))
-        self._hooks = Hooks(self._owners)
+        self.unsaved = Unsaved(
+            functools.partial(_attributes, self._owners, others or {}),
+            named=functools.partial(_by_name, self._owners),
+            hooked=functools.partial(dict, self._owners),
+        )
+        """Their attributes and hooks."""
         self._parts = {name: parts_of(each) for name, each in self._owners.items()}
 
     @property
@@ -83,9 +82,7 @@ class NamedObjects:
     @property
     def reshaped(self) -> list[str]:
         """Names of objects whose state does not fit them as they were before the loop."""
-        now = {name: parts_of(each) for name, each in self._owners.items()}
-        unfit = [name for name, each in self._parts.items() if not each.fit(now[name])]
-        return unfit or retied(self._parts, now)
+        return changed(self._parts, {name: parts_of(each) for name, each in self._owners.items()})
 
     def note_classes(self) -> None:
         """Note classes, dtypes and shared parts; right before the loop, where all are converted."""
@@ -94,41 +91,9 @@ class NamedObjects:
 
     def note_kept(self) -> None:
         """Note what is kept, what attributes and what hooks there are, right before the loop."""
-        self.note_attributes()
-        self.note_start()
-        self._hooks.begin()
+        self.unsaved.note()
+        self.unsaved.start()
         self._kept.note_packages()
-
-    def note_attributes(self) -> None:
-        """Note attributes right before the loop: each process makes them so."""
-        if not self._noted:
-            self._noted = True
-            self._unsaved.note(self._unsaved.classes())
-
-    def note_start(self) -> None:
-        """Note attributes where a trial that is resumed has not what the first epoch changes."""
-        self._at_start = self._unsaved.fingerprints()
-
-    def unmade(self) -> list[str]:
-        """Names of attributes that hold what the next process would lack."""
-        return self._unsaved.unmade()
-
-    @property
-    def lost(self) -> list[str]:
-        """Names of attributes and hooks that have changed and cannot be stored."""
-        return [*self._unsaved.lost, *self._hooks.lost]
-
-    def begin(self, *, resumed: bool = False) -> None:
-        """Begin to watch, before the first batch: changes are stored, also those since the start.
-
-        Args:
-            resumed: True if a checkpoint was loaded, which holds such changes.
-        """
-        self.note_attributes()
-        if not resumed:
-            self._unsaved.changed_since(self._at_start)
-        self._unsaved.begin()
-        self._hooks.begin()
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all, as a tree of tensors and plain values; the tensors are not copied.
@@ -140,10 +105,10 @@ class NamedObjects:
         return {
             "owners": owners,
             "trained": {
-                name: [(each, gradient(each.grad), each.requires_grad) for each in parameters]
+                name: [(each, each.grad, each.requires_grad) for each in parameters]
                 for name, parameters in _trained(self._owners).items()
             },
-            "unsaved": self._unsaved.state_dict(),
+            "unsaved": self.unsaved.state_dict(),
             **self._kept.state_dict(lambda: self._tensors(owners)),
         }
 
@@ -166,7 +131,7 @@ class NamedObjects:
                         _put_parameters_back(present[name], trained[name])
                 except Exception as error:
                     raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
-        self._unsaved.load_state_dict(state["unsaved"])
+        self.unsaved.load_state_dict(state["unsaved"])
         self.load_kept(state)
 
     def load_kept(self, state: dict[str, Any]) -> None:
@@ -278,7 +243,9 @@ def _parts(name: str, owner: object) -> Iterator[tuple[str, object]]:
             yield from ((f"{name}.{attribute}.{place}", each) for place, each in items)
 
 
-def _attributes(owners: Mapping[str, Any]) -> dict[str, Attributes]:
+def _attributes(
+    owners: Mapping[str, Any], others: Mapping[str, Attributes]
+) -> dict[str, Attributes]:
     """Attributes of modules, their parts and optimizers that are in no ``state_dict``."""
     modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
     known = {id(each) for each in _by_name(owners).values()}
@@ -295,7 +262,7 @@ def _attributes(owners: Mapping[str, Any]) -> dict[str, Attributes]:
             parts[place] = Attributes(place, tensor, is_private, known)
     for name, owner in owners.items():
         parts |= optimizer_attributes(name, owner, known)
-    return parts
+    return {**parts, **others}
 
 
 def _by_name(owners: Mapping[str, Any]) -> dict[str, object]:

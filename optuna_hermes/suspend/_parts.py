@@ -87,7 +87,12 @@ def parts_of(owner: object) -> Parts:
     return Parts(sizes=sizes, unset=frozenset(unset), kinds=kinds, ids=ids)
 
 
-def retied(first: Mapping[str, Parts], now: Mapping[str, Parts]) -> list[str]:
+def changed(first: Mapping[str, Parts], now: Mapping[str, Parts]) -> list[str]:
+    """Names of those that can load no state of the ``first`` ones any more."""
+    return [name for name, each in first.items() if not each.fit(now[name])] or _retied(first, now)
+
+
+def _retied(first: Mapping[str, Parts], now: Mapping[str, Parts]) -> list[str]:
     """Names of those in which parts have become one, as tied weights are, or are one no longer."""
     pairs = {
         (name, place): (number, now[name].ids[place])

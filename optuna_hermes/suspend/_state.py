@@ -28,11 +28,10 @@ def rng_state() -> dict[str, Any]:
 
     used = used_accelerator()  # asking others for their states would wake them up
     version, words, next_gauss = random.getstate()
-    # Only what ``torch.load(weights_only=True)`` accepts, as all of a checkpoint of Lightning's.
     return {
         "torch": torch.get_rng_state(),
         "accelerator": {used.kind: used.rng_states()} if used is not None else {},
-        "numpy": numpy_state(),
+        "numpy": np.random.get_state(legacy=False),
         "python": {"version": version, "words": torch.tensor(words), "gauss": next_gauss},
     }
 
@@ -53,43 +52,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
 
 
-def numpy_state() -> dict[str, Any]:
-    """The state of NumPy's global generator, in numbers, text and tensors."""
-    import torch
-
-    state: Any = np.random.get_state(legacy=False)
-    if state["bit_generator"] != _MERSENNE:  # one of ``np.random.set_bit_generator``
-        return {"other": mapped(state, _as_signed)}
-    return {
-        "key": torch.from_numpy(state["state"]["key"].astype(np.int64)),
-        "position": int(state["state"]["pos"]),
-        "has_gauss": int(state["has_gauss"]),
-        "gauss": float(state["gauss"]),
-    }
-
-
 def set_numpy_state(state: dict[str, Any]) -> None:
-    """Put back what ``numpy_state`` returned."""
-    import torch
-
-    if "other" in state:
-        other = mapped(
-            state["other"],
-            lambda leaf: leaf.numpy().view(np.uint64) if isinstance(leaf, torch.Tensor) else leaf,
-        )
-        use_bits(other["bit_generator"])
-        np.random.set_state(other)
-        return
-    use_bits(_MERSENNE)
-    key = state["key"].numpy().astype(np.uint32)
-    np.random.set_state((_MERSENNE, key, state["position"], state["has_gauss"], state["gauss"]))
-
-
-def _as_signed(leaf: Any) -> Any:
-    """An array of words of 64 bits as a tensor: torch has few operations for those without sign."""
-    import torch
-
-    return torch.from_numpy(leaf.view(np.int64)) if isinstance(leaf, np.ndarray) else leaf
+    """Put back what ``np.random.get_state`` returned."""
+    use_bits(state["bit_generator"])  # else NumPy refuses it
+    np.random.set_state(state)
 
 
 def use_bits(name: str) -> None:

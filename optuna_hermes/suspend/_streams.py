@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -25,7 +26,6 @@ from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_st
 from optuna_hermes.suspend._loader_kinds import data_of
 from optuna_hermes.suspend._state import (
     kept_rng,
-    numpy_state,
     rng_state,
     set_numpy_state,
     set_rng_state,
@@ -402,7 +402,7 @@ class _Numbers:
 
     def __init__(self) -> None:
         self._torch = torch.get_rng_state()
-        self._numpy = numpy_state()
+        self._numpy: Any = np.random.get_state(legacy=False)
         self._python = random.getstate()
 
     def __eq__(self, other: object) -> bool:
@@ -425,4 +425,4 @@ class _Numbers:
 
 
 def _plain(leaf: Any) -> Any:
-    return leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf
+    return leaf.tolist() if isinstance(leaf, np.ndarray) else leaf

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import logging
+import math
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,6 +27,7 @@ from optuna_hermes.suspend._fingerprint import (
     outside,
 )
 from optuna_hermes.suspend._generators import dict_of
+from optuna_hermes.suspend._hooks import Hooks
 from optuna_hermes.suspend._tree import NUMBERS, storable
 
 log = logging.getLogger(__name__)
@@ -55,7 +58,8 @@ class Attributes:
     Args:
         ignores: called with an attribute's name and value; True to leave it out.
         known: ids of objects that are saved elsewhere.
-        deletes: called with a name; True to delete also such an attribute that is left out.
+        always: called with a value; True to save it of whatever size, also if it has not changed.
+        makes: True if the next process may make any objects with a state before they are restored.
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class Attributes:
         owner: object,
         ignores: Callable[[str, Any], bool] = lambda name, value: False,
         known: Collection[int] = (),
-        deletes: Callable[[str], bool] = lambda name: False,
+        always: Callable[[Any], bool] = lambda value: False,
+        *,
+        makes: bool = False,
     ) -> None:
         self.lost: set[str] = set()
         """Names of the attributes that have changed and cannot be saved."""
@@ -76,7 +82,9 @@ class Attributes:
         self._owner = owner
         self._ignores = ignores
         self._known = known
-        self._deletes = deletes
+        self._always = always
+        self._makes = makes
+        self._at_start: dict[str, int] | None = None
         self._before: dict[str, int] = {}
         self._changed: set[str] = set()
         self._given: dict[int, object] = {}
@@ -97,20 +105,41 @@ class Attributes:
         """
         self._there = there
 
-    def begin(self) -> None:
-        """Begin to watch, before the first batch of this process."""
-        self._before = self.fingerprints()
+    def note_more(self, before: dict[_Place, object]) -> None:
+        """Note also what is made anew since there were the classes ``before``."""
+        if self._there is not None:
+            new = (each for each in self.classes().items() if each not in before.items())
+            self._there.update(new)
+
+    def move_to(self, other: Attributes) -> None:
+        """Go on with the object of ``other``, which is in the place of this one by now."""
+        self._owner, self._ignores, self._known = other._owner, other._ignores, other._known
+
+    def start(self) -> None:
+        """Note the attributes where a process that resumes does not change them any more."""
+        self._at_start = self.fingerprints()
+
+    def note_made(self) -> None:
+        """Note the present arrays: each process makes these, perhaps as parts of others."""
+        self._made = self._arrays()
+
+    def begin(self, *, resumed: bool = True) -> None:
+        """Begin to watch, before the first batch of this process.
+
+        Args:
+            resumed: False to count as changed what can be saved and has changed since ``start``.
+        """
+        now = self._before = self.fingerprints()
+        if not resumed and self._at_start is not None:
+            self._changed_from(self._at_start, now)
         if self._made is None:
-            self._made = self._arrays()
+            self.note_made()
 
     def fingerprints(self) -> dict[str, int]:
-        """Fingerprints of the present values, by name; 0 for those that are left out."""
-        left_out = dict.fromkeys(filter(self._deletes, self._attributes()), 0)
-        return left_out | {name: self._fingerprint(each) for name, each in self._all().items()}
+        """Fingerprints of the present values, by name."""
+        return {name: self._fingerprint(each) for name, each in self._all().items()}
 
-    def changed_since(self, before: dict[str, int]) -> None:
-        """Count attributes as changed that can be saved and had other fingerprints before."""
-        now = self.fingerprints()
+    def _changed_from(self, before: dict[str, int], now: dict[str, int]) -> None:
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
         self._changed |= self._gone(before)
         for name in changed:
@@ -148,16 +177,13 @@ class Attributes:
         state = {}
         self.unmade = set()
         for name, value in attributes.items():
-            if name not in self._changed:
-                # What has not changed since the first batch the objective makes again.
-                if self._before.get(name) == self._fingerprint(value):
-                    continue
-                if name not in self._before and self._makes_again(name, value):
-                    continue
-                self._changed.add(name)  # saved from now on, without comparing fingerprints
+            if not (self._always(value) or self._has_changed(name, value)):
+                continue
             try:
                 node = self._written(name, value)
             except Exception as error:  # also of a user's class: the training goes on
+                if not self._has_changed(name, value):
+                    continue
                 log.debug("%s.%s: %s", self._name, name, error)
                 lost = self.lost if self._is_there(name, value) else self.unmade
                 lost.add(f"{self._name}.{name}")
@@ -166,10 +192,18 @@ class Attributes:
                     state[name] = node
         return state
 
+    def _has_changed(self, name: str, value: Any) -> bool:
+        """True if it has since the first batch; else the objective makes it again."""
+        if name not in self._changed:
+            same = self._before.get(name) == self._fingerprint(value)
+            if same or (name not in self._before and self._makes_again(name, value)):
+                return False
+            self._changed.add(name)  # saved from now on, without comparing fingerprints
+        return True
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore changed attributes; to be called before ``begin``."""
-        # Before they are replaced: those that are made here may be parts of others.
-        self._made = self._arrays()
+        self.note_made()  # before they are replaced
         if not state:
             return
         from optuna_hermes.suspend._values import Classes, ValueReader
@@ -212,16 +246,24 @@ class Attributes:
         return is_known and value.__func__ is getattr(type(owner), name, None)
 
     def _written(self, name: str, value: Any) -> list[Any]:
+        if type(value) in NUMBERS:
+            return ["plain", value]
         if isinstance(value, CODE):
             raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
         from optuna_hermes.suspend._values import Classes, Unmade, write_value
 
         unmade = None
-        if self._there is not None:
-            unmade = Unmade(self._there, Classes.of(self._owner), self._known)
+        if self._there is not None and not _is_simple(value, self._known):
+            unmade = Unmade(self._there, Classes.of(self._owner), self._known, makes=self._makes)
         node = write_value(
-            name, value, self._known, made=self._made, unmade=unmade, named=self.named
+            name,
+            value,
+            self._known,
+            made=self._made,
+            unmade=unmade,
+            named=self.named,
+            most=math.inf if self._always(value) else None,
         )
         if unmade is not None and unmade.found:
             log.debug("%s: %s", self._name, unmade.found)
@@ -255,23 +297,6 @@ class Attributes:
 
     def _is_made(self, value: object) -> bool:
         return self._made is not None and self._made.get(id(value)) is value
-
-
-class TensorAttributes(Attributes):
-    """The attributes of a parameter or buffer of a module, whichever tensor that is at the time.
-
-    Args:
-        tensor: its name in the module.
-    """
-
-    def __init__(
-        self, name: str, owner: nn.Module, tensor: str, known: Collection[int] = ()
-    ) -> None:
-        super().__init__(name, owner, is_private, known)
-        self._tensor = tensor
-
-    def _attributes(self) -> dict[str, Any]:
-        return getattr(getattr(self._owner, self._tensor, None), "__dict__", {})
 
 
 @functools.cache
@@ -338,21 +363,16 @@ def tensor_attributes(
 ) -> dict[str, Attributes]:
     """The attributes of a module's parameters and buffers, by keys for ``Unsaved``.
 
+    For example the real weights of a binarised network.
+
     Args:
         name: the module's name in messages.
         known: ids of objects that are saved elsewhere.
     """
     return {
-        f"tensor {name}.{place}": TensorAttributes(f"{name}.{place}", part, tensor, known)
-        for place, part, tensor in _tensors(module)
+        f"tensor {name}.{place}": Attributes(f"{name}.{place}", each, is_private, known)
+        for place, each in (*module.named_parameters(), *module.named_buffers())
     }
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """The place of each parameter and buffer, with its owner and its name there."""
-    for place, part in module.named_modules():
-        for tensor in (*part._parameters.keys(), *part._buffers.keys()):
-            yield f"{place}.{tensor}".lstrip("."), part, tensor
 
 
 def reachable(
@@ -441,50 +461,83 @@ def _is_simple(root: object, known: Collection[int]) -> bool:
 
 
 class Unsaved:
-    """The changing attributes of several objects.
+    """The changing attributes of several objects, and their hooks.
 
     Args:
-        parts: by a key that is the same in the trial's next process.
+        make: returns them by keys that are the same in the trial's next process.
         named: returns the known objects that are there at present, by names of which the same
             holds: attributes may refer to these.
+        hooked: returns modules and optimizers by their names in messages.
     """
 
     def __init__(
-        self, parts: dict[str, Attributes], named: Callable[[], Mapping[str, object]] = dict
+        self,
+        make: Callable[[], Mapping[str, Attributes]],
+        named: Callable[[], Mapping[str, object]] = dict,
+        hooked: Callable[[], Mapping[str, object]] = dict,
     ) -> None:
-        self._parts = parts
+        self._make = make
         self._named = named
+        self._hooked = hooked
+        self._parts: dict[str, Attributes] = {}
+        self._hooks = Hooks({})
+        self._noted = self._begun = False
 
     @property
     def lost(self) -> list[str]:
-        return sorted(name for part in self._parts.values() for name in part.lost)
+        """Names of attributes and hooks that have changed and cannot be stored."""
+        attributes = (name for part in self._parts.values() for name in part.lost)
+        return sorted([*attributes, *self._hooks.lost])
 
-    def classes(self) -> dict[str, dict[_Place, object]]:
-        """Classes of the present values by part, for ``note``."""
-        return {key: part.classes() for key, part in self._parts.items()}
+    def note(self) -> None:
+        """Note what each process makes or registers before it trains."""
+        self._noted = True
+        self._hooks = Hooks(self._hooked())
+        for part in self._present().values():
+            part.note(part.classes())
 
-    def note(self, there: dict[str, dict[_Place, object]]) -> None:
-        """Note what each process makes before it trains; see ``Attributes``."""
-        for key, part in self._parts.items():
-            part.note(there.get(key, {}))
+    @contextlib.contextmanager
+    def note_more(self) -> Iterator[None]:
+        """Note also what is made within, unless ``note`` is still to be called."""
+        if not self._noted:
+            yield
+            return
+        before = {key: part.classes() for key, part in self._present().items()}
+        yield
+        for key, part in self._present().items():
+            part.note_more(before.get(key, {}))
+
+    def note_made(self) -> None:
+        """Note the arrays that each process makes, if not those before the first batch."""
+        for part in self._present().values():
+            part.note_made()
+
+    def start(self, but: Collection[str] = ()) -> None:
+        """Note attributes where a trial that is resumed has not what the first epoch changes.
+
+        Args:
+            but: keys of those that each process changes.
+        """
+        for key, part in self._present().items():
+            if key not in but:
+                part.start()
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
-        return sorted(name for part in self._present().values() for name in part.find_unmade())
+        # At each suspension: looking for other parts is left to ``state_dict``.
+        return sorted(name for part in self._with_names().values() for name in part.find_unmade())
 
-    def begin(self) -> None:
-        for part in self._parts.values():
-            part.begin()
+    def begin(self, *, resumed: bool = True) -> None:
+        """Begin to watch, before the first batch.
 
-    def fingerprints(self) -> dict[str, dict[str, int]]:
-        """Fingerprints of the present values by part, for ``changed_since``."""
-        return {key: part.fingerprints() for key, part in self._parts.items()}
-
-    def changed_since(self, before: dict[str, dict[str, int]]) -> None:
-        """Count attributes as changed that can be saved and had other fingerprints before."""
-        for key, part in self._present().items():
-            if key in before:
-                part.changed_since(before[key])
+        Args:
+            resumed: True if a checkpoint was loaded, which holds the changes since the start.
+        """
+        if not self._noted:
+            self.note()
+        for part in self._present().values():
+            part.begin(resumed=resumed)
+        self._begun = True
 
     def state_dict(self) -> dict[str, Any]:
         states = {key: part.state_dict() for key, part in self._present().items()}
@@ -497,6 +550,16 @@ class Unsaved:
                 parts[key].load_state_dict(saved)
 
     def _present(self) -> dict[str, Attributes]:
+        """The parts as of this moment: there may be new ones, and others in their places."""
+        for key, found in self._make().items():
+            if key not in self._parts:
+                self._parts[key] = found
+                if self._begun:
+                    found.begin()
+            self._parts[key].move_to(found)
+        return self._with_names()
+
+    def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
         named = Named(self._named())
         for part in self._parts.values():

@@ -27,7 +27,7 @@ import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._fingerprint import SCALARS, is_iterator, outside
-from optuna_hermes.suspend._generators import generator_state, set_generator_state
+from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._metrics import (
     grow_trackers,
     is_metric,
@@ -79,6 +79,7 @@ def write_value(
     made: Mapping[int, object] | None = None,
     unmade: Unmade | None = None,
     named: Named | None = None,
+    most: float | None = None,
 ) -> list[Any]:
     """Convert a value to a tree.
 
@@ -88,11 +89,12 @@ def write_value(
             others: they are restored in place.
         unmade: notes the parts that could not be restored.
         named: those of the ``known`` that are referred to by name.
+        most: parts that it may have, if not as many as others.
 
     Raises:
         CheckpointError: it leads to something that cannot be restored.
     """
-    writer = ValueWriter(known, whole=False, made=made, unmade=unmade, named=named)
+    writer = ValueWriter(known, whole=False, made=made, unmade=unmade, named=named, most=most)
     tree = writer.write(name, value)
     writer.refuse_overlaps()
     return tree
@@ -265,20 +267,27 @@ class Unmade:
         there: the objects that it makes, by their places in a value; see ``needed_of``.
         classes: those that objects may be made of.
         known: ids of objects that are saved elsewhere.
+        makes: see ``Attributes``.
     """
 
     def __init__(
-        self, there: Mapping[tuple[str, ...], object], classes: Classes, known: Collection[int]
+        self,
+        there: Mapping[tuple[str, ...], object],
+        classes: Classes,
+        known: Collection[int],
+        *,
+        makes: bool = False,
     ) -> None:
         self.found: set[str] = set()
         """Their places."""
         self._there = there
         self._classes = ValueReader(classes)
         self._known = known
+        self._needed = ("present", "metrics") if makes else ("present", "metrics", "stateful")
 
     def note(self, node: list[Any], value: object, place: tuple[str, ...]) -> None:
         """Note the part of a node if an object must be there that is not."""
-        needed = node[0] in ("present", "stateful", "metrics")
+        needed = node[0] in self._needed
         needed = needed or (node[:2] == ["mapping", "defaultdict"] and node[3] not in _FACTORIES)
         if node[0] in ("object", "named tuple", "enum", "flag"):
             needed = not self._classes.can_make(node[1], node[2])
@@ -290,7 +299,7 @@ class ValueWriter(_Writer):
     """Writer of one or more values: what is shared between them is written once.
 
     Args:
-        known, whole, made, unmade, named: see ``write_value``.
+        known, whole, made, unmade, named, most: see ``write_value``.
         owned: tensors that are saved elsewhere, and that values may be parts of.
     """
 
@@ -303,6 +312,7 @@ class ValueWriter(_Writer):
         owned: Owned | None = None,
         unmade: Unmade | None = None,
         named: Named | None = None,
+        most: float | None = None,
     ) -> None:
         super().__init__(())
         self._names = {} if named is None else named.names
@@ -311,7 +321,8 @@ class ValueWriter(_Writer):
         self._whole = whole
         self._made = made or {}
         self._owned = owned
-        self._left: float = math.inf if whole else _MOST_PARTS
+        default = math.inf if whole else _MOST_PARTS
+        self._left: float = default if most is None else most
 
     def write(self, name: str, value: object) -> list[Any]:
         """Convert a value to a tree; after the last one, ``refuse_overlaps`` must be called.
@@ -336,9 +347,7 @@ class ValueWriter(_Writer):
         return node
 
     def _node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
-        self._left -= 1
-        if self._left < 0:
-            raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
+        self._count(1, place)
         if len(place) > _MOST_LEVELS:
             raise CheckpointError(f"{place[0]} is nested too deeply")
         # There is one of these for all who have one: to be known says nothing of its owner.
@@ -353,6 +362,18 @@ class ValueWriter(_Writer):
         if type(value) in (torch.Size, torch.dtype, torch.device) or is_numpy_dtype(value):
             return ["plain", value]  # which is not numbered
         return super().node(value, place)
+
+    def _count(self, parts: int, place: tuple[str, ...]) -> None:
+        self._left -= parts
+        if self._left < 0:
+            raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
+
+    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
+        found = list(items)
+        if not (found and NUMBERS.issuperset(map(type, found))):
+            return super()._items(found, place)
+        self._count(len(found), place)
+        return ["numbers", found]
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         if not isinstance(value, np.ndarray | torch.Tensor):
@@ -402,11 +423,12 @@ class ValueWriter(_Writer):
         kind = type(value)
         if isinstance(value, torch.Tensor):
             trained = value.requires_grad and value.is_leaf
-            if is_sparse(value) and not trained:
-                return ["sparse", value, on_device(value)]
-            if not storable(value):
+            sparse = is_sparse(value) and not trained
+            if not (sparse or storable(value)):
                 raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
-            number = self._shared(value, region_of_tensor(value), ".".join(place))
+            number = None
+            if not sparse:
+                number = self._shared(value, region_of_tensor(value), ".".join(place))
             if number is not None:
                 if not self._kept[number].is_contiguous():  # it will be, and strides will differ
                     raise CheckpointError(f"{'.'.join(place)} shares the memory of its transpose")
@@ -419,6 +441,9 @@ class ValueWriter(_Writer):
             return ["mapping", kind.__name__, self._pairs(value, place), made]
         if kind in (torch.Generator, random.Random):
             return ["drawing", kind.__name__, generator_state(value)]
+        if isinstance(value, torch.Generator | random.Random):
+            name = [kind.__module__, kind.__qualname__]
+            return ["stateful", *name, self.node(generator_state(value), place)]
         if isinstance(value, PurePath):
             return ["path", str(value)]
         if kind in _OF_LIBRARY.values():
@@ -518,9 +543,6 @@ class ValueReader(_Reader):
             return part
         if kind == "tensor":
             return _tensor(rest, present)
-        if kind == "sparse":
-            device = torch.accelerator.current_accelerator()
-            return moved(rest[0], device) if rest[1] else rest[0]
         if kind == "reshaped tensor":
             number, shape, strides, trained = rest
             view = self._seen[number].detach().as_strided(shape, strides)
@@ -558,7 +580,11 @@ class ValueReader(_Reader):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
             if kind == "metrics":
                 grow_trackers(present, [at for at, _, _ in rest[3]])
-            present.load_state_dict(self.node(rest[2]))
+            state = self.node(rest[2])
+            if isinstance(present, GENERATORS):
+                set_generator_state(present, state)
+            else:
+                present.load_state_dict(state)
             if kind == "metrics":
                 self._load_parts(rest[3], present)
             return present
@@ -619,6 +645,8 @@ class ValueReader(_Reader):
         return True
 
     def _items(self, nodes: list[Any], present: Any) -> list[Any]:
+        if nodes[:1] == ["numbers"]:
+            return nodes[1]  # type: ignore[no-any-return]
         there = _as_long(present, nodes)
         return [self.node(node, each) for node, each in zip(nodes, there, strict=True)]
 

@@ -356,7 +356,7 @@ def test_loop_state_there_and_back() -> None:
     states: list[dict[str, Any]] = []
 
     def there_and_back(trainer: Trainer) -> None:
-        before = loop_state(trainer, {})
+        before = loop_state(trainer)
         assert plain(before)
         copy = {
             key: value.copy() if isinstance(value, dict) else value for key, value in before.items()
@@ -364,7 +364,7 @@ def test_loop_state_there_and_back() -> None:
         trainer.fit_loop.epoch_loop._results.clear()
         trainer._logger_connector._callback_metrics = {}
         restore_loop_state(trainer, copy)
-        after = loop_state(trainer, {})
+        after = loop_state(trainer)
         assert str({**after, "clocks": None}) == str({**before, "clocks": None})
         states.append(before)
 

@@ -209,7 +209,7 @@ def test_settings_of_modules_of_torch_are_watched() -> None:
     """One that the loop changes is not the initial one again, and the rest is the objective's."""
     nets = [nn.Sequential(nn.Dropout(0.1), nn.BatchNorm1d(2)) for _ in range(2)]
     before, after = (NamedObjects({"net": net}) for net in nets)
-    before.begin()
+    before.unsaved.begin()
     nets[0][0].p, nets[0][1].momentum = 0.6, None
     tree = before.state_dict()
     assert {name: list(state) for name, state in tree["unsaved"].items()} == {
