@@ -204,18 +204,25 @@ class Attributes:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore changed attributes; to be called before ``begin``."""
         self.note_made()  # before they are replaced
-        if not state:
-            return
+        attributes = self._attributes()
+        self._changed |= state.keys()
+        others: dict[str, list[Any]] = {}
+        for name, node in state.items():
+            if node == _GONE:
+                attributes.pop(name, None)
+            elif node[0] == "plain":
+                attributes[name] = node[1]
+            else:
+                others[name] = node
+        if others:
+            self._read(others, attributes)
+
+    def _read(self, nodes: dict[str, list[Any]], attributes: dict[str, Any]) -> None:
         from optuna_hermes.suspend._values import Classes, ValueReader
 
         classes = Classes.of(self._owner)
-        attributes = self._attributes()
         given: dict[int, object] = {}
-        for name, node in state.items():
-            self._changed.add(name)
-            if node == _GONE:
-                attributes.pop(name, None)
-                continue
+        for name, node in nodes.items():
             reader = ValueReader(classes, self._given, named=self.named)
             try:
                 attributes[name] = reader.node(node, attributes.get(name))

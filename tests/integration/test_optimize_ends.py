@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +126,20 @@ def test_a_loop_over_a_generator_is_warned_of(
 def test_a_long_trial_that_only_reports_is_warned_of(
     study: optuna.Study,
     stop_when: Any,
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The console says once that it has no checkpoint; most trials are too short to lose much."""
 
-    def endless(trial: optuna.Trial) -> float:
+    def endless(trial: optuna.Trial, long_seconds: float = 0.0) -> float:
+        pruner.LONG_SECONDS = long_seconds  # here: the process may be a new Python's
         for step in itertools.count():
             trial.report(1.0, step)
             trial.should_prune()
         return 0.0
 
     stop_when(lambda mine: mine.counts.parked > 1)
-    run(study, endless)
+    run(study, partial(endless, long_seconds=pruner.LONG_SECONDS))
     assert "can only wait in memory" not in capfd.readouterr().err
-    monkeypatch.setattr(pruner, "LONG_SECONDS", 0.0)
     run(study, endless)
     assert capfd.readouterr().err.count("can only wait in memory: it only calls trial") == 1
 

@@ -1146,7 +1146,7 @@ def test_kept_containers_and_objects(tmp_path: Path) -> None:
     assert trace.seen() == plain.seen()
 
 
-@pytest.mark.parametrize("value", [iter([1]), collections.defaultdict(list), threading.Lock()])
+@pytest.mark.parametrize("value", [iter([1]), collections.defaultdict(object), threading.Lock()])
 def test_what_is_kept_must_be_storable(value: object, tmp_path: Path) -> None:
     """It is that trial's fault alone."""
     session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
