@@ -36,7 +36,7 @@ def state_of(owner: Any) -> dict[str, Any]:
 
 
 def beside_weights(module: nn.Module) -> dict[str, Any]:
-    """What no ``state_dict`` holds, beside buffers; all of it matters to the bit."""
+    """The state that no ``state_dict`` holds, beside buffers; all of it matters to the bit."""
     parameters = list(module.named_parameters())
     return {
         "gradients": {name: each.grad for name, each in parameters if each.grad is not None},
@@ -123,7 +123,7 @@ def attributes_of(part: nn.Module) -> dict[str, Any]:
 
 
 def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
-    """What tells attributes by name and value that need no saving: their owners do that."""
+    """A test of an attribute's name and value: True if its owner saves it, or nothing has to."""
     if type(part).__module__.startswith("torch."):
         return _is_no_setting
     return functools.partial(_is_saved_apart, part)

@@ -1,4 +1,4 @@
-"""What a loader, its samplers and its data set hold themselves: generators, counters, lists."""
+"""The state that a loader, its samplers and its data set hold: generators, counters, lists."""
 
 from __future__ import annotations
 

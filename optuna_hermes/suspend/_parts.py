@@ -1,4 +1,4 @@
-"""What a saved state must fit: the parts of a module, or the parameters of an optimizer."""
+"""The parts of a module, or the parameters of an optimizer, which a saved state must fit."""
 
 from __future__ import annotations
 

@@ -321,7 +321,7 @@ def sparse_parts(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def with_parts(value: torch.Tensor, replace: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """What a function returns for a tensor, or a sparse one of what it returns for its parts."""
+    """The result of a function for a tensor, or a sparse tensor of its results for the parts."""
     parts = [replace(part) for part in sparse_parts(value.detach())]
     if not parts:
         return replace(value)

@@ -53,7 +53,7 @@ _OF_LIBRARY: dict[str, Any] = {kind.__name__: kind for kind in (*SCALARS, array)
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 """Packages whose classes a user's class is derived from, but that no user's values are of."""
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
-"""What makes the values of a ``defaultdict`` in most cases, and so in any process."""
+"""Factories of a ``defaultdict`` that every process has; most have one of these."""
 _MOST_PARTS = 50_000
 """Most parts of a value: writing more would take longer than training a unit."""
 _MOST_LEVELS = 80
