@@ -69,17 +69,15 @@ class CurveTable:
             return np.zeros(0, dtype=np.int64)
         if len(self._known) >= _grown(len(curves)):
             self._forget()
-        known = [self._known.get(id(curve), -1) for curve in curves]
-        missing = [place for place, row in enumerate(known) if row < 0]
-        if missing:
-            self._add([curves[place] for place in missing])
-            for place in missing:
-                known[place] = self._known[id(curves[place])]
+        known = list(map(self._known.get, map(id, curves)))
+        if None in known:
+            self._add([curve for curve, row in zip(curves, known, strict=True) if row is None])
+            known = list(map(self._known.get, map(id, curves)))
         rows = np.array(known, dtype=np.int64)
         if self._end > 2 * int(self.units[rows].sum()) + _SPARE * _SPARE:
             self._forget()  # a few long curves take more than many short ones
             self._add(curves)
-            rows = np.array([self._known[id(curve)] for curve in curves], dtype=np.int64)
+            rows = np.array(list(map(self._known.get, map(id, curves))), dtype=np.int64)
         return rows
 
     def smoothed(self, past: float) -> Floats:

@@ -16,6 +16,7 @@ from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialSta
 OPENING_POWER = 4 / 3
 
 _number = attrgetter("number")
+_bound_to = attrgetter("bound_to")
 
 
 class Policy(ABC):
@@ -124,7 +125,7 @@ def with_openings(snapshot: Snapshot, ranked: Iterable[TrialView]) -> Iterator[T
 def _waiting(snapshot: Snapshot, states: tuple[TrialStatus, ...]) -> list[TrialView]:
     """The trials in these states that could use a free device now, by number."""
     waiting = [trial for trial in snapshot.trials if trial.state in states]
-    if any(trial.bound_to for trial in waiting):
+    if any(map(_bound_to, waiting)):
         free = {device.id for device in snapshot.devices if device.free and device.healthy}
         waiting = [r for r in waiting if not (r.bound_to and free.isdisjoint(r.bound_to))]
     waiting.sort(key=_number)
