@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -100,6 +101,9 @@ def csv_rows(path: Path) -> Iterator[CsvRow]:
         ) from error
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
+        twice = [name for name, n in Counter(reader.fieldnames or ()).items() if n > 1]
+        if twice:
+            raise InvalidInputError(f"{path} must have one column {twice[0]!r} but has several.")
         for row in reader:
             yield CsvRow(f"{path}, line {reader.line_num}", row)
     except csv.Error as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import final
 
@@ -34,7 +36,7 @@ class StudyLocks:
         """Lock a study, by its key, against other processes; twice is no error.
 
         Raises:
-            LedgerError: another process has it, for all this time.
+            LedgerError: another process has it, for all this time, or the lock is another user's.
         """
         if study in self._locks:
             return
@@ -44,12 +46,19 @@ class StudyLocks:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = filelock.FileLock(
                 path,
-                mode=0o600,
+                mode=self._mode(),
                 thread_local=False,  # the thread that unlocks may be another one
                 is_singleton=True,  # one file may have two URLs
             )
             try:
                 lock.acquire(timeout=wait_seconds)
+            except PermissionError as error:
+                if _is_missing(path):
+                    raise  # nobody has it
+                raise LedgerError(
+                    f"{path} cannot be locked: it is of another user, who may train the study. "
+                    "Let that user go on with it, or give you write permission for that file too."
+                ) from error
             except filelock.Timeout as error:
                 if _number(path) in _held:
                     raise LedgerError(
@@ -68,14 +77,12 @@ class StudyLocks:
 
     def is_locked(self, study: str, wait_seconds: float = 0.0) -> bool:
         """True if another process has locked a study, for all this time; it stays as it is."""
-        try:
-            os.stat(self._path(study))  # locking would create it
-        except PermissionError:  # another user's, who may train
-            return True
-        except OSError:
+        path = self._path(study)
+        # Locking would create it.
+        if study in self._locks or _is_missing(path):
             return False
-        if study in self._locks:
-            return False
+        if not os.access(path, os.W_OK):
+            return _is_locked_to_read(path)
         try:
             self.lock(study, wait_seconds)
         except LedgerError:
@@ -97,6 +104,13 @@ class StudyLocks:
         """Unlock all studies."""
         for study in tuple(self._locks):
             self.unlock(study)
+
+    def _mode(self) -> int:
+        """Permissions of a lock: those of the ledger's file, as who writes there may train."""
+        try:
+            return stat.S_IMODE(os.stat(self._file).st_mode) & 0o666
+        except OSError:
+            return 0o600
 
     def _path(self, study: str) -> Path:
         return Path(f"{self._file}.hermes", f"{study}.lock")
@@ -123,6 +137,29 @@ def remove_ledger(file: str, study: str) -> bool:
         shutil.rmtree(mark.parent, ignore_errors=True)
         locks.close()
     return True
+
+
+def _is_missing(path: Path) -> bool:
+    """True if there is no such file; False also if its folder is another user's."""
+    try:
+        path.stat()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def _is_locked_to_read(path: Path) -> bool:
+    """True if a file is locked that may only be read, or not even that."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        pass  # removed by now, or on a disk without locks
+    return False
 
 
 def _number(path: Path) -> tuple[int, int]:

@@ -1,16 +1,18 @@
-"""Decisions as policies return them: made plain, and errors that name the policy."""
+"""Decisions as policies return them: made plain, checked, and errors that name the policy."""
 
 from __future__ import annotations
 
 import json
+import math
 import operator
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from traceback import walk_tb
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision
+from optuna_hermes.model import Decision, Snapshot, TrialView
 
 
 def plain(decision: Decision) -> Decision:
@@ -32,6 +34,67 @@ def plain(decision: Decision) -> Decision:
     )
 
 
+def check(decision: Decision, snapshot: Snapshot) -> None:
+    """Check that a decision keeps the contract of policies.
+
+    Raises:
+        ValueError: it does not.
+    """
+    given = decision.assignments
+    trials = Counter(each.trial for each in given if each.trial is not None)
+    devices = Counter(id_ for each in given for id_ in each.devices)
+    waiting = {
+        trial.number: trial
+        for trial in (*snapshot.trials, *snapshot.unstarted.listed)
+        if trial.number in trials and trial.state in ("pending", "parked", "stored")
+    }
+    free = {device.id for device in snapshot.devices if device.free}
+    wrong = [
+        *(f"trial {trial}" for trial, n in trials.items() if n > 1 or trial not in waiting),
+        *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
+    ]
+    if wrong:
+        raise ValueError(
+            "a policy assigns waiting trials and free devices, each once at most, but got "
+            + ", ".join(wrong)
+        )
+    idle = {device.id for device in snapshot.devices if device.free or not device.powered}
+    down = [id_ for id_ in decision.powered_down if id_ not in idle or id_ in devices]
+    if down:
+        raise ValueError(f"a policy powers down idle devices but got {', '.join(down)}")
+    for each in given:
+        seconds = each.slice_seconds
+        if seconds is not None and not 0.0 <= seconds < math.inf:
+            raise ValueError(f"a policy's slices last a finite number of seconds but got {seconds}")
+        trial = None if each.trial is None else waiting[each.trial]
+        _check_sizes(trial, len(each.devices), each.batch_size)
+
+
+def _check_sizes(trial: TrialView | None, n_devices: int, batch_size: object) -> None:
+    who = "a new trial" if trial is None else f"trial {trial.number}"
+    least, most = (1, 1) if trial is None else trial.device_range
+    if not least <= n_devices <= most:
+        raise ValueError(
+            "a policy assigns as many devices as a trial may have, one to a new trial, but got "
+            f"{n_devices} for {who}"
+        )
+    elastic = None if trial is None else trial.elastic
+    smallest, largest = (0, -1) if elastic is None else elastic.batch_sizes
+    known = type(batch_size) is int and smallest <= batch_size <= largest
+    if batch_size is not None and not known:
+        raise ValueError(
+            "a policy assigns batch sizes to elastic trials, ints within their limits, but got "
+            f"{batch_size!r} for {who}"
+        )
+
+
+def raised(error: BaseException) -> str:
+    """Describe an error of a policy, with file and line unless it is one of the checks here."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    path, line = frames[-1]
+    return repr(error) if path in (__file__, frames[0][0]) else f"{error!r} at {path}:{line}"
+
+
 @contextmanager
 def named(policy: object) -> Iterator[None]:
     """Turn errors of a policy's code, which may be the user's, into one that names it.
@@ -42,8 +105,6 @@ def named(policy: object) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        *_, (frame, line) = walk_tb(error.__traceback__)
         raise InvalidInputError(
-            f"Policy {type(policy).__name__} raised {error!r} at {frame.f_code.co_filename}:{line}:"
-            " mend it first."
+            f"Policy {type(policy).__name__} raised {raised(error)}: mend it first."
         ) from error

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Budget, Device, Snapshot, TrialView, moving_average
 from optuna_hermes.policies import Policy
-from optuna_hermes.policies.decisions import named, plain
+from optuna_hermes.policies.decisions import check, named, plain
 from optuna_hermes.simulator._trials import OpenedTrials
 from optuna_hermes.simulator._values import Overheads, Slice, SwitchCosts, Trace
 from optuna_hermes.simulator._workload import Source
@@ -159,19 +159,14 @@ class TrialSimulator:
             snapshot = self._snapshot(slot)
             with named(self._policy):
                 decision = plain(self._policy.decide(snapshot))
+                check(decision, snapshot)
             self._memory = decision.memory
             self._decisions += 1
             for number in decision.pruned:
                 self._trials.prune(number, self._events.now)
             if not decision.assignments:
                 return
-            assignment = decision.assignments[0]
-            if len(decision.assignments) > 1 or assignment.devices != (slot.device.id,):
-                raise InvalidInputError(
-                    f"A policy may assign {slot.device.id} here, once, but got "
-                    f"{decision.assignments}."
-                )
-            self._carry_out(slot, assignment.trial)
+            self._carry_out(slot, decision.assignments[0].trial)
 
     def _snapshot(self, slot: _Slot) -> Snapshot:
         return Snapshot(

@@ -154,7 +154,10 @@ class CurveSet:
 
 def _numbers(name: str, arrays: Mapping[str, Any], key: str) -> NDArray[np.float64]:
     try:
-        return np.asarray(arrays[key], dtype=np.float64)
+        found = np.asarray(arrays[key])
+        if np.iscomplexobj(found):
+            raise ValueError("they are complex")
+        return np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"{name}: {key!r} must hold numbers, but: {error}") from error
 

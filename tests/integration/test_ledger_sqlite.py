@@ -7,8 +7,9 @@ import os
 import re
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from optuna_hermes.ledger import (
     Ledger,
     ReportRecord,
     TrialRecord,
+    _locks,
     open_ledger,
 )
+from optuna_hermes.ledger._locks import StudyLocks
 
 DEADLINE_SECONDS = 120
 PASSWORD = "p@ss word"
@@ -347,3 +350,58 @@ def test_a_study_that_was_moved_while_it_trained_is_named_as_such(tmp_path: Path
                 ledger.lock_study("s")
             before.unlock_study("s")
             ledger.lock_study("s")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+@pytest.mark.parametrize("mode", [0o644, 0o600])
+def test_another_user_is_kept_out_of_a_study_that_trains(mode: int) -> None:
+    """Who may write the file may lock it; who may not is told while somebody trains it."""
+    with tempfile.TemporaryDirectory() as folder, _of_everybody(Path(folder)) as file:
+        file.chmod(0o666)
+        locks = StudyLocks(str(file))
+        locks.lock("s")
+        path = Path(f"{file}.hermes", "s.lock")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666
+        assert _as_nobody(lambda: StudyLocks(str(file)).lock("s")) == "LedgerError: A study"
+        path.parent.chmod(0o755)
+        path.chmod(mode)
+        assert _as_nobody(lambda: StudyLocks(str(file)).lock("s")) == f"LedgerError: {path} cannot"
+        assert _as_nobody(lambda: StudyLocks(str(file)).is_locked("s")) == "True"
+        locks.unlock("s")
+        assert _as_nobody(lambda: StudyLocks(str(file)).is_locked("s")) == str(mode == 0o600)
+        path.chmod(0o666)
+        assert _as_nobody(lambda: StudyLocks(str(file)).lock("s")) == "None"
+
+
+@contextmanager
+def _of_everybody(folder: Path) -> Iterator[Path]:
+    """A database of one's own in a folder where all may read, and the folder of its locks."""
+    folder.chmod(0o755)
+    file = folder / "s.db"
+    Path(f"{file}.hermes").mkdir(mode=0o755)
+    file.touch()
+    yield file
+
+
+def _as_nobody(call: Callable[[], object]) -> str:
+    """What a call returns, or the begin of what it raises, in a process of another user."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            _locks._held.clear()  # as in a process of its own
+            try:
+                told = str(call())
+            except Exception as error:
+                told = f"{type(error).__name__}: {' '.join(str(error).split()[:2])}"
+            os.write(write, told.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with open(read) as answer:
+        told = answer.read()
+    os.waitpid(pid, 0)
+    return told

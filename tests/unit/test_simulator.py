@@ -54,8 +54,8 @@ def waiting(snapshot: Snapshot) -> list[TrialView]:
     return [trial for trial in snapshot.trials if trial.state != "running"]
 
 
-def give(trial: int | None, device: str) -> Decision:
-    return Decision(assignments=(Assignment(trial=trial, devices=(device,)),))
+def give(trial: int | None, device: str, **more: float) -> Decision:
+    return Decision(assignments=(Assignment(trial=trial, devices=(device,), **more),))
 
 
 def timetable(choices: Mapping[tuple[float, int], Choice]) -> Rule:
@@ -390,14 +390,23 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("choice", "message"),
         [
-            (7, "trials that wait but got trial 7"),
-            (0, "trials that wait but got trial 0"),
-            (give(None, "cpu:0"), r"may assign cpu:1 here, once, but got .*cpu:0"),
-            (give(None, "gpu:9"), r"may assign cpu:1 here, once, but got .*gpu:9"),
+            (7, "waiting trials .* but got trial 7"),
+            (0, "waiting trials .* but got trial 0"),
+            (give(None, "cpu:0"), "free devices, each once at most, but got device cpu:0"),
+            (give(None, "gpu:9"), "free devices, each once at most, but got device gpu:9"),
             (
                 Decision(assignments=give(None, "cpu:1").assignments * 2),
-                r"may assign cpu:1 here, once",
+                "free devices, each once at most, but got device cpu:1",
             ),
+            (
+                replace(give(None, "cpu:1"), powered_down=("cpu:0",)),
+                "powers down idle devices but got cpu:0",
+            ),
+            (
+                give(None, "cpu:1", batch_size=32),
+                "batch sizes to elastic trials, .* but got 32 for a new trial",
+            ),
+            (give(None, "cpu:1", slice_seconds=math.nan), "a finite number of seconds but got nan"),
             (Decision(pruned=(0,)), "trials that wait but got trial 0"),
         ],
         ids=[
@@ -406,6 +415,9 @@ class TestRefused:
             "busy device",
             "unknown device",
             "twice",
+            "powers down a busy one",
+            "batch size",
+            "slice",
             "prunes a running one",
         ],
     )

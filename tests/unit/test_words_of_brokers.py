@@ -18,7 +18,6 @@ from optuna_hermes.broker._client._connection import connect
 from optuna_hermes.broker._client._starting import connect_or_start
 from optuna_hermes.broker._core._events import Kill, ProcessExpected, StudyRead
 from optuna_hermes.broker._core._memory_manager import size
-from optuna_hermes.broker._core._policy_runner import _check
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
 from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._server import _ledgers
@@ -27,6 +26,7 @@ from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
 from optuna_hermes.ledger import EventRecord, HostRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Decision, Device, Elastic, Snapshot, TrialView
 from optuna_hermes.policies import Policy
+from optuna_hermes.policies.decisions import check
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
 
@@ -226,7 +226,8 @@ def test_a_policy_that_would_end_the_broker_ends_its_study() -> None:
     broker.handler.state.studies["s"].policy = Leaving()
     broker.worker()
     problem = broker.handler.status(0.0).studies[0].problem
-    assert problem.startswith("Policy 'fifo' raised SystemExit(3): mend it")
+    assert problem.startswith(f"Policy 'fifo' raised SystemExit(3) at {__file__}:")
+    assert ": mend it" in problem
 
 
 def test_a_policy_that_gives_what_is_not_there() -> None:
@@ -287,7 +288,7 @@ def test_a_batch_size_is_an_int() -> None:
     for odd in (np.int64(16), 16.5, True):
         assignment = Assignment(trial=0, devices=("cpu:0",), batch_size=odd)
         with pytest.raises(ValueError, match="ints within"):
-            _check(Decision(assignments=(assignment,)), snapshot)
+            check(Decision(assignments=(assignment,)), snapshot)
 
 
 # -- ledgers -----------------------------------------------------------------------------------

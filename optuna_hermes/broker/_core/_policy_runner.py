@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import Counter
 from collections.abc import Collection, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +20,7 @@ from optuna_hermes.model import (
     TrialView,
     Unstarted,
 )
-from optuna_hermes.policies.decisions import plain
+from optuna_hermes.policies.decisions import check, plain, raised
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._power import Power
@@ -284,52 +282,26 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
         # A copy: a policy may change its memory in place, which would look as if it had not.
         asked = replace(snapshot, memory=json.loads(json.dumps(snapshot.memory)))
         decision = plain(study.policy.decide(asked))
-        _check(decision, snapshot)
+        check(decision, snapshot)
         _check_possible(decision, snapshot, study)
         decision = _without_parts(decision, snapshot)
     # A policy is the user's code: it may not end the broker.
     except (Exception, SystemExit) as error:
         study.problem = (
-            f"Policy {study.spec.policy!r} raised {error!r}: mend it, or choose another with "
-            "--policy, and run the same command again."
+            f"Policy {study.spec.policy!r} raised {raised(error)}: mend it, or choose another "
+            "with --policy, and run the same command again."
         )
         return Decision(memory=study.memory)
     return decision
 
 
-def _check(decision: Decision, snapshot: Snapshot) -> None:
+def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> None:
+    """Refuse what a broker could never carry out."""
     if decision.pruned:
         raise ValueError(
             f"a broker kills nothing but the policy prunes trial {decision.pruned[0]}: such a "
             "policy is for the simulator"
         )
-    waiting = {r.number for r in snapshot.trials if r.state in ("pending", "parked", "stored")}
-    waiting.update(trial.number for trial in snapshot.unstarted.listed)
-    free = {device.id for device in snapshot.devices if device.free}
-    trials = Counter(a.trial for a in decision.assignments if a.trial is not None)
-    devices = Counter(id_ for a in decision.assignments for id_ in a.devices)
-    idle = {device.id for device in snapshot.devices if device.free or not device.powered}
-    down = [id_ for id_ in decision.powered_down if id_ not in idle or id_ in devices]
-    if down:
-        raise ValueError(f"a policy powers down idle devices but got {', '.join(down)}")
-    wrong = [
-        *(f"trial {trial}" for trial, n in trials.items() if n > 1 or trial not in waiting),
-        *(f"device {id_}" for id_, n in devices.items() if n > 1 or id_ not in free),
-    ]
-    if wrong:
-        raise ValueError(
-            "a policy assigns waiting trials and free devices, each once at most, but got "
-            + ", ".join(wrong)
-        )
-    slices = (each.slice_seconds for each in decision.assignments)
-    odd = [each for each in slices if each is not None and not 0.0 <= each < math.inf]
-    if odd:
-        raise ValueError(f"a policy's slices last a finite number of seconds but got {odd[0]}")
-    _check_sizes(decision, snapshot)
-
-
-def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> None:
-    """Refuse what a broker could never carry out."""
     # The snapshot's own count is less while workers start, which is not the policy's fault: what is
     # opened beyond it waits for a process.
     new = {None, *(trial.number for trial in snapshot.unstarted.listed)}
@@ -346,27 +318,6 @@ def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> Non
             raise ValueError(
                 f"a policy leaves trial {each.trial} on {', '.join(ids)}, to which it is bound, "
                 f"but got {', '.join(each.devices)}"
-            )
-
-
-def _check_sizes(decision: Decision, snapshot: Snapshot) -> None:
-    views = {trial.number: trial for trial in (*snapshot.trials, *snapshot.unstarted.listed)}
-    for each in decision.assignments:
-        view = None if each.trial is None else views[each.trial]
-        least, most = (1, 1) if view is None else view.device_range
-        if not least <= len(each.devices) <= most:
-            who = "a new trial" if each.trial is None else f"trial {each.trial}"
-            raise ValueError(
-                "a policy assigns as many devices as a trial may have, one to a new trial, but got "
-                f"{len(each.devices)} for {who}"
-            )
-        elastic = None if view is None else view.elastic
-        limits = (0, -1) if elastic is None else elastic.batch_sizes
-        size = each.batch_size
-        if size is not None and not (type(size) is int and limits[0] <= size <= limits[1]):
-            raise ValueError(
-                "a policy assigns batch sizes to elastic trials, ints within their limits, but got "
-                f"{size!r} for trial {each.trial}"
             )
 
 
