@@ -57,6 +57,8 @@ _SHOWING = {
     *("tensorboard", "tensorboardX", "tqdm", "wandb"),
 }
 """Libraries that show or log, or that look after their own state."""
+_TABLES = {"pandas", "polars", "pyarrow"}
+"""Libraries of tables, whose content shows in how it is copied and in no attribute."""
 _OF_TORCH = ("torch.utils.data", "torch.utils.tensorboard", "torch.profiler", "torch.distributed")
 _PLAIN = {bool, int, float, complex, str, bytes, type(None)}
 _OF_PROCESS = (random._inst, np.random.mtrand._rand, torch.default_generator)
@@ -253,6 +255,9 @@ def _of_code(value: Any) -> Hashable:
 def _inside(value: Any) -> Iterator[Sequence[Any]]:
     """Yield the parts of a value, as sequences."""
     kind = type(value)
+    if kind.__module__.partition(".")[0] in _TABLES:
+        yield value.__reduce_ex__(2)
+        return
     if issubclass(kind, Mapping):
         yield list(value.keys())
         if issubclass(kind, dict):

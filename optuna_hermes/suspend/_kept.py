@@ -12,7 +12,7 @@ import torch
 
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._state import moved, on_device
-from optuna_hermes.suspend._tree import NUMBERS, frozen, sparse_parts
+from optuna_hermes.suspend._tree import NUMBERS, each_once, frozen, sparse_parts
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
@@ -94,9 +94,11 @@ class KeptValues:
         reader = ValueReader(self._classes, self._given, Owned(tensors))
         for name, (value, was_on_device, is_tree) in nodes.items():
             present = self.values.get(name)
-            if is_tree and later:
-                continue
-            if is_tree:
+            if not is_tree:
+                if was_on_device:
+                    value = moved(value, torch.accelerator.current_accelerator())
+                kept[name] = reader.plain(value, present)
+            elif not later:
                 try:
                     kept[name] = reader.node(value, present)
                 except UnknownClassError as error:
@@ -106,10 +108,6 @@ class KeptValues:
                             f"object there before the loop: {error}"
                         ) from error
                     later = True  # also of those after it, which may refer to its parts
-                continue
-            if was_on_device:
-                value = moved(value, torch.accelerator.current_accelerator())
-            kept[name] = reader.plain(value, present)
         # In place: the objective may hold the dictionary.
         self.values.clear()
         self.values.update({name: kept[name] for name in order if name in kept})
@@ -226,19 +224,13 @@ def sharing(
 def _size(value: object, most: int) -> int:
     """About the bytes of a value, or of that part of it which is more than ``most``."""
     number = _PLAIN_BYTES if type(value) in _CONTAINERS else _PART_BYTES
-    size, waiting, seen = _PART_BYTES, [value], set()
-    while waiting and size <= most:
-        each = waiting.pop()
-        if id(each) in seen or type(each) in NUMBERS:
-            continue
-        seen.add(id(each))
-        size += _PART_BYTES
+    size = _PART_BYTES
+    for each, parts in each_once(value, _inside):
+        size += _PART_BYTES + number * len(parts)
         if isinstance(each, torch.Tensor | np.ndarray):
             size += _ARRAY_BYTES + _bytes_of(each)
-        items = _inside(each)
-        size += number * len(items)
-        if size <= most:
-            waiting += _no_numbers(items)
+        if size > most:
+            break
     return size
 
 

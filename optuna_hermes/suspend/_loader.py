@@ -8,21 +8,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._loader_kinds import (
-    keeps_iterator,
-)
+from optuna_hermes.suspend._loader_kinds import keeps_iterator
 from optuna_hermes.suspend._loader_processes import LoaderProcesses
 from optuna_hermes.suspend._own_states import OwnStates
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -10,9 +10,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from optuna_hermes.suspend._generators import (
     GeneratorOwner,
 )
-
-if TYPE_CHECKING:
-    pass
 
 
 def is_stateful(loader: Any) -> bool:

@@ -108,7 +108,7 @@ class _Writer:
     def __init__(self, packages: Collection[str]) -> None:
         self._packages = packages
         self._seen: dict[int, int] = {}
-        self._kept: list[Any] = []  # keeps objects alive, so that no id is reused
+        self.objects: list[Any] = []  # all that are numbered; kept alive, so that no id is reused
         self._regions: dict[tuple[int, int, str], tuple[int, str, Region]] = {}
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
@@ -123,7 +123,7 @@ class _Writer:
             return [kind.__name__, self._items(value, place)]
         # Numbered: there may be other references to it, also within it.
         self._seen[id(value)] = len(self._seen)
-        self._kept.append(value)
+        self.objects.append(value)
         if kind in (list, set):
             return [kind.__name__, self._items(value, place)]
         if kind is dict:
@@ -311,16 +311,8 @@ def region_of_array(array: np.ndarray[Any, Any]) -> Region:
 
 def _is_whole(region: Region) -> bool:
     """True for an array in the order of C or Fortran, without gaps."""
-    for step in (1, -1):
-        expected = region.itemsize
-        steps = list(zip(region.shape, region.strides, strict=True))[::step]
-        for size, stride in steps:
-            if size != 1 and stride != expected:
-                break
-            expected *= size
-        else:
-            return True
-    return False
+    flags = np.asarray(region).flags
+    return flags.c_contiguous or flags.f_contiguous
 
 
 def _overlap(name: str, other: str) -> UnstorableError:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dis
 import functools
 import inspect
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +23,8 @@ from optuna_hermes.suspend._generators import (
 )
 from optuna_hermes.suspend._loader_kinds import data_of
 from optuna_hermes.suspend._state import copied
-
-if TYPE_CHECKING:
-    pass
+from optuna_hermes.suspend._tree import each_once
+from optuna_hermes.suspend._unsaved import set_in
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 _seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
@@ -150,20 +148,16 @@ def _order_attributes(sampler: Any) -> dict[str, Any]:
 
 def _data_sets(data: Any) -> list[Any]:
     """The data sets of the user's classes among a data set and those that it wraps."""
-    found: list[Any] = []
-    waiting, seen = [data], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen or not hasattr(type(each), "__getitem__"):
-            continue
-        seen.add(id(each))
-        own = getattr(each, "__dict__", {})
-        if is_users_type(type(each)):
-            found.append(each)
-        if isinstance(each, Dataset):  # as ``Subset`` and ``ConcatDataset``
-            several = own.get("datasets")
-            waiting += [own.get("dataset"), *(several if isinstance(several, list) else ())]
-    return found
+
+    def inside(each: Any) -> list[Any]:
+        if not isinstance(each, Dataset):
+            return []
+        own = getattr(each, "__dict__", {})  # as of ``Subset`` and ``ConcatDataset``
+        several = own.get("datasets")
+        return [own.get("dataset"), *(several if isinstance(several, list) else ())]
+
+    every = [each for each, _ in each_once(data, inside) if hasattr(type(each), "__getitem__")]
+    return [each for each in every if is_users_type(type(each))]
 
 
 def _set_by_training(
@@ -191,13 +185,7 @@ def _set_by_training(
 def _set_together(kind: type) -> list[frozenset[str]]:
     """Names of the attributes that one method sets, for each method but ``__init__``."""
     names = {name for each in kind.__mro__ for name in vars(each)} - {"__init__"}
-    return [_stored(code) for name in names for code in _codes_of(kind, name)]
-
-
-def _stored(code: types.CodeType) -> frozenset[str]:
-    """Names of the attributes that a code sets."""
-    found = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
-    return frozenset(found)
+    return [set_in(code) for name in names for code in _codes_of(kind, name)]
 
 
 def _set_by_reading(kind: type) -> frozenset[str]:
@@ -212,7 +200,7 @@ def _set_by_reading(kind: type) -> frozenset[str]:
         seen.add(name)
         for code in _codes_of(kind, name):
             waiting += code.co_names
-            found |= _stored(code)
+            found |= set_in(code)
     return frozenset(found)
 
 

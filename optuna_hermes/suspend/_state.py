@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.suspend._tree import is_sparse, mapped, storable
+from optuna_hermes.suspend._tree import each_once, is_sparse, mapped, storable
 
 _MERSENNE = "MT19937"
 """NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
@@ -144,16 +144,13 @@ def on_device(value: Any) -> bool:
     """True if a plain value holds a tensor that is not in main memory."""
     import torch
 
-    left, seen = [value], set()
-    while left:
-        each = left.pop()
-        if isinstance(each, torch.Tensor):
-            if each.device.type != "cpu":
-                return True
-        elif isinstance(each, dict | list | tuple) and id(each) not in seen:
-            seen.add(id(each))
-            left.extend(each.values() if isinstance(each, dict) else each)
-    return False
+    def inside(each: Any) -> Any:
+        if issubclass(type(each), dict):
+            return each.values()
+        return each if issubclass(type(each), list | tuple) else ()
+
+    every = each_once(value, inside)
+    return any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each, _ in every)
 
 
 def filled(present: Any, kind: Any, items: Any) -> Any:

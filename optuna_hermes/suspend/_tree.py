@@ -12,7 +12,7 @@ import json
 import math
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,6 +68,24 @@ def tensors_in(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, .
     elif isinstance(tree, dict | list | tuple):
         for key, each in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from tensors_in(each, (*place, key))
+
+
+def each_once(
+    root: Any, inside: Callable[[Any], Collection[Any]]
+) -> Iterator[tuple[Any, Collection[Any]]]:
+    """A value and all that it leads to but numbers and text, each object once, with its parts.
+
+    Args:
+        inside: returns the parts of an object.
+    """
+    waiting, seen = [root], set()
+    while waiting:
+        each = waiting.pop()
+        if type(each) not in NUMBERS and id(each) not in seen:
+            seen.add(id(each))
+            parts = inside(each)
+            yield each, parts
+            waiting += parts
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:

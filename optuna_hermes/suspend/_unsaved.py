@@ -28,7 +28,7 @@ from optuna_hermes.suspend._fingerprint import (
 )
 from optuna_hermes.suspend._generators import dict_of
 from optuna_hermes.suspend._hooks import Hooks
-from optuna_hermes.suspend._tree import NUMBERS, storable
+from optuna_hermes.suspend._tree import NUMBERS, each_once, storable
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ _LEAVES = (
     *(type, types.FunctionType, types.ModuleType),
 )
 _MOST_REACHED = 20_000
-_MOST_SIMPLE = 50_000
-"""Parts up to which a value is looked through: those of more cannot be written."""
+_MOST_PARTS = 50_000
+"""Most parts of a value: writing more would take longer than training a unit."""
 _Place = tuple[str, ...]
 _GONE = ["gone"]
 """In the place of a tree: the attribute was deleted."""
@@ -258,20 +258,19 @@ class Attributes:
         if isinstance(value, CODE):
             raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
-        from optuna_hermes.suspend._values import Classes, Unmade, write_value
+        from optuna_hermes.suspend._values import Classes, Unmade, ValueWriter
 
         unmade = None
         if self._there is not None and not _is_simple(value, self._known):
             unmade = Unmade(self._there, Classes.of(self._owner), self._known, makes=self._makes)
-        node = write_value(
-            name,
-            value,
+        writer = ValueWriter(
             self._known,
             made=self._made,
             unmade=unmade,
             named=self.named,
-            most=math.inf if self._always(value) else None,
+            most=math.inf if self._always(value) else _MOST_PARTS,
         )
+        node = writer.write_only(name, value)
         if unmade is not None and unmade.found:
             log.debug("%s: %s", self._name, unmade.found)
             self.unmade.add(f"{self._name}.{name}")
@@ -313,21 +312,17 @@ def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     Args:
         packages: first parts of these classes' modules.
     """
-    return frozenset(
-        name
-        for each in kind.__mro__
-        if each.__module__.startswith(packages)
-        for name in _stored(each)
-    )
+    kinds = [each for each in kind.__mro__ if each.__module__.startswith(packages)]
+    methods = [method for each in kinds for method in vars(each).values()]
+    found = [each.fget if isinstance(each, property) else each for each in methods]
+    codes = [each.__code__ for each in found if isinstance(each, types.FunctionType)]
+    return frozenset[str]().union(*map(set_in, codes))
 
 
-def _stored(kind: type) -> Iterator[str]:
-    for each in vars(kind).values():
-        function = getattr(each, "fget", each) if isinstance(each, property) else each
-        if isinstance(function, types.FunctionType):
-            for instruction in dis.get_instructions(function):
-                if instruction.opname == "STORE_ATTR":
-                    yield instruction.argval
+def set_in(code: types.CodeType) -> frozenset[str]:
+    """Names of the attributes that a code sets."""
+    found = (each.argval for each in dis.get_instructions(code) if each.opname == "STORE_ATTR")
+    return frozenset(found)
 
 
 def is_private(name: str, value: Any) -> bool:
@@ -349,12 +344,10 @@ def optimizer_attributes(
     if not inherited or kind.__module__.startswith("torch."):
         return {}
     own = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    kept = Attributes(name, optimizer, _is_of_every_optimizer, own.union(known))
+    kept = Attributes(
+        name, optimizer, lambda name, value: name in _of_every_optimizer(), own.union(known)
+    )
     return {f"optimizer {name}": kept}
-
-
-def _is_of_every_optimizer(name: str, value: Any) -> bool:
-    return name in _of_every_optimizer()
 
 
 @functools.cache
@@ -443,28 +436,22 @@ def _classes_in(root: object, known: Collection[int]) -> dict[_Place, object]:
 
 def _is_simple(root: object, known: Collection[int]) -> bool:
     """True for numbers, text, arrays and tensors in containers, which any process can make."""
-    seen: set[int] = set()
-    waiting = [root]
-    left = _MOST_SIMPLE
-    while waiting:
-        value = waiting.pop()
+    left = _MOST_PARTS - 1
+    for value, parts in each_once(root, _in_containers):
         kind = type(value)
-        left -= 1
-        if left < 0:
+        left -= len(parts)
+        if id(value) in known or left < 0:  # it could not be written
             return False
-        if kind in NUMBERS or id(value) in seen:
-            continue
-        if id(value) in known:
-            return False
-        seen.add(id(value))
-        if kind in (list, tuple, deque):
-            waiting += value  # type: ignore[arg-type]
-        elif kind is dict:
-            waiting += value  # type: ignore[arg-type]
-            waiting += value.values()  # type: ignore[attr-defined]
-        elif not (storable(value) if kind is torch.Tensor else kind is np.ndarray):
+        is_array = storable(value) if kind is torch.Tensor else kind is np.ndarray
+        if not (is_array or kind in (list, tuple, deque, dict)):
             return False
     return True
+
+
+def _in_containers(value: Any) -> Collection[Any]:
+    if type(value) is dict:
+        return (*value, *value.values())
+    return value if type(value) in (list, tuple, deque) else ()
 
 
 class Unsaved:

@@ -44,7 +44,7 @@ from optuna_hermes.suspend._objects import (
     _Reader,
     _Writer,
 )
-from optuna_hermes.suspend._state import copied, filled, moved, on_device
+from optuna_hermes.suspend._state import copied, filled, moved
 from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, is_sparse, storable, tensors_in
 from optuna_hermes.suspend._unsaved import Named, needed_of, reachable
 
@@ -54,50 +54,14 @@ _NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
 """Packages whose classes a user's class is derived from, but that no user's values are of."""
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 """Factories of a ``defaultdict`` that every process has; most have one of these."""
-_MOST_PARTS = 50_000
-"""Most parts of a value: writing more would take longer than training a unit."""
 _MOST_LEVELS = 80
 """Most levels of a value: ``pack`` calls itself nine times for each, and Python has a limit."""
 _REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
 _Place = tuple[Any, ...]
 """Keys that lead from the root of a tree to a tensor."""
-
-
-class _Plain:
-    """Reference for the size of objects of classes that Python code defines without slots."""
-
-
-_PLAIN_SIZE = _Plain.__basicsize__
-
-
-def write_value(
-    name: str,
-    value: object,
-    known: Collection[int] = (),
-    *,
-    made: Mapping[int, object] | None = None,
-    unmade: Unmade | None = None,
-    named: Named | None = None,
-    most: float | None = None,
-) -> list[Any]:
-    """Convert a value to a tree.
-
-    Args:
-        known: ids of objects that are saved elsewhere.
-        made: arrays and tensors by ``id`` that the next process makes anew, perhaps as parts of
-            others: they are restored in place.
-        unmade: notes the parts that could not be restored.
-        named: those of the ``known`` that are referred to by name.
-        most: parts that it may have, if not as many as others.
-
-    Raises:
-        CheckpointError: it leads to something that cannot be restored.
-    """
-    writer = ValueWriter(known, whole=False, made=made, unmade=unmade, named=named, most=most)
-    tree = writer.write(name, value)
-    writer.refuse_overlaps()
-    return tree
+_PLAIN_SIZE = type("", (), {}).__basicsize__
+"""Size of the objects of classes that Python code defines without slots."""
 
 
 class Owned:
@@ -108,7 +72,7 @@ class Owned:
     """
 
     def __init__(self, tree: Callable[[], Any]) -> None:
-        self._make = tree
+        self._tree = functools.cache(tree)
 
     def holds(self, memory: Memory | int) -> bool:
         """True if one of the tensors is in this memory, of ``memory_of``."""
@@ -165,22 +129,15 @@ class Owned:
         return part.requires_grad_() if trained else part
 
     def _at(self, place: _Place) -> Any:
-        found = self._tree
-        try:
-            for key in place:
-                found = found[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-        return found
-
-    @functools.cached_property
-    def _tree(self) -> Any:
-        return self._make()
+        tree = self._tree()
+        with contextlib.suppress(KeyError, IndexError, TypeError):
+            return functools.reduce(operator.getitem, place, tree)
+        return None
 
     @functools.cached_property
     def _by_memory(self) -> dict[Memory | int, list[tuple[_Place, torch.Tensor]]]:
         found: dict[Memory | int, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
-        for place, tensor in tensors_in(self._tree, ()):
+        for place, tensor in tensors_in(self._tree(), ()):
             if storable(tensor) and tensor.numel():
                 found[memory_of(tensor)].append((place, tensor))
         return dict(found)
@@ -244,16 +201,14 @@ class Classes:
 
     def find(self, module: str, name: str) -> type | None:
         """Find a class by its module and name; None if the owner's code cannot name it."""
-        below = vars(sys.modules[module]) if self._is_below(module) else {}
+        is_below = module in sys.modules and module.startswith(self._above)
+        below = vars(sys.modules[module]) if is_below else {}
         for names in (*self._names, below):
             found = names.get(name)
             if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
                 # Of libraries' own parts none that would run code at its end.
                 return None if names is below and hasattr(found, "__del__") else found
         return None
-
-    def _is_below(self, module: str) -> bool:
-        return module in sys.modules and module.startswith(self._above)
 
 
 def _modules(names: Mapping[str, Any]) -> list[ModuleType]:
@@ -299,20 +254,26 @@ class ValueWriter(_Writer):
     """Writer of one or more values: what is shared between them is written once.
 
     Args:
-        known, whole, made, unmade, named, most: see ``write_value``.
+        known: ids of objects that are saved elsewhere.
+        whole: True if nothing may be left out of the tree.
+        made: arrays and tensors by ``id`` that the next process makes anew, perhaps as parts of
+            others: they are restored in place.
         owned: tensors that are saved elsewhere, and that values may be parts of.
+        unmade: notes the parts that could not be restored.
+        named: those of the ``known`` that are referred to by name.
+        most: parts that all values together may have.
     """
 
     def __init__(
         self,
         known: Collection[int] = (),
         *,
-        whole: bool,
+        whole: bool = False,
         made: Mapping[int, object] | None = None,
         owned: Owned | None = None,
         unmade: Unmade | None = None,
         named: Named | None = None,
-        most: float | None = None,
+        most: float = math.inf,
     ) -> None:
         super().__init__(())
         self._names = {} if named is None else named.names
@@ -321,8 +282,7 @@ class ValueWriter(_Writer):
         self._whole = whole
         self._made = made or {}
         self._owned = owned
-        default = math.inf if whole else _MOST_PARTS
-        self._left: float = default if most is None else most
+        self._most, self._parts = most, 0
 
     def write(self, name: str, value: object) -> list[Any]:
         """Convert a value to a tree; after the last one, ``refuse_overlaps`` must be called.
@@ -335,10 +295,11 @@ class ValueWriter(_Writer):
         except RecursionError as error:
             raise CheckpointError(f"{name} is nested too deeply") from error
 
-    @property
-    def objects(self) -> list[Any]:
-        """The containers, arrays, tensors and other objects that were written."""
-        return self._kept
+    def write_only(self, name: str, value: object) -> list[Any]:
+        """Convert the only value to a tree; see ``write``."""
+        tree = self.write(name, value)
+        self.refuse_overlaps()
+        return tree
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         node = self._node(value, place)
@@ -364,9 +325,9 @@ class ValueWriter(_Writer):
         return super().node(value, place)
 
     def _count(self, parts: int, place: tuple[str, ...]) -> None:
-        self._left -= parts
-        if self._left < 0:
-            raise CheckpointError(f"{place[0]} has more than {_MOST_PARTS} parts")
+        self._parts += parts
+        if self._parts > self._most:
+            raise CheckpointError(f"{place[0]} has more than {self._most} parts")
 
     def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
         found = list(items)
@@ -430,10 +391,10 @@ class ValueWriter(_Writer):
             if not sparse:
                 number = self._shared(value, region_of_tensor(value), ".".join(place))
             if number is not None:
-                if not self._kept[number].is_contiguous():  # it will be, and strides will differ
+                if not self.objects[number].is_contiguous():  # it will be, and strides will differ
                     raise CheckpointError(f"{'.'.join(place)} shares the memory of its transpose")
                 return ["reshaped tensor", number, list(value.shape), list(value.stride()), trained]
-            return ["tensor", value, on_device(value), trained]
+            return ["tensor", value, value.device.type != "cpu", trained]
         if kind is deque:
             return ["deque", self._items(value, place), value.maxlen]
         if kind in _MAPPINGS.values():

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend._values import ValueReader, write_value
+from optuna_hermes.suspend._values import ValueReader, ValueWriter
 from optuna_hermes.testing import FakeSession
 from support.accelerator import KIND, install, waiting
 from support.accelerator.trainings import (
@@ -124,7 +124,7 @@ def test_the_device_is_empty_while_a_trial_waits_in_host_memory(tmp_path: Path) 
 
 def test_a_value_comes_back_to_the_device() -> None:
     """Also where none is there now, from a checkpoint, whose tensors are in the CPU's memory."""
-    kind, value, *rest = write_value("it", torch.ones(3, device=f"{KIND}:0"))
+    kind, value, *rest = ValueWriter().write_only("it", torch.ones(3, device=f"{KIND}:0"))
     back = ValueReader(None).node([kind, value.cpu(), *rest], None)
     assert (back.device, back.tolist()) == (torch.device(f"{KIND}:0"), [1.0] * 3)
 

@@ -82,8 +82,7 @@ def test_what_is_too_large_to_be_written_is_lacking(
     owner: Owner, attributes: Attributes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Although it consists of numbers only."""
-    monkeypatch.setattr(_unsaved, "_MOST_SIMPLE", 100)
-    monkeypatch.setattr("optuna_hermes.suspend._values._MOST_PARTS", 100)
+    monkeypatch.setattr(_unsaved, "_MOST_PARTS", 100)
     owner.made = [[n] for n in range(200)]
     assert attributes.find_unmade() == {"agent.made"}
     assert attributes.lost == set()

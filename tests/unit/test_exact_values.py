@@ -20,7 +20,7 @@ from optuna_hermes.suspend._module_state import undo_casts
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
-from optuna_hermes.suspend._values import Classes, ValueReader, write_value
+from optuna_hermes.suspend._values import Classes, ValueReader, ValueWriter
 
 HERE = Classes([globals()], [__name__.partition(".")[0]])
 
@@ -47,14 +47,15 @@ def stored(tree: Any) -> Any:
 
 
 def through_disk(value: Any) -> Any:
-    return ValueReader(HERE).node(stored(write_value("it", value)), None)
+    return ValueReader(HERE).node(stored(ValueWriter().write_only("it", value)), None)
 
 
 def test_an_empty_tuple_is_stored_though_others_have_it_too() -> None:
     """As the key of a generator's seeds."""
     value, known = {"a": (), "rng": np.random.default_rng(3)}, {id(())}
-    assert ValueReader(HERE).node(write_value("it", {"a": ()}, known), {"a": [1]}) == {"a": ()}
-    again = ValueReader(HERE).node(stored(write_value("it", value, known)), None)
+    tree = ValueWriter(known).write_only("it", {"a": ()})
+    assert ValueReader(HERE).node(tree, {"a": [1]}) == {"a": ()}
+    again = ValueReader(HERE).node(stored(ValueWriter(known).write_only("it", value)), None)
     assert again["rng"].random() == value["rng"].random()
 
 

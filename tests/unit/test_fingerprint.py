@@ -16,6 +16,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,19 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
         lambda: np.array([None, "a"]),
         lambda it: setattr(it, "shape", (2, 1)),
     ),
+    "a row of a table": (
+        lambda: pd.DataFrame({"loss": [1.0]}),
+        lambda it: it.loc.__setitem__(1, 2.0),
+    ),
+    "a cell of a table": (
+        lambda: pd.DataFrame({"of": ["a", "b"]}),
+        lambda it: it.iloc.__setitem__((0, 0), "c"),
+    ),
+    "the index of a table": (
+        lambda: pd.DataFrame({"loss": [1.0]}),
+        lambda it: setattr(it, "index", [1]),
+    ),
+    "a value of a series": (lambda: pd.Series([1.0, 2.0]), put(0, 3.0)),
     "a private slot": (Private, lambda it: it.count()),
     "a decimal": (lambda: [Decimal("1.0")], put(0, Decimal("1.00"))),
     "a fraction": (lambda: [Fraction(1, 2)], put(0, Fraction(1, 3))),

@@ -20,11 +20,10 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
-from optuna_hermes.suspend import _values
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import pack
 from optuna_hermes.suspend._unsaved import Named
-from optuna_hermes.suspend._values import Classes, ValueReader, write_value
+from optuna_hermes.suspend._values import Classes, ValueReader, ValueWriter
 
 
 class Meter:
@@ -44,7 +43,7 @@ HERE = Classes([globals()], [__name__.partition(".")[0]])
 
 
 def back(value: Any, present: Any = None) -> Any:
-    return ValueReader(HERE).node(write_value("it", value), present)
+    return ValueReader(HERE).node(ValueWriter().write_only("it", value), present)
 
 
 def test_a_path_is_of_the_kind_that_is_there() -> None:
@@ -162,25 +161,24 @@ def test_what_can_be_written_can_be_packed() -> None:
     chain, length = Link(None), 0
     with contextlib.suppress(CheckpointError):
         while length < 200:
-            pack({"it": write_value("it", chain)}, "trial 0")
+            pack({"it": ValueWriter().write_only("it", chain)}, "trial 0")
             chain, length = Link(chain), length + 1
     assert length > 70
     assert isinstance(back(chain.next).next, Link)
     with pytest.raises(CheckpointError, match="it is nested too deeply"):
-        write_value("it", chain)
+        ValueWriter().write_only("it", chain)
 
 
-def test_what_cannot_be_restored_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_restored_is_named() -> None:
     deep: list[Any] = []
     for _ in range(10_000):
         deep = [deep]
     with pytest.raises(CheckpointError, match="it is nested too deeply"):
-        write_value("it", deep)
-    monkeypatch.setattr(_values, "_MOST_PARTS", 3)
+        ValueWriter().write_only("it", deep)
     with pytest.raises(CheckpointError, match="it has more than 3 parts"):
-        write_value("it", [1, 2, 3])
+        ValueWriter(most=3).write_only("it", [1, 2, 3])
     with pytest.raises(CheckpointError, match=r"it is a tensor of Tensor"):
-        write_value("it", torch.ones(2, device="meta"))
+        ValueWriter().write_only("it", torch.ones(2, device="meta"))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
@@ -193,7 +191,7 @@ def test_a_sparse_tensor_comes_back(layout: torch.layout) -> None:
     assert restored[0] is restored[1]
     assert torch.equal(restored[0].to_dense(), torch.eye(3))
     with pytest.raises(CheckpointError, match=r"it is a tensor of Tensor"):
-        write_value("it", value.requires_grad_())
+        ValueWriter().write_only("it", value.requires_grad_())
 
 
 def test_what_makes_the_values_of_a_dictionary() -> None:
@@ -204,7 +202,7 @@ def test_what_makes_the_values_of_a_dictionary() -> None:
     with pytest.raises(SuspendError, match="what makes its values is not known"):
         back(defaultdict(lambda: 0))
     there = defaultdict(lambda: defaultdict(int))
-    tree = write_value("it", defaultdict(lambda: 0, a=defaultdict(float, b=1.0)))
+    tree = ValueWriter().write_only("it", defaultdict(lambda: 0, a=defaultdict(float, b=1.0)))
     assert ValueReader(HERE).node(tree, there) is there
     assert (there["a"]["b"], there["a"]["c"], there["d"]["e"]) == (1.0, 0.0, 0)
 
@@ -212,7 +210,7 @@ def test_what_makes_the_values_of_a_dictionary() -> None:
 def test_a_known_object_comes_back_by_its_name() -> None:
     """In the next process it is another one; where there is none, the value cannot be restored."""
     first, second = Meter(1.0), Meter(2.0)
-    tree = write_value("it", [first], {id(first)}, named=Named({"meter": first}))
+    tree = ValueWriter({id(first)}, named=Named({"meter": first})).write_only("it", [first])
     (found,) = ValueReader(HERE, named=Named({"meter": second})).node(tree)
     assert found is second
     with pytest.raises(SuspendError, match="it refers to meter, which is not there"):
@@ -262,4 +260,4 @@ def test_an_array_with_fields_is_named() -> None:
     """Their names are in no plain text of its type."""
     fields = np.zeros(3, [("state", "f4", 4), ("reward", "f4")])
     with pytest.raises(CheckpointError, match=r"numpy\.ndarray"):
-        write_value("it", [fields])
+        ValueWriter().write_only("it", [fields])
