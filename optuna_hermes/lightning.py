@@ -21,6 +21,7 @@ from optuna_hermes._lightning._callbacks import (
 from optuna_hermes._lightning._checkpoints import Checkpoints, merged
 from optuna_hermes._lightning._cli import watch_configurations
 from optuna_hermes._lightning._clocks import parked
+from optuna_hermes._lightning._fit_loaders import why_not_storable
 from optuna_hermes._lightning._launches import refused_strategy, watch_launches
 from optuna_hermes._lightning._loggers import leave_open, own_root, release_loggers
 from optuna_hermes._lightning._loops import go_on_within_epoch
@@ -32,7 +33,7 @@ from optuna_hermes._lightning._namespace import (
     refuse_unsupported,
 )
 from optuna_hermes._lightning._requeue import switch_requeueing_off
-from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean, roots, why_not_storable
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean, roots
 from optuna_hermes._lightning._units import Units
 from optuna_hermes._lightning._unsaved import ADVICE, OF_DATA
 from optuna_hermes.cooperative import CooperativeLoop, session_of
@@ -517,7 +518,7 @@ class _FitLoop(CooperativeLoop):
 
     def storable_here(self) -> bool:
         whole = (
-            self._fit.stores_here()
+            self._fit.loaders.stores_here()
             and not self._has_other_parts()
             and not self._has_unmade(self._fit.unsaved.unmade())
         )
@@ -600,7 +601,7 @@ class _FitLoop(CooperativeLoop):
     def _warn_of_random_workers(self) -> None:
         if self._warned or not self.storable or self._hooks is None:
             return
-        warning = self._hooks.random_warning()
+        warning = self._hooks.loaders.random_warning()
         if warning is not None:
             self._warned = True
             log.warning("%s", warning)

@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes._lightning._callbacks import tuner_state
+from optuna_hermes._lightning._callbacks import skip_tuners, tuner_state
 from optuna_hermes._lightning._loggers import logger_state, restore_loggers, rewind_loggers
 from optuna_hermes._lightning._loops import (
     add_up,
@@ -73,7 +73,7 @@ class Checkpoints:
             "code": self._code.states(functools.partial(code_of, trainer)),
             "loggers": logger_state(trainer),
             "unsaved": hooks.unsaved.state_dict(),
-            "loaders": hooks.loader_states(),
+            "loaders": hooks.loaders.state_dict(),
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
             "settings": hooks.settings.changed(),
@@ -119,23 +119,24 @@ class Checkpoints:
         loaded["changed"] = len(others) + 1 != (1 if rank is None else rank.count)
         if rank is not None and rank.rank > len(others):
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
-        made = None if loaded["changed"] else loaded["loaders"]["made"]
         hooks.settings.restored = loaded["settings"]
-        hooks.resume_from(checkpoint, Path(state.path), hooked, made)
-        hooks.skip_tuners(loaded["tuners"])
+        hooks.loaders.resume(None if loaded["changed"] else loaded["loaders"]["made"])
+        hooks.resume_from(checkpoint, Path(state.path), hooked)
+        for callback, begin in skip_tuners(hooks.trainer, loaded["tuners"]):
+            hooks.override(callback, "on_fit_start", begin)
         restore_loggers(hooks.trainer, loaded["loggers"])
 
     def pass_over(self, hooks: TrainerHooks) -> None:
         """Pass over the trained batches of an iterable data set; for ``on_train_start``."""
         loaded = self._loaded
-        if loaded is None or loaded["rng"] is None or not hooks.has_streams():
+        if loaded is None or loaded["rng"] is None or not hooks.loaders.has_streams():
             return
         # First what the data set draws from, and the random state, for a batch that Lightning
         # fetches ahead and that had not been fetched before.
         hooks.unsaved.load_state_dict(frozen(loaded["unsaved"]))
         with kept_rng():
             set_rng_state(loaded["rng"])
-            hooks.pass_over(loaded["loaders"])
+            hooks.loaders.pass_over(loaded["loaders"])
             loaded["rng"] = rng_state()
 
     def restore(self, hooks: TrainerHooks) -> None:
@@ -155,7 +156,7 @@ class Checkpoints:
         restore_loop_state(trainer, loaded["loop"])
         add_up(trainer, loaded["gone"])
         if loaded["rng"] is not None:
-            hooks.restore_loader_states(loaded["loaders"])
+            hooks.loaders.load_state_dict(loaded["loaders"])
         hooks.settings.restore()
         if loaded["changed"]:
             hooks.follow_sync_dist()

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._elastic import Stopwatch
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes._lightning._trainer_hooks import TrainerHooks, batches_done
+from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
 from optuna_hermes.suspend._elastic import DividedReplay, why_not_regrouped
@@ -110,7 +110,8 @@ class ElasticDevices:
         assert self.seed is not None
         # With the batches: a rank that ends and begins anew must not draw its numbers once more.
         rank = trial_seed(self.seed, trainer.global_rank)
-        seed_everything(trial_seed(rank, batches_done(trainer)))
+        batches = trainer.fit_loop.epoch_loop.batch_progress.total.completed
+        seed_everything(trial_seed(rank, int(batches)))
 
     def begin_epoch(self) -> None:
         self.watch.interrupted()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes._lightning._trainer_hooks import unsynchronised, validated_names
 from optuna_hermes.errors import MonitorError
 
 
@@ -65,7 +64,7 @@ class Units:
         Raises:
             MonitorError: each of several devices has a value of its own.
         """
-        if several_devices and unsynchronised(trainer, self.monitor):
+        if several_devices and _unsynchronised(trainer, self.monitor):
             raise MonitorError(
                 f"A metric that is compared must be that of all devices, but each of {self._name} "
                 f"has a {self.monitor} of its own: log it with sync_dist=True."
@@ -94,3 +93,24 @@ def _validations(trainer: Trainer, epochs: int) -> int | None:
     if every is None:  # validations count batches across epochs
         return int(epochs * batches // interval)
     return (epochs // every) * int(batches // interval)
+
+
+def validated_names(trainer: Trainer) -> set[str]:
+    """Names of the metrics logged by the validation that ends; for ``on_validation_end``."""
+    results = trainer.fit_loop.epoch_loop.val_loop._results
+    return {
+        name
+        for item in results.result_metrics
+        if not item.has_reset
+        for name in results._forked_name(item, False)
+    }
+
+
+def _unsynchronised(trainer: Trainer, name: str) -> bool:
+    """True if each process has its own value of a metric that was logged."""
+    loop = trainer.fit_loop.epoch_loop
+    return any(
+        item.is_tensor and not item.meta.sync.should and name in results._forked_name(item, False)
+        for results in (loop._results, loop.val_loop._results)
+        for item in results.result_metrics
+    )

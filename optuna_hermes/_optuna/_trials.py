@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
@@ -192,8 +193,10 @@ def _plain(value: Any) -> float | int | bool | str | None:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        # Larger integers fit neither msgpack nor a database.
-        return int(value) if abs(value) < 2**63 else float(value)
+        # Larger integers fit neither msgpack nor a database, and the largest are no float.
+        if abs(value) >= 2**63:
+            return float(value) if abs(value) <= sys.float_info.max else str(value)
+        return int(value)
     return float(value) if isinstance(value, float) else _utf8(str(value))
 
 

@@ -91,6 +91,7 @@ def run_broker(
             metrics=metrics,
             power=power,
             background=background,
+            lock=runtime_lock,
         )
         gc.collect()
         gc.freeze()  # what was imported lives as long as the broker: looking at it delays grants

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import errno
+import fcntl
 import json
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -16,6 +19,7 @@ from optuna_hermes.broker._holders import boot, started
 from optuna_hermes.broker._privacy import (
     check_private,
     open_private,
+    peer,
     private_folder,
     read_private,
     write_private,
@@ -36,9 +40,9 @@ WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 def runtime_dir() -> Path:
     """The private folder of lock, socket and log, made if missing.
 
-    It is ``$OPTUNA_HERMES_RUNTIME_DIR``, or a folder in ``$XDG_RUNTIME_DIR``, or one of the user's
-    own in the folder for temporary files. There each job of SLURM has one of its own: jobs that
-    share a node have devices of their own, and so brokers.
+    It is ``$OPTUNA_HERMES_RUNTIME_DIR``, or one of the user's own in the folder for temporary
+    files. There each job of SLURM has one of its own: jobs that share a node have devices of their
+    own, and so brokers.
 
     Raises:
         BrokerConflictError: see ``private_folder``.
@@ -57,24 +61,11 @@ def _runtime_path() -> Path:
     named = os.environ.get(RUNTIME_DIR_VARIABLE)
     if named:
         return Path(named)
-    session, label = os.environ.get("XDG_RUNTIME_DIR"), job_label(os.environ)
+    label = job_label(os.environ)
     of_job = "" if label is None else f"-{label}"
-    # A session's folder comes with a login and goes with it, while a job's processes go on.
-    if session and label is None and _is_ours(session):
-        return Path(session) / "optuna-hermes"
+    # Not $XDG_RUNTIME_DIR: it goes with the last login, while what nohup has started goes on, and
+    # a cron job has none, which is to find the same broker.
     return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}{of_job}"
-
-
-@functools.cache
-def _is_ours(session: str) -> bool:
-    """True if a session's folder is this user's: after ``su`` it is that of the first user.
-
-    It is looked at once: a process and those it has started keep to one runtime directory.
-    """
-    try:
-        return os.stat(session).st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def socket_path(directory: Path) -> Path:
@@ -114,6 +105,9 @@ class RuntimeLockedError(BrokerConflictError):
 class RuntimeLock:
     """The broker's lock on a runtime directory: held until ``release``, or until the process ends.
 
+    It is a lock on a file, and a name in the kernel: a file may be removed, and then another broker
+    could lock a new one.
+
     Raises:
         RuntimeLockedError: another broker holds it.
         BrokerConflictError: its lock is not this user's alone.
@@ -121,25 +115,118 @@ class RuntimeLock:
 
     def __init__(self, directory: Path, devices: str) -> None:
         self._directory = directory
-        self._lock = lock(directory / "broker.lock", timeout=0)
+        self._card = json.dumps(_card(devices))
+        self._name = _take_name(directory)
         try:
-            self._lock.acquire()
-        except filelock.Timeout as error:
-            other = holder_card(directory) or {}
-            raise RuntimeLockedError(
-                f"A broker (process {other.get('pid', 'unknown')}, devices "
-                f"{other.get('devices', 'unknown')!r}) owns {directory} already: use it, or end it "
-                "with `optuna-hermes broker --stop`."
-            ) from error
-        # Only the holder of the lock may do this: a socket that is left over is a dead broker's.
-        socket_path(directory).unlink(missing_ok=True)
-        write_private(directory / "broker.json", json.dumps(_card(devices)))
+            self._file = self._take_file()
+        except BaseException:
+            if self._name is not None:
+                self._name.close()
+            raise
+        self._begin()
+
+    @property
+    def has_files(self) -> bool:
+        """False if the lock's file, or the card, is no longer in the directory."""
+        return self._has_lock_file and (self._directory / "broker.json").exists()
+
+    def restore(self) -> None:
+        """Make the directory and its files again, but not the socket.
+
+        Raises:
+            BrokerConflictError: that is not possible.
+            OSError: likewise.
+        """
+        private_folder(self._directory, WAY_OUT)
+        if not self._has_lock_file:
+            before, self._file = self._file, self._take_file()
+            os.close(before)
+        self._begin()
 
     def release(self) -> None:
         """Release the lock, after the socket is gone."""
         socket_path(self._directory).unlink(missing_ok=True)
         (self._directory / "broker.json").unlink(missing_ok=True)
-        self._lock.release()
+        os.close(self._file)
+        if self._name is not None:
+            self._name.close()
+
+    @property
+    def _has_lock_file(self) -> bool:
+        return is_at(os.fstat(self._file), self._directory / "broker.lock")
+
+    def _take_file(self) -> int:
+        path = self._directory / "broker.lock"
+        file = open_private(path, os.O_RDWR | os.O_CREAT, WAY_OUT)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            if not isinstance(error, BlockingIOError):
+                raise
+            raise _locked(self._directory) from error
+        return file
+
+    def _begin(self) -> None:
+        # Only the holder of the lock may do this: a socket that is left over is a dead broker's.
+        socket_path(self._directory).unlink(missing_ok=True)
+        write_private(self._directory / "broker.json", self._card)
+
+
+def is_at(status: os.stat_result, path: Path) -> bool:
+    """True if what has this status, and is open, is still found at a path."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == (status.st_dev, status.st_ino)
+
+
+def _locked(directory: Path) -> RuntimeLockedError:
+    other = holder_card(directory) or {}
+    return RuntimeLockedError(
+        f"A broker (process {other.get('pid', 'unknown')}, devices "
+        f"{other.get('devices', 'unknown')!r}) owns {directory} already: use it, or end it "
+        "with `optuna-hermes broker --stop`."
+    )
+
+
+def _take_name(directory: Path) -> socket.socket | None:
+    """Take the name of a directory in the kernel; None if another user has it, to be in the way.
+
+    Raises:
+        RuntimeLockedError: another broker has it.
+    """
+    name = _kernel_name(directory)
+    taken = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        taken.bind(name)
+        taken.listen()  # the kernel tells a client that connects whose it is
+    except OSError as error:
+        taken.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.setblocking(False)
+            with contextlib.suppress(OSError):  # it has just ended, or is asked by many
+                client.connect(name)
+                if peer(client)[1] != os.getuid():
+                    return None
+        raise _locked(directory) from error
+    return taken
+
+
+def _kernel_name(directory: Path) -> str:
+    """Name of a directory; with a null byte in front it is the kernel's own, and no file."""
+    import hashlib  # few processes are brokers
+
+    # In another container the same path is another folder.
+    try:
+        container = os.stat("/proc/self/ns/mnt").st_ino
+    except OSError:
+        container = 0
+    whole = f"{os.getuid()}/{container}/".encode() + os.fsencode(directory)
+    return f"\0optuna-hermes/{hashlib.sha256(whole).hexdigest()}"
 
 
 def holder_card(directory: Path) -> dict[str, object] | None:

@@ -162,7 +162,9 @@ def simulate(
 
 
 def _seeds(text: str) -> Sequence[int]:
-    numbers = [int(part) if part.strip().isdecimal() else -1 for part in text.split(",")]
+    parts = [part.strip() for part in text.split(",")]
+    # Python refuses to read numbers of very many digits.
+    numbers = [int(each) if each.isdecimal() and len(each) <= 10 else -1 for each in parts]
     if len(numbers) == 1 and 1 <= numbers[0] <= MOST_SEEDS:
         return range(numbers[0])
     different = len(set(numbers)) == len(numbers)

@@ -26,6 +26,9 @@ Document = dict[str, Any]
 # The policy that others are compared with; always simulated.
 REFERENCE = "fifo"
 
+# About ten minutes of each policy and seed.
+MOST_SLICES = 1_000_000
+
 
 def of_lists(
     sets: Sequence[CurveSet],
@@ -178,6 +181,7 @@ def of_jobs(
             f"Some job must fit on {plural(hosts[0], 'device')} but each wants {least} or more: "
             "give more --devices."
         )
+    _check_slices(jobs, hosts[0], slice_seconds)
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:
@@ -198,6 +202,20 @@ def of_jobs(
             for (name, seed), result in zip(each, results, strict=True)
         ],
     }
+
+
+def _check_slices(jobs: Sequence[ClusterJob], n_devices: int, slice_seconds: float | None) -> None:
+    """Refuse slices of which there would be too many to simulate."""
+    served = [job for job in jobs if job.devices <= n_devices]
+    # The jobs cannot end sooner: after the last one's time, nor before all the work is done.
+    span = max(job.submitted + job.work.total for job in served) - served[0].submitted
+    work = sum(job.work.total * job.devices for job in served) / n_devices
+    least = max(span, work) / MOST_SLICES
+    if slice_seconds is not None and 0 < slice_seconds < least:
+        raise InvalidInputError(
+            f"--slice-seconds must give {MOST_SLICES} slices at most, so be {least:.3g} or more "
+            f"for these jobs, but got {slice_seconds:g}."
+        )
 
 
 def _user(job: ClusterJob) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def status(
     if probe:
         broker, silence = ask_broker()
         if broker is None:
-            return complain(silence or "No broker answers on this host: nothing trains.", FAILED)
+            return complain(silence or "No broker answers on this host.", FAILED)
         return 0
     if trial is not None:
         if storage is None or study_name is None:
@@ -114,7 +114,7 @@ def _study_document(
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
-        records, values = ledger.load_trials(key), ledger.last_values(key)
+        records, last = ledger.load_trials(key), ledger.last_values(key)
         lowest = ledger.lowest_values(key)
         served = silent or (broker is not None and broker.study(key) is not None)
         elsewhere = not served and ledger.is_locked(key, _UNLOCK_SECONDS)
@@ -128,11 +128,13 @@ def _study_document(
             "override": overrides.get(record.number),
             "tier": record.tier,
             "host": record.host,
-            "units": record.units,
-            "value": facts.sign * values[record.number] if record.number in values else None,
+            "units": unit,
+            "units_trained": max(record.units, unit),
+            "value": None if value is None else facts.sign * value,
             **_figures(record),
         }
         for record in records
+        for unit, value in [last.get(record.number, (0, None))]
     ]
     # A trial that has failed is never the best one.
     kept = [number for number in lowest if states.get(number, "failed") != "failed"]
@@ -195,6 +197,7 @@ def _trial_document(
     alive = {host.instance for host in live_hosts(ledger)}
     states = trial_states(ledger, _optuna.facts(study), [record], broker, alive, silent=silent)
     curves = ledger.load_curves(key)
+    curve = _curve(curves.get(number), _optuna.sign(study))
     return {
         "study": study.study_name,
         "trial": number,
@@ -202,9 +205,10 @@ def _trial_document(
         "override": live_overrides(ledger, key, states).get(number),
         "where": _where(record, states[number], broker),
         "params": _optuna.params_of_id(study, record.trial_id) if number in trials else {},
-        "curve": _curve(curves.get(number), _optuna.sign(study)),
+        "curve": curve,
         "standing": _rank_at_age(curves, number, states[number], _length(records, curves)),
-        "units_trained": record.units,
+        # Its row is written at the end of a slice.
+        "units_trained": max(record.units, curve["units"]),
         **_figures(record),
         "submitted": record.submitted,
         "updated": record.updated,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optuna_hermes._surroundings import host_name
-from optuna_hermes.cli._output import note, show, show_json
+from optuna_hermes.cli._output import BAD_INPUT, note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.formats import plural, ranges, size
@@ -37,13 +37,14 @@ def finish(
     ] = False,
     checkpoint_dir: CheckpointDir = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Close trials at their last reported value.
 
     They are told COMPLETE without training on; one that trains is suspended first. Refused for a
     trial that has reported nothing, and for one of another host, or of a program of your own, that
     holds it. With --all trials that a running `optimize` holds are left as they are. Values that
-    the database has missed lie beside checkpoints: say where those are, as to `optimize`.
+    the database has missed lie beside checkpoints: say where those are, as to `optimize`. Status 2
+    if any that was named is not finished.
 
     \b
     Example:
@@ -55,11 +56,11 @@ def finish(
     values, refused = close_trials(storage, study_name, named, checkpoint_dir)
     if json:
         show_json({"finished": values, "refused": refused})
-        return
-    which = f": {ranges(values)}" if values else ""
-    show(f"Finished {plural(len(values), 'trial')}{which}.")
-    if refused:
-        note(f"Left as they are: {_reasons(refused)}.")
+    else:
+        show(f"Finished {plural(len(values), 'trial')}: {ranges(values)}.")
+        if refused:
+            note(f"Left as they are: {_reasons(refused)}.")
+    return BAD_INPUT if refused and trials else 0
 
 
 def close_trials(
@@ -73,10 +74,11 @@ def close_trials(
         The values of those that were finished, and the reasons why others were not.
 
     Raises:
-        InvalidInputError: a named trial cannot be finished, or none can; nothing is changed.
+        InvalidInputError: a named trial cannot be finished, or none can, as is known before
+            anything is changed; or none that trains could be finished after all.
         StorageError: as ``study_and_ledger``.
     """
-    from optuna_hermes import upkeep
+    from optuna_hermes import _optuna, upkeep
 
     held_by = broker_status()
     with study_and_ledger(storage, name) as (study, ledger):
@@ -85,15 +87,22 @@ def close_trials(
         plan = upkeep.plan_finish(study, ledger, trials, held, folders)
         # Those that are refused only because a live process has them.
         others = list(plan.refused) if trials else []
-        served = upkeep.plan_finish(study, ledger, others, (), folders).values if others else {}
-        refused = {n: reason for n, reason in plan.refused.items() if n not in served}
+        served = upkeep.plan_finish(study, ledger, others, (), folders)
+        mine = held_by is not None and held_by.study(_optuna.known_key(study) or "") is not None
+        # A process of this user's broker is no reason: it is asked to stop.
+        reasons = {**plan.refused, **(served.refused if mine else {})}
+        refused = {n: reason for n, reason in reasons.items() if n not in served.values}
         if refused and (trials or not plan.values):
             raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
-        live = upkeep.finish_live(study, ledger, list(served), folders) if served else {}
+        numbers = list(served.values)
+        live = upkeep.finish_live(study, ledger, numbers, folders) if numbers else ({}, {})
         if live is None:
             raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
         upkeep.finish(study, ledger, plan)
-    return {**plan.values, **live}, refused
+    values, refused = {**plan.values, **live[0]}, {**refused, **live[1]}
+    if refused and not values:
+        raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
+    return values, refused
 
 
 def _reasons(refused: Mapping[int, str]) -> str:

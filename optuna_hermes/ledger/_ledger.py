@@ -241,11 +241,11 @@ class Ledger:
         found = self._database.rows(sql.LATER_REPORTS, of)
         return [(each.pop("id"), report_of(study, each)) for each in found]
 
-    def last_values(self, study: str) -> dict[int, float]:
-        """The last value of every curve of ``load_curves``."""
+    def last_values(self, study: str) -> dict[int, tuple[int, float]]:
+        """The last unit of every curve of ``load_curves``, and its value."""
         with self._database.reading() as connection:
             found = connection.execute(sql.LAST_VALUES, {"of_study": study})
-            return {number: value_of(value, word) for number, value, word in found}
+            return {number: (unit, value_of(value, word)) for number, unit, value, word in found}
 
     def lowest_values(self, study: str) -> dict[int, float]:
         """The lowest finite value that each trial has ever reported."""

@@ -111,7 +111,7 @@ _LAST_UNITS = (
     .subquery()
 )
 LAST_VALUES = (
-    select(REPORTS.c.number, REPORTS.c.value, REPORTS.c.not_finite)
+    select(REPORTS.c.number, REPORTS.c.unit, REPORTS.c.value, REPORTS.c.not_finite)
     .join(
         _LAST_UNITS,
         and_(REPORTS.c.number == _LAST_UNITS.c.number, REPORTS.c.unit == _LAST_UNITS.c.unit),

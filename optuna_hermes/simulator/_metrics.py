@@ -48,12 +48,13 @@ def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Me
     longest = max(sum(recording.seconds) for recording in recordings)
     never = work + longest * (1 - 1 / n_devices)
     order = by_final(recordings)
+    lowest_3 = [each for each in order[:3] if math.isfinite(recordings[each].final)]
     lowest, span = span_of(recordings)
     near = lowest + NEAR * span
     ends = trace.finished
     return Metrics(
         best_seconds=ends.get(order[0], never),
-        top3_seconds=min((ends[each] for each in order[:3] if each in ends), default=never),
+        top3_seconds=min((ends[each] for each in lowest_3 if each in ends), default=never),
         near_seconds=next(
             (each.end for each in trace.slices if math.isfinite(each.value) and each.value <= near),
             never,

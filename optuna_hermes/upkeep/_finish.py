@@ -175,7 +175,7 @@ def _held_here(status: BrokerStatus | None, study: _optuna.Study, ledger: Ledger
     served = None if status is None else status.study(key)
     if served is not None and served.driver_pid is None:
         return frozenset(t.number for t in served.trials if t.state in ("running", "parked"))
-    # This user's other sessions and jobs have runtime directories, and so brokers, of their own.
+    # This user's other jobs have runtime directories, and so brokers, of their own.
     if served is None and not ledger.is_locked(key, UNLOCK_SECONDS):
         return frozenset()
     # The driver may resume any of them at any moment.

@@ -6,12 +6,13 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect_if_any
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
-from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import EventRecord, Ledger
 from optuna_hermes.model import LIVE_STATES, MOST_COUNT, Override
 from optuna_hermes.upkeep._finish import complete, plan_finish
@@ -61,55 +62,66 @@ def change_policy(key: str, policy: str) -> None:
 
 def finish_live(
     study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], folders: Collection[Path] = ()
-) -> dict[int, float] | None:
+) -> tuple[dict[int, float], dict[int, str]] | None:
     """Finish trials, each of which has reported, that a broker of this user serves.
 
+    One that cannot be finished after all has the override again that it had before.
     ``folders`` are those of ``plan_finish``.
 
     Returns:
-        Their values; None if no broker of this user serves the study.
+        The values of those that were finished, and the reasons why others were not; None if no
+        broker of this user serves the study.
 
     Raises:
-        InvalidInputError: one cannot be finished; nothing is changed.
-        BrokerError: one does not stop.
+        InvalidInputError: the broker refuses one at once; nothing is changed.
     """
     key = _optuna.study_key(study)
-    wanted = Finish(study=key, numbers=tuple(numbers))
     with _broker_of(key) as broker:
         if broker is None:
             return None
-        deadline = time.monotonic() + STOP_SECONDS
-        # It is answered at once with whether a trial has still to stop: sent until none has.
-        while broker.want(wanted):
-            if time.monotonic() > deadline:
-                raise BrokerError(
-                    f"A trial to be finished has not left its device for {STOP_SECONDS:.0f} s: "
-                    "see `optuna-hermes status`, and say `finish` again."
-                )
-            time.sleep(_LOOK_SECONDS)
-        return _complete(study, ledger, broker, numbers, folders)
+        before = ledger.load_overrides(key)
+        broker.want(Finish(study=key, numbers=tuple(numbers)))
+        refused = _refused_to_stop(broker, key, numbers)
+        # None is held: no process has one of them any more, and the broker gives them to no other.
+        plan = plan_finish(study, ledger, numbers, (), folders)
+        refused.update(plan.refused)
+        trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+        for number in numbers:
+            if number not in refused:
+                try:
+                    complete(study, trials[number], plan)
+                except StorageError as error:
+                    refused[number] = str(error)
+            _close(study, broker, trials[number], before.get(number))
+    return {n: plan.values[n] for n in numbers if n not in refused}, refused
 
 
-def _complete(
-    study: _optuna.Study,
-    ledger: Ledger,
-    broker: Connection,
-    numbers: Sequence[int],
-    folders: Collection[Path],
-) -> dict[int, float]:
-    """Finish suspended trials in Optuna, then at the broker."""
-    key = _optuna.study_key(study)
-    # None is held: no process has one of them any more, and the broker gives them to no other.
-    plan = plan_finish(study, ledger, numbers, (), folders)
-    trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
-    for number in numbers:
-        if number in plan.values:
-            complete(study, trials[number], plan)
-        # One that has finished by itself only has to be reported to the broker.
-        elif not trials[number].state.is_finished():
-            raise InvalidInputError(f"Trial {number} is held: {plan.refused[number]}.")
-        broker.want(Finished(study=key, numbers=(number,)))
-    return dict(plan.values)
+def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> dict[int, str]:
+    """Wait until trials have left their processes; the reasons of those that have not."""
+    refused, waiting = dict[int, str](), list(numbers)
+    deadline = time.monotonic() + STOP_SECONDS
+    # It is answered at once with whether a trial has still to stop: sent until it has.
+    while waiting and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        for number in tuple(waiting):
+            try:
+                stops = broker.want(Finish(study=key, numbers=(number,)))
+            except InvalidInputError as error:  # one that has ended by itself, for instance
+                refused[number], stops = str(error), False
+            if not stops:
+                waiting.remove(number)
+    reason = f"it has not stopped for {STOP_SECONDS:.0f} s, so say `finish` again"
+    return {**refused, **dict.fromkeys(waiting, reason)}
+
+
+def _close(study: _optuna.Study, broker: Connection, trial: Any, before: Override | None) -> None:
+    """Report the end of a trial to the broker, or take back that it is to be finished."""
+    numbers, key = (trial.number,), _optuna.study_key(study)
+    ended = _optuna.end_of(study, _optuna.trial_id(trial)) is not None
+    override = None if before == "finishing" else before
+    back = SetOverrides(study=key, numbers=numbers, override=override)
+    with contextlib.suppress(InvalidInputError):  # it knows the end already
+        broker.want(Finished(study=key, numbers=numbers) if ended else back)
 
 
 def _said(message: SetOverrides | ChangePolicy) -> bool:

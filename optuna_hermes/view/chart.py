@@ -149,7 +149,7 @@ def _ticks(ys: Point, rows: int, *, log: bool) -> dict[int, str]:
         return {rows // 2: _short(low)}
     ticks = {0: _short(high), rows - 1: _short(low)}
     if rows % 2 and rows > 2:
-        ticks[rows // 2] = _short(math.sqrt(low * high) if log else low / 2 + high / 2)
+        ticks[rows // 2] = _short(math.sqrt(low) * math.sqrt(high) if log else low / 2 + high / 2)
     return ticks
 
 

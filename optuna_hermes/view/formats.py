@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
         >>> duration(0.42), duration(75), duration(7384)
         ('0.4 s', '1:15 min', '2:03 h')
     """
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
@@ -84,11 +84,11 @@ def size(n_bytes: float) -> str:
         >>> size(12), size(2_500_000), size(3 * 1024**4)
         ('12 B', '2.4 MiB', '3072.0 GiB')
     """
-    if n_bytes < 1000:
+    if round(n_bytes) < 1000:
         return f"{n_bytes:.0f} B"
     for unit in ("KiB", "MiB"):
         n_bytes /= 1024
-        if n_bytes < 1000:
+        if round(n_bytes, 1) < 1000:
             return f"{n_bytes:.1f} {unit}"
     return f"{n_bytes / 1024:.1f} GiB"
 
@@ -97,14 +97,18 @@ def energy(watt_hours: float | None) -> str:
     """Watt-hours, in a readable unit; a dash for none.
 
     Example:
-        >>> energy(0.42), energy(75), energy(7384), energy(None)
-        ('0.420 Wh', '75.0 Wh', '7.38 kWh', '-')
+        >>> energy(0.42), energy(75), energy(512.3), energy(999.6), energy(None)
+        ('0.420 Wh', '75.0 Wh', '512 Wh', '1.00 kWh', '-')
     """
     if watt_hours is None:
         return "-"
-    unit = "Wh" if watt_hours < 1000 else "kWh"
-    shown = watt_hours if watt_hours < 1000 else watt_hours / 1000
-    return f"{shown:#.3g} {unit}"
+    units = ["GWh", "MWh", "kWh", "Wh"]
+    while watt_hours >= 999.5 and len(units) > 1:  # which three digits would write as 1000
+        watt_hours /= 1000
+        units.pop()
+    # Less would be written with an exponent.
+    shown = watt_hours if watt_hours >= 1e-4 else 0.0
+    return f"{f'{shown:#.3g}'.rstrip('.')} {units[-1]}"
 
 
 _POWER = {"going": "being powered down", "off": "powered down", "coming": "being powered up"}
@@ -189,7 +193,7 @@ def sparkline(values: Sequence[float | None], width: int, *, log: bool = True) -
     shown = [None if value is None or not math.isfinite(value) else value for value in values]
     finite = [value for value in shown if value is not None]
     if not finite:
-        return ""
+        return "·" * len(shown)
     if log and min(finite) > 0 and max(finite) > _LOG_FROM * min(finite):
         shown = [None if value is None else math.log(value) for value in shown]
         finite = [math.log(value) for value in finite]

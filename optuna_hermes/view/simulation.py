@@ -180,8 +180,10 @@ def _ratio(fifo: dict[str, float], row: dict[str, float], key: str) -> float:
 def _job_title(settings: dict[str, Any]) -> str:
     every = settings["slice_seconds"]
     rule = "never interrupted" if every is None else f"interrupted every {formats.duration(every)}"
+    jobs, refused = formats.plural(settings["jobs"], "job"), settings["refused"]
+    served = f"{settings['jobs'] - refused} of {jobs}" if refused else jobs
     return (
-        f"{settings['trace']}: {formats.plural(settings['jobs'], 'job')}, "
+        f"{settings['trace']}: {served}, "
         f"{formats.plural(settings['devices'], 'device')}, {settings['devices_per_host']} a host, "
         f"{rule}"
     )

@@ -80,7 +80,8 @@ def status_view(
     elsewhere = study is not None and study.get("elsewhere", False)
     parts: list[RenderableType] = [formats.ELSEWHERE] if elsewhere else []
     if broker is None and not elsewhere:
-        nothing = "No broker runs on this host: nothing trains."
+        away = study is not None and study.get("hosts")
+        nothing = f"No broker runs on this host{'' if away else ': nothing trains'}."
         parts.append(formats.SILENT if silent else nothing)
     elif broker is not None:
         devices = map(_device, broker.devices)
@@ -370,7 +371,7 @@ def suspensions(trials: Sequence[Document]) -> str:
     """The number of suspended trials, of their suspensions, and their outcome, in words.
 
     Example:
-        >>> suspensions([{"state": "COMPLETE", "suspensions": 2}])
+        >>> suspensions([{"state": "COMPLETE", "slices": 3, "suspensions": 2}])
         '1 of 1 trial, 2 times; each was resumed and finished'
     """
     paused = [trial for trial in trials if trial["suspensions"]]
@@ -378,13 +379,14 @@ def suspensions(trials: Sequence[Document]) -> str:
         return "none"
     times = sum(trial["suspensions"] for trial in paused)
     waiting = sum(trial["state"] in ("PARKED", "STORED", "PENDING") for trial in paused)
-    ending = (
-        f"{waiting} still are"
-        if waiting
-        else "each was resumed and finished"
-        if all(trial["state"] == "COMPLETE" for trial in paused)
-        else "each was resumed"
-    )
+    # One that a person has finished was not resumed.
+    resumed = all(trial["slices"] > trial["suspensions"] for trial in paused)
+    if waiting:
+        ending = f"{waiting} still are"
+    elif all(trial["state"] == "COMPLETE" for trial in paused):
+        ending = "each was resumed and finished" if resumed else "each was finished"
+    else:
+        ending = "each was resumed" if resumed else "none still is"
     of_all = f"{len(paused)} of {formats.plural(len(trials), 'trial')}"
     return f"{of_all}, {formats.plural(times, 'time')}; {ending}"
 

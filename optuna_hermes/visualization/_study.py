@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -122,7 +123,7 @@ def _replayed(
     spent, best, found = 0.0, float("inf"), []
     for each in trace.slices:
         spent += each.end - each.start
-        if each.value < best:
+        if math.isfinite(each.value) and each.value < best:
             best = each.value
             # The recordings of a study that maximises are negated.
             found.append((spent, -best if maximize else best))

@@ -12,21 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import gc
 import json
 import math
 import os
 import pickle
-import select
 import selectors
 import signal
 import socket
-import stat
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
@@ -41,16 +38,22 @@ from optuna_hermes.workers import _once
 from optuna_hermes.workers._fork_safety import Unsafe, other_threads, why_not_fork
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
+from optuna_hermes.workers._output import silent
 from optuna_hermes.workers._preload import function_of, preload
-from optuna_hermes.workers._processes import command
-from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_to_driver
-from optuna_hermes.workers._words import FAILED, NOTE, ONCE, WAITS, sayer, text_of
-from optuna_hermes.workers._worker import WorkerInput, study_of, work
+from optuna_hermes.workers._processes import (
+    NOT_LOADED,
+    children,
+    end_with,
+    own_positions,
+    spawn_fresh,
+)
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group, leave_to_driver
+from optuna_hermes.workers._successor import Successor
+from optuna_hermes.workers._words import NOTE, ONCE, WAITS
+from optuna_hermes.workers._worker import WorkerInput, serve, study_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 
-NOT_LOADED = 12
-"""Exit status of a fresh worker that could not load the objective."""
 _MAX_NOT_LOADED = 3
 """Workers that may end with ``NOT_LOADED``; then the fork server ends, since others would too."""
 
@@ -93,11 +96,7 @@ def serve_driver(parent: socket.socket, objective: Objective, *, collects: bool)
         collects: the script has not disabled the garbage collector.
     """
     prepare_imports(b"", sys.path, sys.argv)
-
-    def load() -> Objective:
-        return objective
-
-    return _serve(parent, load, pack, collects=collects)
+    return _serve(parent, lambda: objective, pack, collects=collects)
 
 
 def _serve(
@@ -153,28 +152,12 @@ def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) 
     sys.argv[:] = arguments
 
 
-def leave_group() -> None:
-    """Leave the driver's process group: only the driver acts on signals to that group."""
-    os.setpgid(0, 0)
-    # A background group that prints to its terminal would be stopped.
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    leave_to_driver()
-
-
 def _order(content: object) -> int:
     """The handle of a file in memory that fresh workers read."""
     order = os.memfd_create("hermes-order")
     with open(order, "wb", closefd=False) as file:
         pickle.dump(content, file)
     return order
-
-
-def _children() -> set[int]:
-    """The processes whose parent is this one's main thread; none where the kernel lists none."""
-    pid = os.getpid()
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
-        return {int(each) for each in listed.read().split()}
-    return set()
 
 
 def _prepare(load: Callable[[], Objective]) -> Objective:
@@ -212,74 +195,6 @@ def _tell(parent: socket.socket, line: dict[str, Any]) -> None:
     parent.sendall(json.dumps(line).encode() + b"\n")
 
 
-class _Successor:
-    """A fork server forked from this one, which has computed one more value of ``once``."""
-
-    def __init__(self, pid: int, end: socket.socket, words_end: int) -> None:
-        self.pid = pid
-        self.socket = end
-        self.words_end = words_end
-        self.is_ready = False
-        self.asked = 0
-        self.workers: set[int] = set()
-        self._passed: set[str] = set()
-        self._unread = b""
-
-    def fork(self, count: int) -> None:
-        """Have it fork workers."""
-        self.asked += count
-        with contextlib.suppress(ConnectionError):  # its exit will be noticed
-            self.socket.sendall(b"f" * count)
-
-    def pass_on(self, packed: str, line: bytes) -> None:
-        """Have it compute one more value, once, and later if its pipe is full."""
-        room = select.poll()
-        room.register(self.words_end, select.POLLOUT)
-        # It reads nothing while it computes, which may take for ever. The pipe itself cannot be
-        # made to refuse: its workers, who write to it too, would lose what they say.
-        if packed in self._passed or not room.poll(0):
-            return
-        with contextlib.suppress(BrokenPipeError):  # its exit will be noticed
-            os.write(self.words_end, line + b"\n")
-            self._passed.add(packed)
-
-    def lines(self) -> list[bytes] | None:
-        """Its next messages, of those to the driver; None if it is gone."""
-        try:
-            data = self.socket.recv(65536, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except ConnectionError:
-            data = b""
-        if not data:
-            return None
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        return lines
-
-    def follow(self, line: dict[str, Any]) -> None:
-        """Keep count of its workers by a message to the driver."""
-        if "forked" in line:
-            self.asked -= 1
-            self.workers.add(line["forked"])
-        elif "unforked" in line:
-            self.asked -= line["unforked"]
-        elif "exited" in line:
-            self.workers.discard(line["exited"])
-
-    def close(self) -> None:
-        """End it, with its workers, and wait until it is gone."""
-        self.forget()
-        if not self.is_ready:  # it reads nothing while it computes
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
-
-    def forget(self) -> None:
-        """Close this process's ends."""
-        self.socket.close()
-        os.close(self.words_end)
-
-
 class _ForkServer:
     def __init__(
         self,
@@ -306,7 +221,7 @@ class _ForkServer:
         self._unread = b""
         self._unsent: list[bytes] = []
         self._selector = selectors.DefaultSelector()
-        self._successor: _Successor | None = None
+        self._successor: Successor | None = None
         self._refused: set[str] = set()
         self._computing = ""
         self._serves = False
@@ -317,7 +232,7 @@ class _ForkServer:
         self._serves = True
         # Of what killed workers leave behind.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._left = _children()  # what the import of the objective has begun, or a value of once
+        self._left = children()  # what the import of the objective has begun, or a value of once
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -368,7 +283,7 @@ class _ForkServer:
         for done in range(count):
             try:
                 fresh = self._fresh
-                pid = os.fork() if fresh is None else _spawn(fresh, self._words_end, server)
+                pid = os.fork() if fresh is None else spawn_fresh(fresh, self._words_end, server)
             except OSError as error:  # the system is short of processes, or of memory, for now
                 _tell(self._parent, {"unforked": count - done, "reason": str(error)})
                 return
@@ -426,27 +341,15 @@ class _ForkServer:
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
 
-    def _orphans(self) -> set[int]:
-        """Processes that ended workers have begun, but for those with sessions of their own."""
-        successor = set() if self._successor is None else {self._successor.pid}
-        found, session = set(), os.getsid(0)
-        for pid in _children() - self._children - successor:
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(pid) == session:
-                    found.add(pid)
-        return found
-
     def _look_at_orphans(self, *, kept: bool) -> None:
-        """Leave what a worker had begun, or SIGKILL it: it would train on beside the next trial.
-
-        Args:
-            kept: the worker has ended itself.
-        """
-        new = self._orphans() - self._left - self._killed
-        (self._left if kept else self._killed).update(new)
-        for pid in () if kept else new:
+        """SIGKILL what a worker had begun, which would train on; leave it if it is ``kept``."""
+        successor = set() if self._successor is None else {self._successor.pid}
+        for pid in children() - self._children - successor - self._left - self._killed:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                if os.getsid(pid) == os.getsid(0):  # not where it has a session of its own
+                    (self._left if kept else self._killed).add(pid)
+                    if not kept:
+                        os.kill(pid, signal.SIGKILL)
 
     def _read_words(self) -> None:
         """Read what workers say; most of it is for the driver, but not urgent."""
@@ -500,7 +403,7 @@ class _ForkServer:
             self._be_a_successor(server, theirs, words, packed)
         theirs.close()
         os.close(words[0])
-        self._successor = _Successor(pid, ours, words[1])
+        self._successor = Successor(pid, ours, words[1])
         self._selector.register(ours, selectors.EVENT_READ)
 
     def _be_a_successor(
@@ -530,14 +433,14 @@ class _ForkServer:
 
     def _compute(self, packed: str) -> str:
         """Compute a value, and those asked for meanwhile; the reason if workers cannot share it."""
-        with _silent():  # the trial's own call has printed the same to its log
+        with silent():  # the trial's own call has printed the same to its log
             why = _once.compute(packed)
             if not why:
                 self._read_words()
         unsafe = None if why else why_not_fork()
         return why if unsafe is None else unsafe.value
 
-    def _read_successor(self, successor: _Successor) -> None:
+    def _read_successor(self, successor: Successor) -> None:
         lines = successor.lines()
         if lines is None:  # its exit will be noticed, or was
             with contextlib.suppress(KeyError):
@@ -560,7 +463,7 @@ class _ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _take_over(self, successor: _Successor, code: int) -> None:
+    def _take_over(self, successor: Successor, code: int) -> None:
         """Fork workers again in place of a successor that has ended, whose workers ended too."""
         self._read_successor(successor)  # it may have said why, and nobody has read it yet
         self._successor = None
@@ -571,7 +474,7 @@ class _ForkServer:
         for pid in successor.workers:
             _tell(self._parent, {"exited": pid, "status": code})
         if code < 0:  # with its workers, which are this process's children now
-            self._killed |= successor.workers & _children()
+            self._killed |= successor.workers & children()
             self._look_at_orphans(kept=False)
         self._fork(successor.asked)
 
@@ -590,86 +493,3 @@ def _words_pipe() -> tuple[int, int]:
     words, words_end = os.pipe()
     os.set_blocking(words, False)
     return words, words_end
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Drop what this process prints."""
-    kept = os.dup(1), os.dup(2)
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, 1)
-    os.dup2(nothing, 2)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, handle in zip((1, 2), kept, strict=True):
-            os.dup2(handle, number)
-        for handle in (nothing, *kept):
-            os.close(handle)
-
-
-def _spawn(order: int, words_end: int, server: int) -> int:
-    words = command("_fresh", order, words_end, server)
-    # These are inherited, other handles are not.
-    actions = [(os.POSIX_SPAWN_DUP2, handle, handle) for handle in (order, words_end)]
-    return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
-
-
-def end_with(server: int) -> None:
-    """Have the kernel kill this process when the fork server, its parent, ends."""
-    end_with_parent()
-    # It may have ended before the kernel was asked.
-    if os.getppid() != server:
-        os._exit(1)
-
-
-def own_positions() -> None:
-    """Give this process positions of its own in the files that it reads: forks share them."""
-    for handle in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the one that lists them is closed by now
-            # In files that are written the common position is right: nobody overwrites others.
-            if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
-                continue
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                continue
-            own = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
-            os.lseek(own, os.lseek(handle, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(own, handle, os.get_inheritable(handle))
-            os.close(own)
-
-
-def serve(
-    job: WorkerInput,
-    objective: Objective,
-    words_end: int,
-    study: Study | None = None,
-    *,
-    shares: bool = False,
-) -> NoReturn:
-    """Work, writing messages to ``words_end``; exit without cleaning up what was inherited.
-
-    Args:
-        job: what workers need.
-        objective: called with the trial.
-        words_end: of the pipe to the fork server.
-        study: the job's, with the trials that the fork server has read; None to load it here.
-        shares: later workers may inherit what this one computes by ``once``.
-    """
-    status, say = 1, sayer(words_end)
-    _once.begin_worker(partial(say, ONCE) if shares else None, partial(say, NOTE))
-    try:
-        work(job, objective, say, study or study_of(job))
-        status = 0
-    except BaseException as error:
-        say(FAILED, text_of(error))
-        with contextlib.suppress(Exception):
-            traceback.print_exc()
-    finally:
-        try:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):  # the objective may have closed or replaced it
-                    stream.flush()
-        finally:
-            os._exit(status)  # nothing may return to the server's loop in a second process

@@ -24,8 +24,8 @@ from optuna_hermes._heap import freeze
 from optuna_hermes.workers._fork_safety import has_python_threads, why_not_fork
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import stream
-from optuna_hermes.workers._processes import ForkedProcess
-from optuna_hermes.workers._signals import LEFT_TO_DRIVER
+from optuna_hermes.workers._processes import ForkedProcess, end_with
+from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group
 from optuna_hermes.workers._threads import THREADS_VARIABLE, limit_threads
 
 if TYPE_CHECKING:
@@ -105,13 +105,13 @@ def _be_the_server(
         ours.close()
         _begin_streams()
         _set_environment(environment)
-        from optuna_hermes.workers import _fork_server
+        from optuna_hermes.workers._fork_server import serve_driver
 
-        _fork_server.end_with(driver)
+        end_with(driver)
         _forget_handlers()
-        _fork_server.leave_group()
+        leave_group()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        status = _fork_server.serve_driver(end, objective, collects=collects)
+        status = serve_driver(end, objective, collects=collects)
     except BaseException:
         traceback.print_exc()
     finally:

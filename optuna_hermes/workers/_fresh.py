@@ -10,9 +10,11 @@ from typing import Any
 
 from optuna_hermes.errors import HermesError
 from optuna_hermes.workers._fork_safety import Unsafe
-from optuna_hermes.workers._fork_server import NOT_LOADED, end_with, prepare_imports, serve
+from optuna_hermes.workers._fork_server import prepare_imports
 from optuna_hermes.workers._objective import Objective, unpack
+from optuna_hermes.workers._processes import NOT_LOADED, end_with
 from optuna_hermes.workers._signals import leave_to_driver
+from optuna_hermes.workers._worker import serve
 
 
 def main() -> int:
@@ -33,7 +35,7 @@ def main() -> int:
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return NOT_LOADED
-    serve(job, objective, words_end)
+    serve(job, objective, words_end, None, shares=False)
 
 
 def _unpack_late(packed: bytes | str) -> Objective:

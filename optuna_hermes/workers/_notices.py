@@ -1,17 +1,20 @@
-"""Messages of a driver while its study runs: lost processes, and devices with problems."""
+"""Notices of a driver while its study runs: of losses, devices, the database, finished trials."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import optuna
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, TrialLoss
+from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, StudyStatus, TrialLoss
+from optuna_hermes.ledger import FULL, how_away, is_full
 from optuna_hermes.view.formats import printable
+from optuna_hermes.workers._result import one_line
 from optuna_hermes.workers._words import described
 
 STATUS_SECONDS = 2.0
@@ -23,6 +26,8 @@ NOTED_SECONDS = 3.0
 _LAST_LINES = 5
 _LAST_BYTES = 16384
 _CRASH = "Fatal Python error"
+
+Callback = Callable[[optuna.Study, FrozenTrial], None]
 
 
 class Losses:
@@ -46,34 +51,40 @@ class Losses:
         self._folder = folder
         self._status_of = status_of
         self._note = note
-        self._seen: dict[tuple[int, int], float] = {}
-        self._said: set[tuple[int, int]] = set()
-        self.failed: set[int] = set()
+        # A trial's count begins anew with each unit: the process tells its losses apart.
+        self._seen: dict[tuple[int, int, int | None], float] = {}
+        self._said: set[tuple[int, int, int | None]] = set()
+        self._failed: set[int] = set()
+        self._said_failure = False
 
     def look(self, key: str, lost: Sequence[TrialLoss]) -> list[GiveUp]:
-        """Report new losses in the broker's status.
-
-        Args:
-            key: the study's key.
-            lost: as in the status.
-
-        Returns:
-            Messages to the broker: trials that have ended in Optuna by now.
-        """
+        """Report new losses; the messages to the broker of trials that have ended in Optuna now."""
         settled = (each for each in lost if self._is_settled(each))
         return [self._give_up(key, each) for each in settled if self._say(each)]
+
+    def say_first_failure(self, mine: StudyStatus) -> None:
+        """Note the reason of the first failure, once: it may be the same for all trials."""
+        first = mine.failures.first
+        if first is None or self._said_failure:
+            return
+        self._said_failure = True
+        if first not in self._failed:  # else noted already
+            self._note(
+                f"Trial {first} has failed: {one_line(mine.failures.error)}. Its output.log has "
+                "the rest; others go on."
+            )
 
     def _is_settled(self, loss: TrialLoss) -> bool:
         """True if the exit status is known, or was waited for long enough."""
         if loss.pid is None or self._status_of(loss.pid) is not None:
             return True
         now = time.monotonic()
-        since = self._seen.setdefault((loss.trial, loss.losses), now)
+        since = self._seen.setdefault((loss.trial, loss.losses, loss.pid), now)
         return now - since > STATUS_SECONDS
 
     def _say(self, loss: TrialLoss) -> bool:
         """Note the loss of a process, once; True if its trial is given up."""
-        this = loss.trial, loss.losses
+        this = loss.trial, loss.losses, loss.pid
         if loss.given_up or this in self._said:
             return loss.given_up
         self._said.add(this)
@@ -94,7 +105,7 @@ class Losses:
         if end is None:
             _optuna.set_attributes(self._study, id_, {_optuna.STATE_ATTRIBUTE: "failed"})
             end = _optuna.fail_trial(self._study, number)
-            self.failed.add(number)
+            self._failed.add(number)
             self._note(_last_words(number, reason, self._folder / _optuna.trial_folder(number)))
         state: Ending = "failed" if end == TrialState.FAIL else "done"
         return GiveUp(study=key, number=number, reason=reason, state=state)
@@ -142,12 +153,7 @@ class DeviceNews:
         self._seen: dict[str, tuple[str, float]] = {}
 
     def look(self, devices: Iterable[DeviceStatus], now: float) -> None:
-        """Note changes in the devices' problems.
-
-        Args:
-            devices: as the broker's status has them.
-            now: seconds of any clock.
-        """
+        """Note changes in the devices' problems; ``now`` is in seconds of any clock."""
         for device in devices:
             id_, problem = device.id, device.problem
             before, since = self._seen.get(id_, ("", now))
@@ -157,3 +163,57 @@ class DeviceNews:
             if problem != self._said.get(id_, "") and now - since >= NOTED_SECONDS:
                 self._said[id_] = problem
                 self._note(f"{id_}: {problem or 'all is well again'}.")
+
+
+class DatabaseNews:
+    """Notes once that the database is away, and once that it is back."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._away = False
+
+    def look(self, seconds: float | None, reason: str = "") -> None:
+        """Note a change; ``seconds`` and ``reason`` of the outage are those of the status."""
+        if seconds is not None and seconds > NOTED_SECONDS and not self._away:
+            self._away = True
+            full = f"{FULL} " if is_full(reason) else ""
+            self._note(
+                f"The database {how_away(reason)}; training goes on, and what is reported is "
+                f"written when it is back. {full}".rstrip()
+            )
+        elif seconds is None and self._away:
+            self._away = False
+            self._note("The database is back.")
+
+
+class Callbacks:
+    """The callbacks of one call, and the trials that they were called with."""
+
+    def __init__(self, study: optuna.Study, callbacks: Sequence[Callback]) -> None:
+        self.raised: Exception | SystemExit | None = None
+        """The error or exit of a callback, which is raised once the study is suspended."""
+        self._study = study
+        self._callbacks = callbacks
+        self._called: set[int] = set()
+        self._last_ended = 0
+
+    def pass_over(self) -> None:
+        """Call none for trials that are finished already: other calls trained them."""
+        self._called = {trial.number for trial in self._finished()}
+
+    def look(self, n_ended: int) -> None:
+        """Call them for new trials if the number of ended ones has changed, until one raises."""
+        if not self._callbacks or n_ended == self._last_ended or self.raised is not None:
+            return
+        self._last_ended = n_ended
+        new = [trial for trial in self._finished() if trial.number not in self._called]
+        try:
+            for trial in map(copy.deepcopy, new):
+                self._called.add(trial.number)
+                for callback in self._callbacks:
+                    callback(self._study, trial)
+        except (Exception, SystemExit) as error:
+            self.raised = error
+
+    def _finished(self) -> list[FrozenTrial]:
+        return [t for t in self._study.get_trials(deepcopy=False) if t.state.is_finished()]

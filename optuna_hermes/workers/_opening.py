@@ -1,19 +1,29 @@
-"""Messages with which a driver opens a study at a broker."""
+"""Opening of a study by its driver: messages to the broker, and the place of its checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import resource
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import optuna
+from msgspec import structs
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
 from optuna_hermes._cgroups import available_bytes
+from optuna_hermes._surroundings import host_name
 from optuna_hermes.broker import OpenStudy, StudySpec
-from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params
+from optuna_hermes.broker._privacy import private_folder
+from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params, StudyStatus
+from optuna_hermes.errors import BrokerConflictError
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.model import LIVE_STATES, MOST_COUNT, MOST_SECONDS
+from optuna_hermes.suspend import _remote
+from optuna_hermes.suspend._disk import why_unwritable
 
 DESCRIBED_AT_ONCE = 1_000_000
 """Characters of parameters in one message, whose bytes are limited."""
@@ -37,7 +47,8 @@ def opening(
     max_alive: int,
     seconds_left: float | None = None,
     device_seconds: float | None = None,
-    counted: Counted | None = None,
+    last: StudyStatus | None = None,
+    again: bool = False,
 ) -> OpenStudy:
     """The message that opens a study: trials to come, and corrections from Optuna to its ledger.
 
@@ -49,7 +60,8 @@ def opening(
         n_trials: number of trials that the study shall have in the end, None for no bound.
         max_alive: worker processes that will be kept alive.
         seconds_left, device_seconds: after which all trials are suspended, None for no bound.
-        counted: by earlier brokers for the same driver, None if there was none.
+        last: the status that an earlier broker has told this driver last, None if there was none.
+        again: the study is open already.
     """
     trials = study.get_trials(deepcopy=False)
     # Read after the trials: a process that created one of them has a live lease by then, or has
@@ -80,6 +92,9 @@ def opening(
     if n_trials is not None:
         n_trials = min(n_trials, MOST_COUNT)
     unstarted = None if n_trials is None else max(0, n_trials - opened)
+    counted = Counted() if again else None if last is None else _counted(last)
+    if last is not None:  # the policy may have been changed while the study ran
+        spec = structs.replace(spec, policy=last.policy, folders=last.policy_folders)
     return OpenStudy(
         study=spec,
         unstarted=unstarted,
@@ -93,6 +108,15 @@ def opening(
         limit=None if n_trials is None else max(0, n_trials - len(foreign)),
         seconds_left=_bounded(seconds_left),
         device_seconds=_bounded(device_seconds),
+    )
+
+
+def _counted(last: StudyStatus) -> Counted:
+    """The counters of the previous broker, without the time of leases that had not ended."""
+    return Counted(
+        switches=last.switches,
+        overhead_seconds=last.overhead_seconds,
+        spent_seconds=max(0.0, last.spent_seconds - last.held_seconds),
     )
 
 
@@ -133,3 +157,39 @@ def most_alive(devices: Sequence[str]) -> int:
     if files != resource.RLIM_INFINITY:
         room = min(room, (files - _BROKER_FILES) // _WORKER_FILES)
     return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))
+
+
+def checkpoint_place(
+    study: optuna.Study, ledger: Ledger, chosen: str | Path | None, note: Callable[[str], None]
+) -> tuple[Path, str | None, str | None]:
+    """The folder of the study's checkpoints, its URL in a store, and why nothing is written."""
+    url = None
+    if chosen is None and ledger.shared:
+        _note_if_hosts_share_no_folder(study, ledger, note)
+    if chosen is not None and _remote.is_url(chosen):
+        url, chosen = _optuna.checkpoint_url(study, str(chosen)), None
+    folder = None if chosen is None else Path(chosen).expanduser()
+    root = _optuna.checkpoint_root(study, folder)
+    problem = why_unwritable(root)
+    if problem is not None and url is not None:  # as where a user has no home
+        path = Path(tempfile.gettempdir()) / f"optuna-hermes-copies-{os.getuid()}"
+        with contextlib.suppress(BrokerConflictError):
+            copies = private_folder(path, "set TMPDIR to a folder of your own")
+            root = _optuna.checkpoint_root(study, copies)
+            problem = why_unwritable(root)
+    if problem is None and url is not None:
+        problem = _remote.why_unwritable(url)
+    return root, url, problem
+
+
+def _note_if_hosts_share_no_folder(
+    study: optuna.Study, ledger: Ledger, note: Callable[[str], None]
+) -> None:
+    rows = ledger.load_trials(_optuna.study_key(study))
+    others = sorted({str(row.host) for row in rows if row.host} - {host_name()})
+    if others:
+        note(
+            f"Checkpoints lie in a folder of this host, and {others[0]} has trials of this study "
+            "too: without one --checkpoint-dir for all hosts, a folder that they share or a URL, "
+            "no host can go on with another one's trials."
+        )

@@ -27,7 +27,7 @@ from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._worker_pool import WorkerPool, start
 
 if TYPE_CHECKING:
-    from optuna_hermes.workers._driver import Callback
+    from optuna_hermes.workers._notices import Callback
 
 __all__ = ["OptimizeResult", "TrialResult", "optimize", "run_study"]
 

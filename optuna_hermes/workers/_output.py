@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -82,3 +84,20 @@ def stream(descriptor: int) -> TextIO:
     """A text stream on a file descriptor; what cannot be written is dropped."""
     file = io.BufferedWriter(_Patient(descriptor, "w", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+@contextlib.contextmanager
+def silent() -> Iterator[None]:
+    """Drop what this process prints."""
+    kept, nothing = (os.dup(1), os.dup(2)), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, handle in zip((1, 2), kept, strict=True):
+            os.dup2(handle, number)
+        for handle in (nothing, *kept):
+            os.close(handle)

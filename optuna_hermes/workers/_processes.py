@@ -1,19 +1,25 @@
-"""Processes that ``optimize`` starts: their command line, and that they may not start others."""
+"""Processes that ``optimize`` starts: command line, start, end, and that none starts others."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
+import stat
 import subprocess
 import sys
 
+from optuna_hermes._parent import end_with_parent
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 
 INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
 """Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
+
+NOT_LOADED = 12
+"""Exit status of a fresh worker that could not load the objective."""
 
 _START = (
     "import gc, sys; gc.disable(); sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
@@ -27,6 +33,45 @@ def command(module: str, *arguments: object) -> list[str]:
     # until `main` enables it: imports make many objects that stay.
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     return [sys.executable, "-c", _START.format(package, module), *map(str, arguments)]
+
+
+def spawn_fresh(order: int, words_end: int, server: int) -> int:
+    """Start a fresh worker with the fork server's order; its process id."""
+    words = command("_fresh", order, words_end, server)
+    # These are inherited, other handles are not.
+    actions = [(os.POSIX_SPAWN_DUP2, handle, handle) for handle in (order, words_end)]
+    return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
+
+
+def end_with(server: int) -> None:
+    """Have the kernel kill this process when the fork server, its parent, ends."""
+    end_with_parent()
+    # It may have ended before the kernel was asked.
+    if os.getppid() != server:
+        os._exit(1)
+
+
+def own_positions() -> None:
+    """Give this process positions of its own in the files that it reads: forks share them."""
+    for handle in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # the one that lists them is closed by now
+            # In files that are written the common position is right: nobody overwrites others.
+            if fcntl.fcntl(handle, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+                continue
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                continue
+            own = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_CLOEXEC)
+            os.lseek(own, os.lseek(handle, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(own, handle, os.get_inheritable(handle))
+            os.close(own)
+
+
+def children() -> set[int]:
+    """The processes whose parent is this one's main thread; none where the kernel lists none."""
+    pid = os.getpid()
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
+        return {int(each) for each in listed.read().split()}
+    return set()
 
 
 def refuse_inside() -> None:

@@ -53,6 +53,14 @@ def leave_to_driver() -> None:
     signal.signal, signal.getsignal = _set_handler, _get_handler  # type: ignore[assignment]
 
 
+def leave_group() -> None:
+    """Leave the driver's process group: only the driver acts on signals to that group."""
+    os.setpgid(0, 0)
+    # A background group that prints to its terminal would be stopped.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    leave_to_driver()
+
+
 def sent_to_all() -> bool:
     """True if this process was sent such a signal, and so the processes that it has started."""
     return any(map(_was_sent, LEFT_TO_DRIVER))

@@ -47,55 +47,6 @@ def sayer(pipe: int) -> Say:
     return say
 
 
-class Starts:
-    """Counts workers that end before they have found their trial."""
-
-    def __init__(self) -> None:
-        self.failed_in_a_row = 0
-        self.n_refused = self.refused_in_a_row = self.alive_when_refused = 0
-        self.why_refused = ""
-        self.reason = ""
-        self._failed = 0
-        self._failed_before: dict[int, int] = {}
-        self._last: dict[int, str] = {}
-        self._reasons: dict[int, str] = {}
-
-    def forked(self, pid: int) -> None:
-        """Record a new worker."""
-        self.refused_in_a_row = 0
-        self._failed_before[pid] = self._failed
-
-    def said(self, pid: int, word: str, reason: str) -> None:
-        """Record a message of a worker."""
-        if self._last.get(pid) == BEGAN:
-            return
-        self._last[pid] = word
-        self._reasons[pid] = reason
-        if word == BEGAN:
-            self.forget()
-
-    def exited(self, pid: int, how: str) -> None:
-        """Record a worker's exit; ``how`` describes it in words."""
-        last, reason = self._last.pop(pid, None), self._reasons.pop(pid, "")
-        before = self._failed_before.pop(pid, None)
-        # One that waits for a lease was killed. Of those alive at the same time only one is
-        # counted, since they share the cause.
-        if last in (None, GRANTED, FAILED) and before == self._failed:
-            self._failed += 1
-            self.failed_in_a_row += 1
-            self.reason = reason or how
-
-    def refused(self, reason: str, *, alive: int) -> None:
-        """Record that the system could not start a worker; ``alive`` others are there."""
-        self.n_refused += 1
-        self.refused_in_a_row = 0 if alive else self.refused_in_a_row + 1
-        self.why_refused, self.alive_when_refused = reason, alive
-
-    def forget(self) -> None:
-        """Reset the count: a trial has begun, or the broker is another one."""
-        self.failed_in_a_row = 0
-
-
 def described(status: int | None) -> str:
     """An exit status, or minus a signal, in words."""
     if status is None:

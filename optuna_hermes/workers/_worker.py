@@ -39,13 +39,17 @@ from optuna_hermes.workers._output import write_output_to
 from optuna_hermes.workers._signals import sent_to_all
 from optuna_hermes.workers._words import (
     BEGAN,
+    FAILED,
     GRANTED,
     LEFT,
     LONGEST_REASON,
+    NOTE,
     NOTHING_LEFT,
+    ONCE,
     STOP,
     WAITS,
     Say,
+    sayer,
     text_of,
 )
 
@@ -95,6 +99,34 @@ def study_of(job: WorkerInput) -> optuna.Study:
     """The study of a job, as each of its processes has its own."""
     study: optuna.Study = _optuna.patiently(cloudpickle.loads, job.study)
     return study
+
+
+def serve(
+    job: WorkerInput, objective: Objective, words_end: int, study: optuna.Study | None, shares: bool
+) -> NoReturn:
+    """Work, writing messages to ``words_end``; exit without cleaning up what was inherited.
+
+    Args:
+        words_end: of the pipe to the fork server.
+        study: the job's, with the trials that the fork server has read; None to load it here.
+        shares: later workers may inherit what this one computes by ``once``.
+    """
+    status, say = 1, sayer(words_end)
+    _once.begin_worker(partial(say, ONCE) if shares else None, partial(say, NOTE))
+    try:
+        work(job, objective, say, study or study_of(job))
+        status = 0
+    except BaseException as error:
+        say(FAILED, text_of(error))
+        with contextlib.suppress(Exception):
+            traceback.print_exc()
+    finally:
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):  # the objective may have closed or replaced it
+                    stream.flush()
+        finally:
+            os._exit(status)  # nothing may return to the server's loop in a second process
 
 
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:

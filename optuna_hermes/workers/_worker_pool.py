@@ -33,8 +33,9 @@ from optuna_hermes.workers._processes import (
     refuse_inside,
 )
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
+from optuna_hermes.workers._starts import Starts
 from optuna_hermes.workers._threads import THREADS_VARIABLE
-from optuna_hermes.workers._words import NOTE, Starts, described
+from optuna_hermes.workers._words import NOTE, described
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -122,6 +123,7 @@ class WorkerPool:
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()
         self._statuses: dict[int, int] = {}
+        self._n_ended = 0
         self._said: set[str] = set()
         self._notes: dict[str, bool] = {}
         self.starts = Starts()
@@ -211,8 +213,8 @@ class WorkerPool:
 
     @property
     def n_ended(self) -> int:
-        """The number of workers whose exit status is known."""
-        return len(self._statuses)
+        """The number of workers that have ended."""
+        return self._n_ended
 
     def status_of(self, pid: int) -> int | None:
         """The exit status of a worker, or minus a signal; None while unknown."""
@@ -260,6 +262,7 @@ class WorkerPool:
             if "forked" in line:
                 self._asked -= 1
                 self._alive.add(line["forked"])
+                self._statuses.pop(line["forked"], None)  # the kernel gives a number out again
                 self.starts.forked(line["forked"])
             elif "unforked" in line:
                 self._asked -= line["unforked"]
@@ -277,6 +280,7 @@ class WorkerPool:
             elif "exited" in line:
                 self._alive.discard(line["exited"])
                 self._statuses[line["exited"]] = line["status"]
+                self._n_ended += 1
                 self.starts.exited(line["exited"], described(line["status"]))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
@@ -311,6 +315,6 @@ def _environment(devices: str) -> dict[str, str]:
         # Else a set of texts, and a vocabulary made of it, has another order in the next process.
         "PYTHONHASHSEED": "0",
     }
-    # Not looked for anew by each: a login makes a folder that this process has not found.
+    # Not looked for anew by each: an objective may set $TMPDIR.
     told = {INSIDE_VARIABLE: "1", RUNTIME_DIR_VARIABLE: str(runtime_dir())}
     return {**asked, **own, **told}

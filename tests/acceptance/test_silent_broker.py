@@ -51,6 +51,28 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_connection, "SILENT_SECONDS", 0.5)
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_queue_that_is_full_is_waited_for_as_long(runtime_dir: Path) -> None:
+    """Each try at a stopped broker stays in it; a signal does not end the wait either."""
+    runtime_dir.chmod(0o700)
+    path = str(runtime_dir / "broker.sock")
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as first:
+        listener.bind(path)
+        Path(path).chmod(0o600)
+        listener.listen(0)
+        first.connect(path)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(BrokerSilentError, match="has not answered"):
+                connect("viewer")
+            with pytest.raises(ZeroDivisionError):  # whatever the caller makes of it
+                connect("driver", lambda seconds: 1 / 0)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+
+
 @pytest.mark.usefixtures("silent", "impatient")
 def test_status_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """In a line, after a while; a probe has failed."""
@@ -140,7 +162,7 @@ def test_a_signal_ends_a_call_within_its_grace_period(storage_url: str) -> None:
     driver._stops.interrupt(signal.SIGTERM)
     began = time.monotonic()
     with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
-        driver._serve(pool, ledger)
+        driver._serve(ledger)
     assert time.monotonic() - began > 1.0  # it may answer until then
     assert (killed, driver._stopped) == ([True], True)
     assert notes == [

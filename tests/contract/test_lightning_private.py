@@ -56,7 +56,8 @@ from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
 from optuna_hermes._lightning._module_hooks import SAVE, savers, without_hook
 from optuna_hermes._lightning._settings import SETTINGS, TrainerSettings
-from optuna_hermes._lightning._trainer_hooks import clean, validated_names
+from optuna_hermes._lightning._trainer_hooks import clean
+from optuna_hermes._lightning._units import validated_names
 from optuna_hermes.suspend._metrics import metric_state, restore_metric
 from optuna_hermes.suspend._parts import parts_of
 from optuna_hermes.suspend._state import plain

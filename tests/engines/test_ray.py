@@ -49,7 +49,7 @@ def brokers() -> list[psutil.Process]:
     """The brokers of hosts of a launch."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
-        is_broker = "optuna_hermes.broker" in (process.info["cmdline"] or ())
+        is_broker = any("optuna_hermes.broker" in each for each in process.info["cmdline"] or ())
         with contextlib.suppress(psutil.Error):  # it has just ended
             if is_broker and process.environ().get("OPTUNA_HERMES_HOST", "").startswith("s-"):
                 found.append(process)

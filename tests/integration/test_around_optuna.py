@@ -268,7 +268,7 @@ def test_a_callback_is_given_a_copy_of_its_trial_alone(monkeypatch: pytest.Monke
     screen: Any = SimpleNamespace(note=print)
     pool: Any = SimpleNamespace(began=0.0)
     driver = Driver(study, pool, OptimizeSettings(), screen, [leaves])
-    driver._call_back(study_status(counts={"done": 1}))
+    driver._callbacks.look(1)
     assert given == [kept]
     assert given[0] is not kept
     assert driver._should_stop(study_status())

@@ -169,15 +169,41 @@ def test_what_was_said_by_who_is_gone_is_read(runtime_dir: Path) -> None:
 
         nobody: Any = SimpleNamespace(clients={}, holds=lambda connection: False)
         sockets = _socket_server.SocketServer(nobody, talk, gone)
-        async with await sockets.open(runtime_dir):
-            with socket.socket(socket.AF_UNIX) as client:
-                client.connect(str(election.socket_path(runtime_dir)))
-                client.sendall(b"".join(map(wire.frame, said)))
-            await asyncio.wait_for(left.wait(), DEADLINE)
+        await sockets.open(runtime_dir)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(election.socket_path(runtime_dir)))
+            client.sendall(b"".join(map(wire.frame, said)))
+        await asyncio.wait_for(left.wait(), DEADLINE)
+        await sockets.close()
         return heard
 
     said = [wire.Beat(epoch=1), wire.Beat(epoch=2), wire.Ended(epoch=1, state="done")]
     assert asyncio.run(run()) == said
+
+
+def test_who_is_accepted_at_the_end_is_not_served(runtime_dir: Path) -> None:
+    """The broker listens no more: workers of a driver that it served would find none."""
+
+    async def run() -> list[int]:
+        served, aborted = list[int](), asyncio.Event()
+
+        async def talk(connection: int, pid: int) -> None:
+            served.append(connection)
+
+        nobody: Any = SimpleNamespace(clients={}, holds=lambda connection: False)
+        sockets = _socket_server.SocketServer(nobody, talk, talk)
+        await sockets.open(runtime_dir)
+        await sockets.close()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            transport = SimpleNamespace(abort=aborted.set)
+            late: Any = SimpleNamespace(transport=transport, get_extra_info=lambda name: ours)
+            with ours:
+                await sockets._enter(asyncio.StreamReader(), late)
+        assert aborted.is_set()
+        return served
+
+    assert asyncio.run(run()) == []
 
 
 def test_a_process_that_the_broker_cannot_see_is_refused(

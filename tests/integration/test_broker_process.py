@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import select
+import shutil
 import signal
 import socket
 import sqlite3
@@ -173,6 +175,75 @@ def test_a_killed_broker_is_replaced(runtime_dir: Path) -> None:
     second = connect_or_start("viewer", "cpu:1")
     assert second.welcome.pid != first.welcome.pid
     second.close()
+
+
+def test_a_runtime_directory_that_is_removed_comes_again(
+    broker: Connection, runtime_dir: Path, tmp_path: Path, wait_for: Callable[..., Any]
+) -> None:
+    """As by a logout: before that, and after it, no other broker starts in its place."""
+    broker.send(OpenStudy(study=spec(tmp_path), unstarted=1, max_alive=1))
+    worker = connect("worker")
+    worker.send(wire.Ready(study="s"))
+    assert isinstance(worker.receive(), wire.Grant)
+    kept = ("broker.json", "holders.json", "instance")
+    before = [(runtime_dir / name).read_text() for name in kept]
+    os.kill(broker.welcome.pid, signal.SIGSTOP)
+    shutil.rmtree(runtime_dir)
+    command = [sys.executable, "-m", "optuna_hermes.broker", "--devices", "cpu:2"]
+    assert subprocess.run(command, check=False).returncode == election.EXIT_LOCKED
+    os.kill(broker.welcome.pid, signal.SIGCONT)
+    other = connect_or_start("viewer", "cpu:2")
+    assert other.welcome.pid == broker.welcome.pid
+    assert len(other.ask_status().studies) == 1
+    wait_for((runtime_dir / "holders.json").exists)
+    assert [(runtime_dir / name).read_text() for name in kept] == before
+    assert stat.S_IMODE(runtime_dir.stat().st_mode) == 0o700
+    (runtime_dir / "broker.sock").unlink()
+    wait_for(lambda: connect_if_any("viewer")).close()
+    assert subprocess.run(command, check=False).returncode == election.EXIT_LOCKED
+    other.close()
+    worker.close()
+
+
+def test_an_idle_broker_ends_with_its_runtime_directory(
+    runtime_dir: Path, wait_for: Callable[..., Any]
+) -> None:
+    """It makes none again that nobody needs."""
+    connection = connect_or_start("viewer", "cpu:1")
+    process = psutil.Process(connection.welcome.pid)
+    shutil.rmtree(runtime_dir)
+    connection.close()
+    wait_for(lambda: not process.is_running())
+    assert not runtime_dir.exists()
+    runtime_dir.mkdir()
+
+
+def test_another_user_cannot_take_the_name_of_a_runtime_directory(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names in the kernel are everybody's: one that a stranger has counts for nothing."""
+    name = election._take_name(runtime_dir)
+    assert name is not None
+    with name:
+        with pytest.raises(election.RuntimeLockedError):
+            election.RuntimeLock(runtime_dir, "cpu:1")
+        monkeypatch.setattr(election, "peer", lambda sock: (1, os.getuid() + 1))
+        election.RuntimeLock(runtime_dir, "cpu:1").release()
+
+
+def test_it_ends_though_a_viewer_does_not_read(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, wait_for: Callable[..., Any]
+) -> None:
+    """As one that is stopped: else it would keep the lock, and listen no more."""
+    monkeypatch.setenv("OPTUNA_HERMES_BROKER_IDLE_SECONDS", "0.2")
+    viewer = connect_or_start("viewer", "cpu:1")
+    process = psutil.Process(viewer.welcome.pid)
+    viewer._socket.settimeout(0.5)
+    with contextlib.suppress(BrokerError):  # both buffers are full, or it has ended
+        while True:
+            viewer.send(wire.GetStatus(trials=True, curves=True))
+    wait_for(lambda: not process.is_running())
+    viewer.close()
 
 
 BAD_FRAMES = {

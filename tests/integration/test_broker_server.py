@@ -196,6 +196,7 @@ def served(
     source: FakeDevices,
     visit: Callable[[Meet], Awaitable[Answer]],
     idle_seconds: float | None = None,
+    **options: Any,
 ) -> Answer:
     """Serve until a visit is over, and then until the broker ends; return what was seen."""
     path, guests = election.socket_path(directory), list[Guest]()
@@ -209,7 +210,7 @@ def served(
 
     async def both() -> Answer:
         server = Server(
-            directory, devices="any", source=source, host="h", idle_seconds=idle_seconds
+            directory, devices="any", source=source, host="h", idle_seconds=idle_seconds, **options
         )
         serving = asyncio.ensure_future(server.serve())
         seen = await visit(meet)
@@ -221,6 +222,27 @@ def served(
         return seen
 
     return asyncio.run(asyncio.wait_for(both(), 60))
+
+
+def test_files_of_the_runtime_directory_stay_new(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a study that trains for weeks: a cleaner of /tmp takes what was not touched for days."""
+    monkeypatch.setattr(_server, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(_server, "TOUCH_SECONDS", 0.05)
+    lock = election.RuntimeLock(runtime_dir, "any")
+
+    async def visit(meet: Meet) -> None:
+        await (await meet("viewer")).status()
+        paths = (runtime_dir, *runtime_dir.iterdir())
+        assert {path.name for path in paths[1:]} >= {"broker.lock", "broker.sock", "broker.json"}
+        for path in paths:
+            os.utime(path, (1.0, 1.0))
+        while any(path.stat().st_mtime == 1.0 for path in paths):
+            await asyncio.sleep(0.01)
+
+    served(runtime_dir, FakeDevices([Device(id="cpu:0", free=True)]), visit, lock=lock)
+    lock.release()
 
 
 def test_the_host_budget_follows_what_is_free(

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchmetrics import MeanMetric
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
-from optuna_hermes._lightning._trainer_hooks import TrainerHooks
+from optuna_hermes._lightning._fit_loaders import FitLoaders
 from optuna_hermes.errors import (
     CheckpointError,
     InvalidInputError,
@@ -368,11 +368,11 @@ def test_what_one_rank_can_store_later_is_stored_later(
 ) -> None:
     """As its stream of data in the middle of an epoch: the unit is saved after that epoch."""
 
-    def stores_here(hooks: TrainerHooks) -> bool:
-        loop = hooks.trainer.fit_loop
-        return hooks.trainer.is_global_zero or loop.total_batch_idx >= 2 * BATCHES - 1
+    def stores_here(loaders: FitLoaders) -> bool:
+        loop = loaders._trainer.fit_loop
+        return loaders._trainer.is_global_zero or loop.total_batch_idx >= 2 * BATCHES - 1
 
-    monkeypatch.setattr(TrainerHooks, "stores_here", stores_here)
+    monkeypatch.setattr(FitLoaders, "stores_here", stores_here)
     session = RankedSession(checkpoint_dir=tmp_path / "run")
     train(session, tmp_path / "seen", val_check_interval=0.5)
     assert [state.units for state in session.states] == [4, 5]

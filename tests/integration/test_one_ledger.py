@@ -250,7 +250,7 @@ def test_a_second_broker_is_refused_a_study_in_a_file_while_another_one_trains_i
     without_torch: dict[str, str],
     wait_for: Callable[..., Any],
 ) -> None:
-    """As of a cron job and a login, whose runtime directories differ; later it is let in."""
+    """As of two shells, whose folders for temporary files differ; later it is let in."""
     (tmp_path / "waits.py").write_text(WAITS)
     command = ["optimize", "waits.py:objective", "--storage", storage_url, "--study-name", "s"]
     first = start_cli(*command, "--n-trials", 1, "--devices", "cpu:1", env=without_torch)

@@ -103,20 +103,6 @@ def test_a_folder_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch
     refused(f"/proc/hermes/run cannot be used ./proc/hermes: No such file or directory.: {SET_IT}")
 
 
-@as_root
-def test_the_session_of_another_user_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After ``su`` the variable still names the caller's folder: one's own is taken instead."""
-    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert election.runtime_dir() == tmp_path / "optuna-hermes"
-    os.chown(tmp_path, 65534, 65534)
-    election._is_ours.cache_clear()  # as in the next process
-    assert election.runtime_dir() == tmp_path / "optuna-hermes-0"
-
-
 # -- what lies in it
 
 

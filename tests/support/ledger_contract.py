@@ -150,10 +150,11 @@ class LedgerContract(SharingContract):
             ledger.add_report(record)
         ledger.add_report(report(7, 0.1, study=OTHER))
         curves = ledger.load_curves(STUDY)
-        assert ledger.last_values(STUDY) == {0: 0.6, 3: math.inf}
-        assert ledger.last_values(STUDY) == {n: c.values[-1] for n, c in curves.items()}
+        assert ledger.last_values(STUDY) == {0: (2, 0.6), 3: (2, math.inf)}
+        assert ledger.last_values(STUDY) == {n: (2, c.values[-1]) for n, c in curves.items()}
         ledger.add_report(report(3, math.nan))
-        assert math.isnan(ledger.last_values(STUDY)[0])
+        unit, value = ledger.last_values(STUDY)[0]
+        assert (unit, math.isnan(value)) == (3, True)
 
     def test_lowest_values_are_those_ever_reported(self, ledger: Ledger) -> None:
         """Over all reports of this study; one that is not finite is none."""

@@ -279,6 +279,20 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     assert broker.handler.status(broker.now).studies[0].finished
 
 
+def test_who_has_ordered_a_trial_to_finish_may_take_it_back() -> None:
+    """It cannot be finished after all, and goes on; nobody else may do so."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    worker, epoch = training(broker, 0)
+    ask = asking(broker)
+    ask(FINISH)
+    park(broker, worker, epoch, tier="disk")
+    assert "about to be finished" in refused(override(broker, 0, None))
+    assert ask(wire.SetOverrides(study="s", numbers=(0,))) == wire.Accepted()
+    assert broker.ledger.load_overrides("s") == {}
+    assert broker.last(broker.worker(), "Grant").number == 0
+
+
 def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
     """A trial that waits in memory is stored, and given to nobody."""
     broker = FakeBroker(devices=1)
@@ -302,6 +316,9 @@ def test_a_worker_whose_trial_cannot_be_stored_is_ended() -> None:
     assert broker.killed() == [worker]
     broker.hang_up(worker)
     assert ask(FINISH) == wire.Accepted()
+    # It has not lost its process, which was to end.
+    assert broker.handler.status(broker.now).studies[0].lost == ()
+    assert "process lost" not in kinds(broker, 0)
     plain = FakeBroker(devices=1)
     process = plain.plain(0)
     assert f"trained by process {process}" in refused(want(plain, FINISH))

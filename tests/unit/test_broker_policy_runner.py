@@ -370,7 +370,13 @@ def test_enqueued_trials_are_a_fixed_list_if_they_are_all() -> None:
 def test_parameters_are_plain_json() -> None:
     """Whatever a choice is, it can be sent: what JSON does not know goes as its text."""
     params = {"lr": 0.1, "n": 3, "bias": True, "none": None, "act": "relu"}
-    more = {"huge": 2**70, "single": np.float32(0.5), "shape": (1, 2), "\udce9": "\udce9.csv"}
+    more = {
+        "huge": 2**70,
+        "vast": 10**400,
+        "single": np.float32(0.5),
+        "shape": (1, 2),
+        "\udce9": "\udce9.csv",
+    }
     plain = _optuna.params_of(optuna.trial.FixedTrial(params | more))
     assert plain == {}
     with warnings.catch_warnings():
@@ -380,7 +386,7 @@ def test_parameters_are_plain_json() -> None:
             trial.suggest_categorical(name, [value])
     plain = _optuna.params_of(trial)
     texts = {"single": "0.5", "shape": "(1, 2)", r"\udce9": r"\udce9.csv"}
-    assert plain == params | texts | {"huge": float(2**70)}
+    assert plain == params | texts | {"huge": float(2**70), "vast": str(10**400)}
     wire.frame(wire.FirstBatch(epoch=1, stores=True, params=plain))
 
 

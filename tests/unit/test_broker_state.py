@@ -421,6 +421,22 @@ def test_a_trial_whose_silences_are_long_is_waited_for_longer() -> None:
     assert broker.killed() == [first]
 
 
+def test_the_time_for_which_all_were_stopped_is_no_silence() -> None:
+    """Whatever comes first after it, as with GPUs: a worker that hangs later is seen to hang."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin")
+    first, _ = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    assert broker.handler.next_wakeup(broker.now) is not None
+    broker.now += 3600.0
+    broker.say(first, wire.Beat(epoch=epoch))
+    broker.advance(299.0)
+    assert broker.killed() == []
+    broker.advance(15.0)
+    assert broker.killed() == [first]
+
+
 def test_a_silent_plain_trial_is_waited_for() -> None:
     """The process of ``study.optimize`` is its user's: it is not killed, and nobody spins on it."""
     broker = FakeBroker(devices=1, grace_seconds=10.0)

@@ -32,6 +32,7 @@ from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import _optimize, _worker_pool
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
+from support.statuses import broker_status, study_status
 
 STORED = TrialResult(
     number=0,
@@ -802,15 +803,54 @@ def test_finish_leaves_a_trial_that_trains_until_it_has_stopped(
     _journal.change(folder, unwritten=((2, 1.5),))
     seen: list[Any] = []
 
-    def stop(study: Any, ledger: Any, numbers: Any, folders: Any = ()) -> dict[int, float]:
+    def stop(study: Any, ledger: Any, numbers: Any, folders: Any = ()) -> Any:
         seen.extend([list(numbers), suspended.trials[1].intermediate_values])
         seen.append(_journal.find(folder).unwritten)
-        return {1: 1.5}
+        return {1: 1.5}, {}
 
     monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1}))
     monkeypatch.setattr(upkeep, "finish_live", stop)
     assert run(["finish", *OPTIMIZE[2:], "1"]) == 0
     assert seen == [[1], {1: 2.0}, ((2, 1.5),)]
+
+
+def test_finish_names_live_trials_that_it_could_not_finish(
+    suspended: optuna.Study,
+    refuse: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status 2, although others are finished; if none is, it is an error."""
+    trial = _optuna.open_trial(suspended)
+    trial.report(3.0, 1)
+    lives: list[Any] = [({1: 2.0}, {2: "it is late"})] * 2 + [({}, {1: "nan", 2: "nan"})]
+    monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1, 2}))
+    monkeypatch.setattr(upkeep, "finish_live", lambda *_: lives.pop(0))
+    words = ("finish", *OPTIMIZE[2:], "1", "2")
+    assert run(words) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "Finished 1 trial: 1.\n"
+    assert shown.err == "Left as they are: trial 2: it is late.\n"
+    assert run([*words, "--json"]) == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document == {"finished": {"1": 2.0}, "refused": {"2": "it is late"}}
+    assert "Nothing was finished: trials 1, 2: nan." in refuse(*words)
+
+
+def test_finish_says_what_is_wrong_with_a_trial_of_ones_own_broker(
+    suspended: optuna.Study, refuse: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has reported nothing: to stop its `optimize` would not help."""
+    _optuna.open_trial(suspended)
+    monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1, 2}))
+    words = ("finish", *OPTIMIZE[2:], "1", "2")
+    assert "trial 2: held by a live process" in refuse(*words)
+    key = _optuna.study_key(suspended)
+    served = broker_status(study_status(key=key))
+    monkeypatch.setattr("optuna_hermes.cli._upkeep.broker_status", lambda: served)
+    line = refuse(*words)
+    assert "trial 2: nothing was reported" in line
+    assert "held" not in line
 
 
 def test_a_trial_that_ends_as_it_is_finished_is_refused(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +81,24 @@ def test_the_event_log_of_a_trial_as_json(capsys: pytest.CaptureFixture[str]) ->
     assert (ranked["rank"], ranked["among"], ranked["units"]) == (1, 1, 2)
     assert document["checkpoints"] == [{"path": "/c", "units": 2, "size_bytes": 9, "at": 3.0}]
     assert document["events"] == [{"at": 1.0, "kind": "admitted", "detail": {}}]
+
+
+def test_units_of_a_trial_in_its_first_slice(
+    study: optuna.Study, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row is written when that ends: until then its reports say how far it is."""
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        (record,) = ledger.load_trials(_optuna.study_key(study))
+        ledger.save_trial(dataclasses.replace(record, units=0))
+        assert run(["status", *STUDY, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["study"]["trials"]
+        assert (row["units"], row["units_trained"]) == (2, 2)
+        assert run(["status", *STUDY, "0", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["units_trained"] == 2
+        ledger.save_trial(dataclasses.replace(record, units=5))  # some of them twice
+        assert run(["status", *STUDY, "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["study"]["trials"]
+        assert (row["units"], row["units_trained"]) == (2, 5)
 
 
 def test_the_event_log_of_a_trial_in_words(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from optuna_hermes.workers._notices import DeviceNews
+from pathlib import Path
+
+import optuna
+
+from optuna_hermes.broker._protocol import TrialLoss
+from optuna_hermes.workers._notices import DeviceNews, Losses
 from support.statuses import device_status
 
 
@@ -16,3 +21,16 @@ def test_what_lasts_is_told_once() -> None:
     for now in range(10, 20):
         news.look([device_status(id="GPU-a")], now)
     assert lines == ["GPU-a: lost.", "GPU-a: all is well again."]
+
+
+def test_each_lost_process_is_told_once(tmp_path: Path) -> None:
+    """Also one after a new unit, with which the count of a trial's losses begins anew."""
+    notes: list[str] = []
+    statuses = {7: -9, 8: 1}
+    losses = Losses(optuna.create_study(), tmp_path, statuses.get, notes.append)
+    for pid in (7, 7, 8, 8):
+        loss = TrialLoss(
+            trial=3, trial_id=3, losses=1, most_losses=3, pid=pid, hung=False, given_up=False
+        )
+        assert losses.look("s", [loss]) == []
+    assert ["SIGKILL" in notes[0], "exit status 1" in notes[1], len(notes)] == [True, True, 2]

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from optuna_hermes.workers._starts import Starts
 from optuna_hermes.workers._words import (
     BEGAN,
     FAILED,
@@ -15,7 +16,6 @@ from optuna_hermes.workers._words import (
     LONGEST_REASON,
     STOP,
     WAITS,
-    Starts,
     sayer,
 )
 

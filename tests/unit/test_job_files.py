@@ -144,7 +144,7 @@ def test_simulate_jobs_as_a_table(tiny: Path, capsys: pytest.CaptureFixture[str]
     """Without --json there is a table, and a note about jobs that fit nowhere."""
     assert run(["simulate", "--jobs", str(tiny), "--devices", "1", "--slice-seconds", "60"]) == 0
     shown = capsys.readouterr()
-    assert "tiny: 40 jobs, 1 device" in shown.out
+    assert "tiny: 20 of 40 jobs, 1 device" in shown.out
     assert "1.00x" in shown.out
     assert shown.err == "20 jobs left out that want more than 1 device.\n"
 
@@ -178,6 +178,7 @@ def test_las_has_thresholds_of_hours(tmp_path: Path) -> None:
         (["--study-name", "s"], "--jobs goes without"),
         (["--sampler", "TPESampler"], "--jobs goes without"),
         (["--slice-seconds", "0"], "slice_seconds must be above 0"),
+        (["--slice-seconds", "1e-300"], "must give 1000000 slices at most, so be "),
     ],
 )
 def test_bad_input_ends_with_status_2(

@@ -20,6 +20,7 @@ import pytest
 import optuna_hermes
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.workers import _fork_server, _once
+from optuna_hermes.workers._successor import Successor
 from optuna_hermes.workers._words import NOTE
 
 calls: list[Any] = []
@@ -271,7 +272,7 @@ def test_a_successor_that_ends_is_heard_first(process: Any) -> None:
     job: Any = None
     server = _fork_server._ForkServer(parent, job, lambda trial: 0.0, fresh=None)
     server._serves, server._computing = True, computing
-    successor = server._successor = _fork_server._Successor(0, ours, words_end)
+    successor = server._successor = Successor(0, ours, words_end)
     theirs.sendall(b'{"refused": "it is a test"}\n')
     theirs.close()
     os.close(words)
@@ -290,7 +291,7 @@ def test_a_successor_that_computes_for_ever_holds_up_nobody() -> None:
     """It reads nothing: it is asked once for each value, and for no more than its pipe holds."""
     ours, theirs = socket.socketpair()
     words, words_end = os.pipe()
-    successor = _fork_server._Successor(0, ours, words_end)
+    successor = Successor(0, ours, words_end)
     line = b"x" * 3000
     for _ in range(100):
         successor.pass_on("AAAA load", line)
@@ -311,7 +312,7 @@ def test_a_successor_that_computes_for_ever_holds_up_nobody() -> None:
 def test_a_message_of_a_successor_that_is_not_whole_is_not_its_end() -> None:
     """The rest is still read."""
     ours, theirs = socket.socketpair()
-    successor = _fork_server._Successor(0, ours, os.dup(1))
+    successor = Successor(0, ours, os.dup(1))
     theirs.sendall(b'{"rea')
     assert successor.lines() == []
     assert successor.lines() == []

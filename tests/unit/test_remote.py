@@ -28,8 +28,7 @@ from optuna_hermes.suspend._disk import read_ahead, remove_copies
 from optuna_hermes.suspend._saver import Saver
 from optuna_hermes.suspend._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
-from optuna_hermes.workers._driver import Driver
-from optuna_hermes.workers._settings import OptimizeSettings
+from optuna_hermes.workers._opening import checkpoint_place
 from support.tier_contract import Training
 
 NAME = "trial 7"
@@ -284,10 +283,9 @@ def test_copies_are_elsewhere_where_the_usual_place_cannot_be_written(
     (tmp_path / "study.db.hermes").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     url = f"file://{tmp_path}/bucket"
-    unused: Any = SimpleNamespace(began=0.0, note=None, shared=False)
+    unused: Any = SimpleNamespace(shared=False)
     study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db")
-    driver = Driver(study, unused, OptimizeSettings(checkpoint_dir=url), unused)
-    root, place, problem = driver._checkpoint_place(unused)
+    root, place, problem = checkpoint_place(study, unused, url, print)
     assert problem is None
     assert root.parent == tmp_path / f"optuna-hermes-copies-{os.getuid()}"
     assert str(place).startswith(f"{url}/")

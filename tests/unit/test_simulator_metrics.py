@@ -62,6 +62,16 @@ def test_a_trial_that_diverges_is_the_worst(value: float) -> None:
     assert measured[0] == measured[1]
 
 
+def test_a_trial_that_diverges_is_none_of_the_best_three() -> None:
+    """Also where fewer than three have a finite end."""
+    diverged = Recording(values=(9.0, math.nan), seconds=(1.0, 1.0), first=10.0)
+    recordings = (diverged, TRIALS[2])
+    metrics = measure(
+        TrialSimulator(make_policy("fifo"), FixedList(recordings), n_devices=1).run(), recordings, 1
+    )
+    assert metrics.top3_seconds == metrics.best_seconds > 3.0
+
+
 class TestMeasure:
     """All of a small list."""
 
@@ -218,6 +228,7 @@ class TestCurveSet:
             ({"seconds": None}, "must have 'seconds' but file has none"),
             ({"length": None}, "must have 'length' but file has none"),
             ({"value": np.array(["a"])}, "'value' must hold numbers"),
+            ({"value": np.array([1j])}, "'value' must hold numbers, but: they are complex"),
             ({"value": np.zeros(3)}, r"value \[n, T\+1\]"),
             ({"seconds": np.ones((2, 3))}, r"has \(2, 3\) and \(2, 3\)"),
             ({"length": np.array([2])}, r"length \[n\] for 2 trials but has \(1,\)"),

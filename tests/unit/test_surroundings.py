@@ -102,7 +102,7 @@ def test_jobs_on_one_node_are_several_hosts(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variable of one's own counts for more, and outside of SLURM that of the session."""
+    """The variable of one's own counts for more; a session's folder goes with its login."""
     named = election.runtime_dir()
     folder = named / "s"  # short: a socket's path has a limit
     folder.mkdir()
@@ -114,26 +114,17 @@ def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}-slurm-17_2"
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert election.runtime_dir() == folder / "optuna-hermes"
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}"
 
 
-@pytest.mark.parametrize("job", [JOB, {}])
-def test_a_login_moves_no_runtime_directory(
-    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch, job: dict[str, str]
+def test_workers_keep_to_one_runtime_directory(
+    runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It makes the folder of a session, which a job may have been told of long before."""
-    for name, value in job.items():
-        monkeypatch.setenv(name, value)
+    """They are told of it, whatever an objective makes of the folder for temporary files."""
     monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
-    session = runtime_dir / "run"
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
     monkeypatch.setattr("tempfile.tempdir", str(runtime_dir))
-    before = election.runtime_dir()
-    session.mkdir(mode=0o700)
-    assert election.runtime_dir() == before
-    assert _worker_pool._environment("cpu:1")[election.RUNTIME_DIR_VARIABLE] == str(before)
+    told = _worker_pool._environment("cpu:1")[election.RUNTIME_DIR_VARIABLE]
+    assert told == str(election.runtime_dir())
 
 
 def test_squeue_is_asked_for_an_end_that_no_variable_has(fake: Fake) -> None:

@@ -211,5 +211,6 @@ def test_a_flat_curve_and_none_have_a_line() -> None:
     assert sparkline((1.0, 1.0), 5) == "▁▁"
     assert sparkline((-1e308, 1e308), 5) == "▁█"
     assert sparkline((0.0, 5e-324), 5) == "▁▁"
-    assert sparkline((), 5) == sparkline((None, None), 5) == ""
+    assert sparkline((), 5) == ""
+    assert sparkline((None, float("nan")), 5) == "··"
     assert len(sparkline(tuple(map(float, range(100))), 7)) == 7

@@ -17,8 +17,8 @@ from optuna.trial import TrialState
 
 from optuna_hermes import _optuna, upkeep
 from optuna_hermes.broker._client import _journal
-from optuna_hermes.broker._protocol import BrokerStatus
-from optuna_hermes.errors import StorageError
+from optuna_hermes.broker._protocol import BrokerStatus, Finish, Finished, SetOverrides
+from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
@@ -303,9 +303,71 @@ def test_a_live_trial_is_finished_at_the_value_that_it_has_left(
 
     monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
     live = upkeep.finish_live(house.study, house.ledger, [number], [tmp_path])
-    assert live == {number: 0.5}
+    assert live == ({number: 0.5}, {})
     assert house.study.trials[number].value == 0.5
     assert said == ["Finish", "Finish", "Finished"]
+
+
+def test_live_trials_are_finished_whatever_becomes_of_the_others(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ends by itself, one reports NaN, one does not stop: they are named, and as before."""
+    ends, diverges, hangs, healthy = (house.suspended(0.9) for _ in range(4))
+    house.ledger.save_override(house.key, hangs, "held")
+    said: list[tuple[Any, ...]] = []
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            if not isinstance(message, Finish):
+                said.append((type(message), *message.numbers, getattr(message, "override", "")))
+            elif len(message.numbers) > 1:
+                house.study.tell(ends, 0.7)
+                house.journal(diverges, (2, math.nan))
+            elif message.numbers == (ends,):
+                raise InvalidInputError("it has ended")
+            return message.numbers == (hangs,)
+
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "STOP_SECONDS", 0.2)
+    live = upkeep.finish_live(house.study, house.ledger, [ends, diverges, hangs, healthy])
+    assert live is not None
+    values, refused = live
+    assert values == {healthy: 0.9}
+    assert sorted(refused) == [ends, diverges, hangs]
+    assert "not suspended but COMPLETE" in refused[ends]
+    assert "the last value is nan" in refused[diverges]
+    assert "has not stopped for" in refused[hangs]
+    assert said == [
+        (Finished, ends, ""),
+        (SetOverrides, diverges, None),
+        (SetOverrides, hangs, "held"),
+        (Finished, healthy, ""),
+    ]
+    assert [trial.value for trial in house.study.trials] == [0.7, None, None, 0.9]
+
+
+def test_a_live_trial_that_ends_at_the_last_moment_is_named(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own end counts; the one after it is finished."""
+    late, healthy = house.suspended(0.9), house.suspended(0.8)
+    house.journal(late, (2, 0.5))
+    write = _optuna.write_value
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            return False
+
+    def end_first(*arguments: Any) -> None:
+        house.study.tell(late, 0.7)
+        write(*arguments)
+
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_optuna, "write_value", end_first)
+    live = upkeep.finish_live(house.study, house.ledger, [late, healthy])
+    assert live is not None
+    assert live[0] == {healthy: 0.8}
+    assert "cannot be finished" in live[1][late]
 
 
 def test_finish_all_takes_what_is_suspended(house: House) -> None:

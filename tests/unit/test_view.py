@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 
 from optuna_hermes.broker._protocol import BrokerStatus, StudyStatus
 from optuna_hermes.view import chart as charts
-from optuna_hermes.view import notebook, progress, tables
+from optuna_hermes.view import formats, notebook, progress, tables
 from optuna_hermes.view.chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
 from optuna_hermes.view.picture import picture_of
 from support.statuses import broker_status, device_status, study_status
@@ -435,6 +435,10 @@ def test_status_without_a_broker_still_shows_a_ledger() -> None:
     text = rendered(tables.status_view(None, study))
     assert "No broker runs on this host" in text
     assert "1:15 min" in text
+    hosts = [{"host": "b", "load": 1.0, "devices": 2}]
+    text = rendered(tables.status_view(None, {**study, "hosts": hosts}))
+    assert "No broker runs on this host.\n" in text
+    assert "Host b: 2 of 2 devices busy" in text
     text = rendered(tables.status_view(None, study, silent=True))
     assert "The broker does not answer: trials may train." in text
     assert "nothing trains" not in text
@@ -469,7 +473,7 @@ def result(*trials: tuple[str, int]) -> dict[str, Any]:
             "suspending": 0.0,
         },
         "best": {"number": 3, "value": 0.5, "params": {"lr": 0.00123456, "kind": "[red]"}},
-        "trials": [{"state": state, "suspensions": n} for state, n in trials],
+        "trials": [{"state": state, "suspensions": n, "slices": n + 1} for state, n in trials],
     }
 
 
@@ -508,6 +512,47 @@ def test_the_summary_of_a_study_without_a_finished_trial() -> None:
 def test_what_became_of_suspended_trials(trials: list[tuple[str, int]], ending: str) -> None:
     """The words match what became of them."""
     assert tables.suspensions(result(*trials)["trials"]) == ending
+
+
+@pytest.mark.parametrize(
+    ("other", "ending"), [("COMPLETE", "each was finished"), ("PRUNED", "none still is")]
+)
+def test_a_trial_that_a_person_has_finished_was_not_resumed(other: str, ending: str) -> None:
+    """It had a slice for each suspension, and none after the last."""
+    finished = {"state": "COMPLETE", "slices": 1, "suspensions": 1}
+    trials = [finished, {"state": other, "slices": 2, "suspensions": 1}]
+    assert tables.suspensions(trials) == f"2 of 2 trials, 2 times; {ending}"
+
+
+@pytest.mark.parametrize(
+    ("watt_hours", "text"),
+    [
+        (0.0, "0.00 Wh"),
+        (0.00004, "0.00 Wh"),
+        (99.96, "100 Wh"),
+        (512.3, "512 Wh"),
+        (999.6, "1.00 kWh"),
+        (123_456.0, "123 kWh"),
+        (2.5e6, "2.50 MWh"),
+        (2.5e11, "250 GWh"),
+    ],
+)
+def test_energy_has_three_digits(watt_hours: float, text: str) -> None:
+    """No point dangles, and no exponent is there."""
+    assert formats.energy(watt_hours) == text
+
+
+def test_a_figure_is_in_the_unit_that_it_has_once_it_is_rounded() -> None:
+    """Neither 60.0 s nor 1000.0 KiB."""
+    assert [formats.duration(each) for each in (59.94, 59.97)] == ["59.9 s", "1:00 min"]
+    sizes = [formats.size(each) for each in (999.6, 999.9 * 1024, 999.99 * 1024)]
+    assert sizes == ["1.0 KiB", "999.9 KiB", "1.0 MiB"]
+
+
+def test_the_middle_of_a_logarithmic_axis_is_named() -> None:
+    """Of very small values too, whose product is below every number."""
+    text = charts.chart({"a": [(1, 1e-200), (2, 1e-150)]}, height=8, log=True)
+    assert "1e-175 ┤" in text
 
 
 def test_energy_is_shown_where_it_is_known() -> None:

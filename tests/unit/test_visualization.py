@@ -140,6 +140,15 @@ def test_the_best_so_far_stands_beside_its_replays(study: optuna.Study) -> None:
     assert list(axes.lines[1].get_ydata()) == list(fifo.y)
 
 
+def test_an_infinite_report_is_no_best_of_a_replay(study: optuna.Study) -> None:
+    """As it is none of this study: else the line of the policy would end there."""
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        infinite = report(2, float("-inf"), number=2, study=_optuna.study_key(study), at=BEGIN + 30)
+        ledger.add_report(infinite)
+    _, fifo = visualization.plot_best_over_device_time(study, ["fifo"], n_devices=1).data
+    assert list(fifo.y) == [0.9, 0.8, 0.5, 0.2, 0.2]
+
+
 def test_a_policy_of_a_private_file_is_in_the_legend(
     study: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

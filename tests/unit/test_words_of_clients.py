@@ -280,11 +280,12 @@ def test_brokers_that_end_at_once(
         raise BrokerError("It is gone.")
 
     monkeypatch.setattr(_driver, "connect_or_start", gone)
-    running = driver(notes)
-    running._study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
-    pool: Any = types.SimpleNamespace(configure=lambda job: None, status_of=lambda pid: None)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
+    pool: Any = SimpleNamespace(began=0.0, configure=lambda job: None, status_of=lambda pid: None)
+    screen: Any = notes
+    running = Driver(study, pool, OptimizeSettings(), screen)
     with pytest.raises(BrokerError) as error:
-        running._serve(pool, SimpleNamespace(shared=False))  # type: ignore[arg-type]
+        running._serve(SimpleNamespace(shared=False))  # type: ignore[arg-type]
     assert str(error.value) == (
         "It is gone. That was the 10th time in a row, so no other one is started."
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import optuna_hermes
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._core._broker_state import BrokerState
@@ -64,6 +66,24 @@ def test_a_broker_that_does_not_start(
     monkeypatch.setattr("sys.executable", str(stand_in))
     monkeypatch.setattr(_starting, "START_SECONDS", 0.3)
     with pytest.raises(BrokerError, match=words.format(runtime_dir)):
+        _starting.start(runtime_dir, "cpu:1")
+
+
+def test_a_broker_finds_the_package_where_its_client_has_it(
+    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a folder that a script has put into ``sys.path``: nothing else leads to it."""
+    (tmp_path / "optuna_hermes" / "broker").mkdir(parents=True)
+    (tmp_path / "optuna_hermes" / "__init__.py").touch()
+    (tmp_path / "optuna_hermes" / "broker" / "__init__.py").touch()
+    main = tmp_path / "optuna_hermes" / "broker" / "__main__.py"
+    main.write_text("main = lambda: 'error: found'\n")
+    monkeypatch.setattr(optuna_hermes, "__file__", str(tmp_path / "optuna_hermes" / "__init__.py"))
+    alone = tmp_path / "python"  # one that has no packages of its own
+    alone.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    alone.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(alone))
+    with pytest.raises(BrokerError, match=r"^found$"):
         _starting.start(runtime_dir, "cpu:1")
 
 

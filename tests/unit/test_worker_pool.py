@@ -20,6 +20,7 @@ from optuna_hermes.workers import _worker_pool
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
+from optuna_hermes.workers._words import Starts
 from optuna_hermes.workers._worker_pool import WorkerPool
 
 
@@ -50,6 +51,18 @@ def test_an_import_may_be_waited_for_any_time(
     assert time.monotonic() >= until
     ends[1].sendall(b'{"ready": true}\n')
     assert pool.wait_until_ready(time.monotonic() + 1e9)
+
+
+def test_the_number_of_a_process_may_come_again(pool: WorkerPool, ends: Any) -> None:
+    """The exit status of the earlier one is not that of a worker that lives."""
+    pool._asked, pool._alive, pool._statuses, pool._n_ended = 2, set(), {}, 0
+    pool.starts = Starts()
+    ends[1].sendall(b'{"forked": 7}\n{"exited": 7, "status": 1}\n')
+    pool._read()
+    assert (pool.status_of(7), pool.n_ended) == (1, 1)
+    ends[1].sendall(b'{"forked": 7}\n')
+    pool._read()
+    assert (pool.status_of(7), pool.n_ended) == (None, 1)
 
 
 def test_a_fork_server_may_be_killed_before_it_has_its_job(pool: WorkerPool, ends: Any) -> None:

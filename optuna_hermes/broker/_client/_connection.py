@@ -191,7 +191,7 @@ def connect(role: str, on_silence: OnSilence | None = None) -> Connection:
     path = election.socket_path(directory)
     try:
         election.check_socket(directory)
-        sock = _open(path)
+        sock = _open(path, role, on_silence)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise BrokerError(
             "No broker runs on this host: start one with `optuna-hermes broker`."
@@ -259,11 +259,11 @@ def connect_patiently(role: str) -> Connection:
             time.sleep(POLL_SECONDS)
 
 
-def _open(path: Path) -> socket.socket:
+def _open(path: Path, role: str, on_silence: OnSilence | None) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(str(path))
-    except OSError:
+        _connect(sock, path, role, on_silence)
+    except BaseException:
         sock.close()
         raise
     uid = peer(sock)[1]
@@ -274,3 +274,22 @@ def _open(path: Path) -> socket.socket:
             f"{election.RUNTIME_DIR_VARIABLE} to a folder of your own."
         )
     return sock
+
+
+def _connect(sock: socket.socket, path: Path, role: str, on_silence: OnSilence | None) -> None:
+    """Connect a socket, and wait while the queue of a stopped broker is full."""
+    # Without a time-out the kernel would wait for ever, and Python takes a signal for the end.
+    sock.setblocking(False)
+    began = time.monotonic()
+    while True:
+        try:
+            sock.connect(str(path))
+            break
+        except BlockingIOError:
+            seconds = time.monotonic() - began
+            if on_silence is not None:
+                on_silence(seconds)
+            elif role == "viewer" and seconds > SILENT_SECONDS:
+                _give_up(seconds)
+            time.sleep(_LOOK_SECONDS)
+    sock.setblocking(True)

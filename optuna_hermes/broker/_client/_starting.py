@@ -45,6 +45,12 @@ TURN_SECONDS = START_SECONDS + 5.0
 
 _MAX_WORDS_BYTES = 1_000_000
 
+_START = (
+    "import sys; sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
+    "from optuna_hermes.broker.__main__ import main; sys.exit(main())"
+)
+"""Not ``python -m``: this process may have the package from a folder that only it knows."""
+
 
 def connect_or_start(
     role: str,
@@ -167,7 +173,8 @@ def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
         BrokerConflictError: the devices are another broker's, or a file is not this user's alone.
         BrokerError: it ended for another reason; the message is its own.
     """
-    command = [sys.executable, "-m", "optuna_hermes.broker", "--background", "--devices", devices]
+    code = _START.format(str(Path(__file__).absolute().parents[3]))
+    command = [sys.executable, "-c", code, "--background", "--devices", devices]
     for option, text in zip(("--power-down-command", "--power-up-command"), power, strict=False):
         command += [option, text]
     with _open_words(directory) as words:

@@ -124,6 +124,8 @@ class EventHandler:
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Handle an event and return the commands, in order."""
         turn = Turn(state=self.state, now=now)
+        # First: with GPUs, messages come before the tick that is due.
+        self._restart_timeouts(now)
         # Most messages do not change the next wake-up: it is not searched again for each.
         self._wakeup_known = self._wakeup_known and (
             isinstance(event, events.Received) and isinstance(event.message, _CHANGES_NO_PLAN)
@@ -168,7 +170,6 @@ class EventHandler:
         elif isinstance(event, events.Observed):
             self._watchdog.observed(event, now)
         elif isinstance(event, events.Tick):
-            self._restart_timeouts(now)
             outage.give_up(turn)
             checkpoints_away.end_waits(turn)
             failed_returns.end_waits(turn)

@@ -138,9 +138,11 @@ class LeaseEnds:
     ) -> None:
         """Handle the end of a trial's process that gave no notice; ``had_it`` if it had begun."""
         client = self._state.clients.get(connection)
-        if client is not None and (had_it or client.hung):
-            failures.count_loss(self._state, trial, client, turn.now)
-        _event_log.lost(turn, trial)
+        # The process of one that is to be finished was to end, and it gets no other.
+        if self._state.studies[trial.study].override_of(trial) != "finishing":
+            if client is not None and (had_it or client.hung):
+                failures.count_loss(self._state, trial, client, turn.now)
+            _event_log.lost(turn, trial)
         self.take_back(turn, trial)
 
     def take_back(self, turn: Turn, trial: LiveTrial) -> None:

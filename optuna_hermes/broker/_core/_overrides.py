@@ -81,7 +81,8 @@ class Overrides:
         study = self._state.studies.get(message.study)
         if study is None:
             return wire.Refused(reason=_NOT_SERVED)
-        reason = self._refusal(study, message)
+        client = self._state.clients[connection]
+        reason = self._refusal(study, client, message)
         if reason is not None:
             return wire.Refused(reason=reason)
         if isinstance(message, wire.ChangePolicy):
@@ -109,15 +110,17 @@ class Overrides:
             turn.save(trial)
             turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
-    def _refusal(self, study: Study, message: wire.UserCommand) -> str | None:
+    def _refusal(self, study: Study, asker: Client, message: wire.UserCommand) -> str | None:
         if study.away_since is not None:
             return f"The database of study {study.spec.name!r} is away: try again when it is back."
         if isinstance(message, wire.ChangePolicy):
             return None
-        reasons = (self._refusal_of(study, number, message) for number in message.numbers)
+        reasons = (self._refusal_of(study, asker, each, message) for each in message.numbers)
         return next((reason for reason in reasons if reason is not None), None)
 
-    def _refusal_of(self, study: Study, number: int, message: wire.UserCommand) -> str | None:
+    def _refusal_of(
+        self, study: Study, asker: Client, number: int, message: wire.UserCommand
+    ) -> str | None:
         trial = study.trials.get(number)
         if trial is None:
             return (
@@ -127,7 +130,9 @@ class Overrides:
         if not trial.live:
             return f"Trial {number} has ended ({trial.state}): leave it out."
         finishing = study.override_of(trial) == "finishing"
-        if isinstance(message, wire.SetOverrides) and finishing:
+        # Who has ordered it may take it back.
+        others = finishing and (trial.study, number) not in asker.finishes
+        if isinstance(message, wire.SetOverrides) and others:
             return f"Trial {number} is about to be finished: say `finish` again, if it is not."
         if isinstance(message, wire.Finished) and not finishing:
             return f"Trial {number} was not ordered to finish: say `finish`."

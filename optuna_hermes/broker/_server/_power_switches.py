@@ -72,7 +72,7 @@ class PowerSwitches:
 
     def switch(self, command: SwitchPower) -> None:
         """Run the user's command, once the device is saved for the next broker."""
-        self._remember()
+        self.save()
         words = self._power.up if command.up else self._power.down
         loop = asyncio.get_running_loop()
 
@@ -95,9 +95,9 @@ class PowerSwitches:
         else:
             log.info("%s is powered %s after %.1f s", event.device, way, event.seconds)
         self._tell(event)
-        self._remember()
+        self.save()
 
-    def _remember(self) -> None:
+    def save(self) -> None:
         """Save which devices the next broker has to wake before it grants them."""
         try:
             remember(self._directory, unpowered(self._state))

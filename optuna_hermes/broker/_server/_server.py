@@ -45,6 +45,7 @@ from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketSer
 from optuna_hermes.broker._server._succession import (
     Succession,
     instance_in,
+    save_instance,
     unpowered_path,
 )
 from optuna_hermes.errors import HermesError, InvalidInputError, LedgerError
@@ -54,6 +55,7 @@ from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
+    from optuna_hermes.broker._election import RuntimeLock
     from optuna_hermes.broker._power_commands import PowerCommands
     from optuna_hermes.broker._server._activity import Activities
     from optuna_hermes.broker._server._metrics import BrokerMetrics
@@ -68,6 +70,8 @@ OBSERVE_SECONDS = 1.0
 """Interval at which silent workers are observed."""
 TRIM_SECONDS = 10.0
 """Interval at which free memory is given back to the system, and the host's is measured."""
+TOUCH_SECONDS = 3600.0
+"""Interval at which the runtime directory's files are touched, for cleaners take old ones."""
 CLOCK_SECONDS = 1.0
 """Difference from which on the wall clock was not read late, but moved."""
 TELL_SECONDS = 0.1
@@ -104,6 +108,7 @@ class Server:
         metrics: where figures for Prometheus are served, as ``ADDRESS:PORT``; None for nowhere.
         power: the commands that power devices down and up, None if there are none.
         background: it was started by a client, and a signal to it is one to its clients too.
+        lock: that lock, to keep the directory's files where somebody removes them.
     """
 
     def __init__(
@@ -117,8 +122,10 @@ class Server:
         metrics: str | None = None,
         power: PowerCommands | None = None,
         background: bool = False,
+        lock: RuntimeLock | None = None,
     ) -> None:
         self._background = background
+        self._lock = lock
         self._power = () if power is None else power.texts
         self._directory = directory
         self._metrics: BrokerMetrics | None = None
@@ -199,20 +206,21 @@ class Server:
         self._ledgers = Ledgers(self._on_outcome, partial(soon, loop), times=times, terms=terms)
         self._heed_signals(loop)
         self._succession.expect()
-        server = await self._sockets.open(self._directory)
+        await self._sockets.open(self._directory)
+        if self._lock is not None:
+            self._begin(self._keep_files(self._lock))
         for chore in (self._poll(), self._flush(), self._trim(), self._observe()):
             self._begin(chore)
         log.info("listening, devices %s", self._devices)
         ready()
         self._begin(_load())
-        async with server:
-            await self._stop.wait()
-            self._succession.remember()
-            for task in self._chores:
-                task.cancel()
-            await self._sockets.close()  # the ends of clients are to be written too
-            if self._readings is not None:
-                self._readings.close()
+        await self._stop.wait()
+        self._succession.remember()
+        for task in self._chores:
+            task.cancel()
+        await self._sockets.close()  # the ends of clients are to be written too
+        if self._readings is not None:
+            self._readings.close()
         # Else the next broker of this name goes on with the trials: no other host may take them.
         if self._handler.idle:
             self._ledgers.leave()
@@ -517,6 +525,34 @@ class Server:
             if self._handler.idle and self._idle_seconds is not None and quiet > self._patience():
                 self._stop.set()
 
+    async def _keep_files(self, lock: RuntimeLock) -> None:
+        """Keep the runtime directory: a logout, or a cleaner of old files, may remove it."""
+        touch_at, missed = time.monotonic() + TOUCH_SECONDS, False
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            if self._sockets.is_open(self._directory) and lock.has_files:
+                if time.monotonic() >= touch_at:
+                    touch_at += TOUCH_SECONDS
+                    _touch(self._directory)
+                continue
+            if self._handler.idle and self._idle_seconds is not None:
+                self._stop.set()  # whoever needs a broker starts another one
+                return
+            try:
+                lock.restore()
+                await self._sockets.open(self._directory)
+                save_instance(self._directory, self._host, self._instance)
+            except (OSError, HermesError) as error:
+                if not missed:
+                    log.error("%s was removed, so no new worker comes: %s", self._directory, error)
+                missed = True
+                continue
+            missed = False
+            self._succession.remember(again=True)
+            if self._switches is not None:
+                self._switches.save()
+            log.warning("%s was removed, and is there again", self._directory)
+
     def _patience(self) -> float:
         """Idle time before the end; the process that started this one may be slow to connect."""
         assert self._idle_seconds is not None
@@ -600,6 +636,13 @@ async def _load() -> None:
     await asyncio.to_thread(make_policy, "hermes")
     if gc.get_freeze_count():  # as what was imported before: see ``run_broker``
         gc.freeze()
+
+
+def _touch(directory: Path) -> None:
+    """Let files seem new to those who remove old ones."""
+    with contextlib.suppress(OSError):  # they are being removed
+        for path in (directory, *directory.iterdir()):
+            os.utime(path, follow_symlinks=False)
 
 
 def _nothing() -> None:

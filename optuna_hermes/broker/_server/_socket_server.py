@@ -54,26 +54,45 @@ class SocketServer:
         self._due: dict[int, float] = {}
         """Times at which connections are closed that have not ended a frame, or said hello."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+        self._bound: os.stat_result | None = None
 
     @property
     def used(self) -> bool:
         return self._last > 0
 
-    async def open(self, directory: Path) -> asyncio.Server:
-        """Listen in a runtime directory.
+    async def open(self, directory: Path) -> None:
+        """Listen in a runtime directory; again where the socket was removed.
 
         Raises:
             BrokerConflictError: the socket is not this user's alone.
+            OSError: there can be no socket.
         """
-        sock = _listen(election.socket_path(directory))
+        path = election.socket_path(directory)
+        sock = _listen(path)
         election.check_socket(directory)
-        return await asyncio.start_unix_server(self._enter, sock=sock)
+        self._bound = path.lstat()
+        # One that was removed stays open: so its inode is no other socket's.
+        self._servers.append(await asyncio.start_unix_server(self._enter, sock=sock))
+
+    def is_open(self, directory: Path) -> bool:
+        """True if the socket is still found in its directory."""
+        return self._bound is not None and election.is_at(
+            self._bound, election.socket_path(directory)
+        )
 
     async def close(self) -> None:
+        """Listen no more and end every connection, whether or not its other end reads."""
+        for server in self._servers:
+            server.close()  # no wait_closed(): it waits for clients that do not read
+        self._bound = None
+        writers = list(self._writers.values())
         for task in self._tasks:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        for writer in writers:
+            writer.transport.abort()
 
     async def read(self, connection: int) -> wire.FromClient:
         """Return the next message of a connection.
@@ -117,6 +136,9 @@ class SocketServer:
     # -- inside --------------------------------------------------------------------------------
 
     async def _enter(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._bound is None:  # it was accepted right before the end
+            writer.transport.abort()
+            return
         pid, uid = peer(writer.get_extra_info("socket"))
         if uid != os.getuid():
             log.warning("process %d of uid %d was turned away: %s", pid, uid, _OWN_BROKER)

@@ -75,13 +75,17 @@ class Succession:
         if gone & self._left:
             self.remember()
 
-    def remember(self) -> None:
-        """Save the processes that this broker serves, for the next one."""
+    def remember(self, *, again: bool = False) -> None:
+        """Save the processes that this broker serves, for the next one.
+
+        Args:
+            again: also where nothing has changed.
+        """
         served = holders(self._state)
         left = dict(_unserved(self._leaving, served))
         self._left = frozenset(left)
         served = (*left.values(), *served)  # of two with one device the later one has it
-        if served == self._remembered:
+        if served == self._remembered and not again:
             return
         try:
             _holders.save(self._directory, served)
@@ -154,11 +158,19 @@ def instance_in(directory: Path, host: str) -> str:
     Raises:
         OSError: the file system refuses.
     """
-    path, here = directory / "instance", f"{host}\n{_holders.boot()}"
     with contextlib.suppress(OSError, ValueError):  # there is none, or one of another version
-        name, made = path.read_text().split("\n", 1)
-        if made == here:
+        name, made = (directory / "instance").read_text().split("\n", 1)
+        if made == f"{host}\n{_holders.boot()}":
             return name
     name = f"{host[:64]}-{uuid.uuid4().hex[:16]}"
-    write_private(path, f"{name}\n{here}")
+    save_instance(directory, host, name)
     return name
+
+
+def save_instance(directory: Path, host: str, name: str) -> None:
+    """Save the name of a directory's broker on this host.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    write_private(directory / "instance", f"{name}\n{host}\n{_holders.boot()}")

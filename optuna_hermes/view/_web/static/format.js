@@ -1,4 +1,4 @@
-// How figures are written for people; as `view/_words.py` writes them.
+// How figures are written for people; as `view/formats.py` writes them.
 
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
@@ -10,7 +10,7 @@ export function number(value, digits = 4) {
 }
 
 export function duration(seconds) {
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
+  if (Math.round(10 * seconds) < 600) return `${seconds.toFixed(1)} s`;
   const minutes = Math.floor(Math.round(seconds) / 60);
   const rest = Math.round(seconds) % 60;
   if (minutes < 60) return `${minutes}:${String(rest).padStart(2, "0")} min`;
@@ -18,17 +18,21 @@ export function duration(seconds) {
 }
 
 export function size(bytes) {
-  if (bytes < 1000) return `${bytes.toFixed(0)} B`;
+  if (Math.round(bytes) < 1000) return `${bytes.toFixed(0)} B`;
   for (const unit of ["KiB", "MiB"]) {
     bytes /= 1024;
-    if (bytes < 1000) return `${bytes.toFixed(1)} ${unit}`;
+    if (Math.round(10 * bytes) < 10000) return `${bytes.toFixed(1)} ${unit}`;
   }
   return `${(bytes / 1024).toFixed(1)} GiB`;
 }
 
 export function energy(wattHours) {
-  const kilo = wattHours >= 1000;
-  return `${(kilo ? wattHours / 1000 : wattHours).toPrecision(3)} ${kilo ? "kWh" : "Wh"}`;
+  const units = ["GWh", "MWh", "kWh", "Wh"];
+  while (wattHours >= 999.5 && units.length > 1) {
+    wattHours /= 1000;
+    units.pop();
+  }
+  return `${(wattHours >= 1e-4 ? wattHours : 0).toPrecision(3)} ${units.at(-1)}`;
 }
 
 export function plural(count, noun, nouns = `${noun}s`) {
