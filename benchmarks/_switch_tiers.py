@@ -65,7 +65,7 @@ def _conv(inside: int, outside: int, kernel: int, stride: int = 1) -> Iterator[t
 
 
 class Run:
-    """A run that stands between two batches (``suspend.TrialState``)."""
+    """A trial that stands between two batches (``suspend.TrialState``)."""
 
     name = RUN
     units = 0
@@ -114,7 +114,7 @@ def makers(sizes_mb: list[float]) -> dict[str, Callable[[], torch.nn.Module]]:
 def measure_tier(
     make: Callable[[], torch.nn.Module], tier: TierName, folder: Path, repetitions: int
 ) -> dict[str, Any]:
-    """Park and resume one run in a tier; medians of seconds, of all but the first time."""
+    """Park and resume one trial in a tier; medians of seconds, of all but the first time."""
     torch.manual_seed(0)
     trial = Run(make)
     for _ in range(2):

@@ -3,7 +3,7 @@
     python benchmarks/decision_cost.py [--policy hermes,asha] [--trials 100,1000] [--json]
 
 Random power-law curves with noise, of two populations: in ``level`` every trial has 100 reports, in
-``spread`` from 1 to 100. One device is free: the run that had it has just reported one more unit,
+``spread`` from 1 to 100. One device is free: the trial that had it has just reported one more unit,
 as before every decision of a broker. Times are medians of processor milliseconds, with the slope
 of a line through their logarithms as the exponent of growth: 1 is linear; n log n gives 1.15 from
 100 to 10,000. ``the first`` is the first decision about the largest number of trials: some policies
@@ -32,13 +32,13 @@ import numpy as np
 from optuna_hermes.model import Curve, Device, Snapshot, TrialView
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
-RUNS = (100, 1_000, 3_000, 10_000)
+TRIALS = (100, 1_000, 3_000, 10_000)
 POPULATIONS = ("level", "spread")
 N_POINTS = 100
 N_UNITS = 150
 """Units of a trial in all."""
 LIMIT_MS = 10.0
-LIMIT_RUNS = 10_000
+LIMIT_TRIALS = 10_000
 CELL_SECONDS = 20.0
 """No further repetition after this long: some policies need seconds for one decision."""
 SEED = 0
@@ -57,7 +57,7 @@ def main() -> int:
             "machine": platform.machine(),
         },
         "rows": rows,
-        "limit": {"policy": "hermes", "trials": LIMIT_RUNS, "ms": LIMIT_MS, "met": _met(rows)},
+        "limit": {"policy": "hermes", "trials": LIMIT_TRIALS, "ms": LIMIT_MS, "met": _met(rows)},
     }
     print(json.dumps(result, indent=1) if options.json else _text(result, options.trials))
     return int(_met(rows) is False)
@@ -82,7 +82,7 @@ def curves(n_trials: int, n_points: int, seed: int) -> list[list[float]]:
 
 
 def population(kind: str, n_trials: int) -> tuple[list[TrialView], list[list[float]]]:
-    """Runs that all wait, and all that they will ever report."""
+    """Trials that all wait, and all that they will ever report."""
     rng = np.random.default_rng(SEED)
     values = curves(n_trials, N_UNITS, SEED)
     ages = [N_POINTS] * n_trials if kind == "level" else rng.integers(1, N_POINTS + 1, n_trials)
@@ -118,7 +118,7 @@ def _curve(values: list[float], age: int, seconds: float) -> Curve:
 
 
 def decisions(policy: Policy, kind: str, n_trials: int) -> Iterator[float]:
-    """Seconds of one decision after another; in between the run that was chosen reports."""
+    """Seconds of one decision after another; in between the trial that was chosen reports."""
     trials, values = population(kind, n_trials)
     devices = (Device(id="cpu:0", free=True),)
     now, last, memory = float(n_trials), 0, None
@@ -181,7 +181,7 @@ def _exponent(seconds: dict[int, float]) -> float | None:
 
 def _met(rows: list[dict[str, Any]]) -> bool | None:
     """True if ``hermes`` kept its limit; None if that was not measured."""
-    found = [row["median_ms"].get(LIMIT_RUNS) for row in rows if row["policy"] == "hermes"]
+    found = [row["median_ms"].get(LIMIT_TRIALS) for row in rows if row["policy"] == "hermes"]
     return all(ms <= LIMIT_MS for ms in found) if found and None not in found else None
 
 
@@ -190,7 +190,7 @@ def _met(rows: list[dict[str, Any]]) -> bool | None:
 
 def _text(result: dict[str, Any], trials: tuple[int, ...]) -> str:
     most = trials[-1]
-    heads = ["policy", "population", *(f"{n:,} runs" for n in trials), "exponent", "the first"]
+    heads = ["policy", "population", *(f"{n:,} trials" for n in trials), "exponent", "the first"]
     rows = [
         [
             row["policy"],
@@ -210,7 +210,7 @@ def _text(result: dict[str, Any], trials: tuple[int, ...]) -> str:
             "",
             *(f"| {' | '.join(line)} |" for line in lines),
             "",
-            f"- hermes, {LIMIT_RUNS:,} runs, at most {LIMIT_MS:g} ms: {met}",
+            f"- hermes, {LIMIT_TRIALS:,} trials, at most {LIMIT_MS:g} ms: {met}",
         ]
     )
 
@@ -219,7 +219,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--policy", type=_names, default=tuple(POLICIES), help="a,b,...")
     parser.add_argument(
-        "--trials", type=_numbers, default=RUNS, help="how many live trials: n,m,..."
+        "--trials", type=_numbers, default=TRIALS, help="how many live trials: n,m,..."
     )
     parser.add_argument("--population", type=_names, default=POPULATIONS, help="level,spread")
     parser.add_argument("--repetitions", type=int, default=15)

@@ -25,7 +25,7 @@ RUNS = (5, 10, 20, 30, 60)
 
 
 def knapsack(rng: np.random.Generator, n_trials: int, *, plenty: bool) -> Knapsack:
-    """Runs that are drawn, each on one of eight numbers of devices."""
+    """Trials that are drawn, each on one of eight numbers of devices."""
     items = []
     for trial in range(n_trials):
         value = rng.exponential() * 10 ** rng.uniform(-6, 0)

@@ -1,6 +1,6 @@
-"""Cost of giving a device from one run to another, by tier and size of state.
+"""Cost of giving a device from one trial to another, by tier and size of state.
 
-Three parts, all measured in one call: a plain copy of as many bytes; one run that parks and
+Three parts, all measured in one call: a plain copy of as many bytes; one trial that parks and
 resumes in a process of its own accord; and a study of two trials that take turns on one device
 under ``optimize()``, from the end of one's last batch to the beginning of the other's first. Beside
 the last, if ``ray`` is installed, Ray Tune does the same. Exit status 1 if a target is missed.
@@ -200,7 +200,7 @@ def _options() -> argparse.Namespace:
 
 
 def _sizes(text: str) -> list[float]:
-    """Sizes that fit: two runs with their gradients, and a copy of each in host memory."""
+    """Sizes that fit: two trials with their gradients, and a copy of each in host memory."""
     room = psutil.virtual_memory().available / 1e6 / 6
     try:
         sizes = [float(size) for size in text.split(",")]

@@ -337,6 +337,8 @@ class Driver:
             pause = TICK_SECONDS
             self._look_at_study(mine)
             self._callbacks.look(mine.counts.ended)
+            if self._stops.signal and isinstance(self._callbacks.raised, KeyboardInterrupt):
+                raise self._callbacks.raised  # the second Ctrl-C
             if given_up := self._losses.look(mine.key, mine.lost):
                 watched.tell(*given_up)
             self._losses.say_first_failure(mine)

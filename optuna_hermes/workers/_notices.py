@@ -190,7 +190,7 @@ class Callbacks:
     """The callbacks of one call, and the trials that they were called with."""
 
     def __init__(self, study: optuna.Study, callbacks: Sequence[Callback]) -> None:
-        self.raised: Exception | SystemExit | None = None
+        self.raised: Exception | SystemExit | KeyboardInterrupt | None = None
         """The error or exit of a callback, which is raised once the study is suspended."""
         self._study = study
         self._callbacks = callbacks
@@ -212,7 +212,7 @@ class Callbacks:
                 self._called.add(trial.number)
                 for callback in self._callbacks:
                     callback(self._study, trial)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             self.raised = error
 
     def _finished(self) -> list[FrozenTrial]:

@@ -119,10 +119,10 @@ def test_decision_cost_grows_with_the_trials(tmp_path: Path) -> None:
 
 
 def test_decision_cost_prints_a_table(tmp_path: Path) -> None:
-    """One line a population, with a column for each number of runs."""
+    """One line a population, with a column for each number of trials."""
     options = ["--policy=fifo", "--trials=5,50", "--repetitions=2"]
     lines = run("decision_cost.py", *options, cwd=tmp_path).stdout.splitlines()
-    assert "| policy | population | 5 runs | 50 runs | exponent | the first |" in lines
+    assert "| policy | population | 5 trials | 50 trials | exponent | the first |" in lines
     assert [line.split(" | ")[:2] for line in lines if line.startswith("| fifo")] == [
         ["| fifo", "level"],
         ["| fifo", "spread"],

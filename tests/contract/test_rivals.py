@@ -60,7 +60,7 @@ class StopContract(PolicyContract):
     @_inherited
     @given(curve=curves)
     def test_one_trial_gets_the_one_device(self, curve: Curve) -> None:
-        """A run that is alone is compared with nobody: only NaN can stop it."""
+        """A trial that is alone is compared with nobody: only NaN can stop it."""
         trial = TrialView(number=7, state="parked", curve=curve, waiting_since=0.0)
         snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=(trial,))
         decision = self.policy.decide(snapshot)

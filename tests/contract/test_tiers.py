@@ -22,7 +22,7 @@ class TestResident(TierContract):
         return ResidentTier()
 
     def test_nothing_is_copied(self, tier: Tier, training: Training) -> None:
-        """The run keeps its memory, and takes no other."""
+        """The trial keeps its memory, and takes no other."""
         held = tier.suspend(training)
         assert (held.device_bytes, held.host_bytes) == (training.held_bytes(), 0)
 
@@ -38,7 +38,7 @@ class TestHost(TierContract):
         return HostTier()
 
     def test_the_device_is_given_back(self, tier: Tier, training: Training) -> None:
-        """No tensor has memory while the run waits, and a small run takes little of the host's."""
+        """No tensor has memory while the trial waits; a small trial takes little of the host's."""
         held = tier.suspend(training)
         assert (held.device_bytes, held.host_bytes) == (0, 1 << 20)
         assert training.held_bytes() == 0
@@ -46,7 +46,7 @@ class TestHost(TierContract):
     def test_a_trial_goes_on_to_disk_without_its_device(
         self, training: Training, tmp_path: Path
     ) -> None:
-        """The tree in host memory is the whole state of the run, whose tensors stay empty."""
+        """The tree in host memory is the whole state of the trial, whose tensors stay empty."""
         host = HostTier()
         host.suspend(training)
         stored = write(tmp_path, host.tree(), trial=training.name, units=training.units)
@@ -67,5 +67,5 @@ class TestDisk(TierContract):
 
     @pytest.fixture
     def tier(self, tmp_path: Path) -> Tier:
-        """A folder of the run's own; the ledger knows nothing."""
+        """A folder of the trial's own; the ledger knows nothing."""
         return DiskTier(tmp_path / "run", lambda: ())

@@ -275,7 +275,11 @@ def test_a_callback_is_given_a_copy_of_its_trial_alone(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [ZeroDivisionError("enough"), SystemExit("enough")])
+@pytest.mark.parametrize(
+    "error",
+    # The last one is how an `optimize` within the callback ends at Ctrl-C.
+    [ZeroDivisionError("enough"), SystemExit("enough"), KeyboardInterrupt("enough")],
+)
 def test_a_callback_that_raises_suspends_the_study(error: BaseException, storage_url: str) -> None:
     """Its error is that of the call, as in Optuna; what the others have trained is kept."""
 

@@ -263,7 +263,7 @@ class FakeBroker:
         assert epochs == sorted(set(epochs)), "epochs only grow"
         holders = [lease.number for lease in self.handler.state.leases()]
         named = [number for number in holders if number is not None]
-        assert len(named) == len(set(named)), "no run on two devices"
+        assert len(named) == len(set(named)), "no trial on two devices"
         state = self.handler.state
         assert state.host_used_bytes <= state.host_budget_bytes, "no more host memory than there is"
         _check_grants(self.log)

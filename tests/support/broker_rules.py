@@ -72,17 +72,17 @@ def _check_slot(world: World, slot: Slot) -> None:
         )
         trial = state.trial_of(lease)
         if trial is not None:
-            assert trial.state == "running", f"a lease of a run that is {trial.state}"
+            assert trial.state == "running", f"a lease of a trial that is {trial.state}"
             assert (trial.connection, trial.epoch) == (lease.connection, lease.epoch)
             assert trial.devices == lease.devices
             study = state.studies[lease.study]
             leaves = lease.yielding or study.away_since is not None
-            assert leaves or not study.is_held(trial), "a device for a run that is held"
+            assert leaves or not study.is_held(trial), "a device for a trial that is held"
     if reservation is not None and reservation.number is not None:
         study = state.studies[reservation.study]
-        assert study.trials[reservation.number].live, "a device for a run that is over"
+        assert study.trials[reservation.number].live, "a device for a trial that is over"
         assert not study.is_held(study.trials[reservation.number]), (
-            "a device to come for a run that is held"
+            "a device to come for a trial that is held"
         )
 
 

@@ -37,6 +37,6 @@ class DiskTier(Tier):
     def resume(self) -> Any:
         if self._stored is None:
             raise CheckpointError(
-                f"A run must be suspended into {self._folder} before it can be resumed from there."
+                f"A trial must be suspended into {self._folder} before it is resumed from there."
             )
         return _load(*self._stored)

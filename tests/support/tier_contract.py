@@ -185,7 +185,7 @@ def _tensors_alive() -> int:
 
 
 class TierContract:
-    """Subclass it, and give it a ``tier`` fixture: a new tier, for one run, for each test.
+    """Subclass it, and give it a ``tier`` fixture: a new tier, for one trial, for each test.
 
     Example:
         >>> class TestMine(TierContract):
@@ -195,8 +195,8 @@ class TierContract:
         ...         return HostTier()
 
     Args:
-        needs: the permission of a ``TrialState`` that the tier needs, None if it takes every run.
-        in_place: whether a run resumes in its own process, with its own tensors.
+        needs: the permission of a ``TrialState`` that the tier needs, None if it takes every trial.
+        in_place: whether a trial resumes in its own process, with its own tensors.
     """
 
     needs: Literal["moves", "stores"] | None = None
@@ -231,7 +231,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_a_trial_comes_back_as_the_contract_says(self, tier: Tier, training: Training) -> None:
-        """A run resumes with its own tensors, or as a tree for another process."""
+        """A trial resumes with its own tensors, or as a tree for another process."""
         tier.suspend(training)
         assert (tier.resume() is None) == self.in_place
 
@@ -250,7 +250,7 @@ class TierContract:
         assert view.tolist() == [[7.0] * 8] * 2
 
     def test_open_gradients_stay(self, tier: Tier, training: Training) -> None:
-        """A run may wait in the middle of an accumulation."""
+        """A trial may wait in the middle of an accumulation."""
         self._only_in_place()
         training.half_a_step()
         cycle(tier, training)
@@ -259,7 +259,7 @@ class TierContract:
         assert training.values() == uninterrupted()
 
     def test_a_validation_may_be_interrupted(self, tier: Tier, training: Training) -> None:
-        """A run can be suspended in inference mode, and then validates and trains on."""
+        """A trial can be suspended in inference mode, and then validates and trains on."""
         self._only_in_place()
         training.net.eval()
         with torch.inference_mode():
@@ -287,9 +287,9 @@ class TierContract:
             assert held.stored.sha256 == hashlib.sha256(content).hexdigest()
 
     def test_what_it_cannot_take_is_refused(self, tier: Tier, training: Training) -> None:
-        """The error names the run, which goes on unchanged."""
+        """The error names the trial, which goes on unchanged."""
         if self.needs is None:
-            pytest.skip("It takes every run.")
+            pytest.skip("It takes every trial.")
         setattr(training, self.needs, False)
         with pytest.raises(SuspendError, match=f"(?i){training.name}"):
             tier.suspend(training)
@@ -320,7 +320,7 @@ class TierContract:
 
     def _only_in_place(self) -> None:
         if not self.in_place:
-            pytest.skip("A run comes back as a tree.")
+            pytest.skip("A trial comes back as a tree.")
 
     def _takes(self, held: Footprint) -> tuple[int, int]:
         return held.device_bytes, held.host_bytes

@@ -35,7 +35,7 @@ def calls_of(function: Callable[[], object]) -> int:
 
 
 def crowded(crowd: int) -> tuple[FakeBroker, int, int]:
-    """A broker of one device with a run that trains, and as many others that wait with workers."""
+    """A broker of one device with a trial that trains, and others that wait with workers."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=None, max_alive=crowd)
     first = broker.worker()
@@ -51,7 +51,7 @@ def crowded(crowd: int) -> tuple[FakeBroker, int, int]:
 
 
 def cost_of_one_more(kind: str, crowd: int) -> int:
-    """Calls for a message of the run that trains, with all that follows it."""
+    """Calls for a message of the trial that trains, with all that follows it."""
     broker, worker, epoch = crowded(crowd)
     message: wire.FromClient = {
         "beat": wire.Beat(epoch=epoch),

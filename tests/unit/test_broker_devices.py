@@ -188,7 +188,7 @@ def test_the_process_of_a_user_is_left_alone() -> None:
 
 
 def test_what_a_trial_did_to_its_gpu_is_in_its_event_log() -> None:
-    """An XID of the program is an event of the run that has the device, which stays."""
+    """An XID of the program is an event of the trial that has the device, which stays."""
     broker = on_gpus(1)
     begin(broker, broker.worker(), 0)
     slot = broker.handler.state.slots["GPU-0"]

@@ -24,7 +24,7 @@ SIZES = BatchSizes(now=8, least=4, most=32, seconds={8: 0.5, 16: 0.75, 4: 0.0}, 
 
 
 class Sizing(Policy):
-    """Round robin, with a batch size of its own for every run that may have one."""
+    """Round robin, with a batch size of its own for every trial that may have one."""
 
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
@@ -99,7 +99,7 @@ def test_a_policy_sees_what_a_trial_may_have(broker: FakeBroker, sizing: Sizing)
 
 
 def test_nobody_else_is_elastic(broker: FakeBroker, sizing: Sizing) -> None:
-    """A run that has said nothing of its batches, or nonsense, is as it always was."""
+    """A trial that has said nothing of its batches, or nonsense, is as it always was."""
     worker = alone(broker)
     epoch = begin(broker, worker, 0, sizes=None)
     broker.advance(1.0)
@@ -125,7 +125,7 @@ def test_a_trial_that_keeps_its_device_is_told(broker: FakeBroker, sizing: Sizin
 
 
 def test_a_trial_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizing: Sizing) -> None:
-    """Every run its own size; one that has no override is left as it is."""
+    """Every trial its own size; one that has no override is left as it is."""
     first, second = broker.worker(), broker.worker()
     epoch = begin(broker, first, 0)
     sizing.sizes = {0: 16}

@@ -102,7 +102,7 @@ def test_a_parked_trial_goes_down_and_comes_back() -> None:
 
 
 def test_a_process_that_is_lost_is_told_where_it_was() -> None:
-    """Both of a run that trains and of one that is parked."""
+    """Both of a trial that trains and of one that is parked."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=2)
     worker, other = broker.worker(), broker.worker()
@@ -145,7 +145,7 @@ def test_a_kill_is_told_with_its_reason() -> None:
 
 
 def stored(host: str, units: int = 5) -> StudyRead:
-    """Return a driver's read of a study with one run that another process has stored."""
+    """Return a driver's read of a study with one trial that another process has stored."""
     study = wire.StudySpec(key="s", name="s", ledger_url="memory:")
     trial = TrialRecord(study="s", number=0, trial_id=0, state="stored", host=host, slices=2)
     checkpoints = tuple(
@@ -184,7 +184,7 @@ def test_a_trial_of_another_host_is_carried_on() -> None:
 
 
 def test_an_older_checkpoint_is_told_once() -> None:
-    """A run that reports again what its newest checkpoint had went back to an older one."""
+    """A trial that reports again what its newest checkpoint had went back to an older one."""
     broker, worker, epoch = carried_on("h")
     report(broker, worker, epoch, 5)
     report(broker, worker, epoch, 6)
@@ -193,7 +193,7 @@ def test_an_older_checkpoint_is_told_once() -> None:
 
 
 def test_the_newest_checkpoint_is_no_news() -> None:
-    """A run that goes on after its newest checkpoint has nothing to tell."""
+    """A trial that goes on after its newest checkpoint has nothing to tell."""
     broker, worker, epoch = carried_on("h")
     report(broker, worker, epoch, 6)
     assert kinds(broker, 0) == ["granted"]

@@ -72,7 +72,7 @@ def test_shrinking_wins_what_others_get() -> None:
 
 
 class Greedy(Policy):
-    """All free devices to the first run that waits, as many as it may have; the rest to others."""
+    """Free devices to the first trial that waits, as many as it may have; the rest to others."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []

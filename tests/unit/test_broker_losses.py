@@ -1,4 +1,4 @@
-"""Runs that lose processes, studies of which nothing succeeds, and workers that are silent."""
+"""Trials that lose processes, studies of which nothing succeeds, and workers that are silent."""
 
 from __future__ import annotations
 

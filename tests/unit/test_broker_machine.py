@@ -470,7 +470,7 @@ def nobody_is_asked_to_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
         (leases_outlive_their_holders, "a lease whose holder is gone"),
         (host_memory_has_no_end, "more host memory than there is"),
         (epochs_begin_again, "epoch must be above"),
-        (nobody_is_asked_to_let_go, "a device for a run that is held"),
+        (nobody_is_asked_to_let_go, "a device for a trial that is held"),
     ],
 )
 def test_the_machine_sees_a_planted_bug(

@@ -193,7 +193,7 @@ def test_a_lease_is_held_by_its_own_database_only() -> None:
 
 
 def test_no_device_is_kept_for_a_trial_that_is_over() -> None:
-    """A stored run that was to go on elsewhere is ended by a worker that found it by itself."""
+    """A stored trial that was to go on elsewhere is ended by a worker that found it by itself."""
     broker = FakeBroker(devices=2)
     broker.driver(unstarted=1, max_alive=2)
     first = broker.worker()

@@ -88,7 +88,7 @@ def events(broker: FakeBroker) -> list[EventRecord]:
 
 
 def test_a_trial_stays_while_the_next_one_fits() -> None:
-    """With memory for both, the leaving run keeps its own."""
+    """With memory for both, the leaving trial keeps its own."""
     broker = on_gpu()
     first, second = broker.worker(), broker.worker()
     epoch = train(broker, first, need=20)
@@ -146,7 +146,7 @@ def test_where_nothing_is_known_nobody_stays() -> None:
 
 
 def test_a_parked_trial_that_is_wanted_later_makes_room() -> None:
-    """The neighbour that ranks worse goes, and the run that has just trained stays."""
+    """The neighbour that ranks worse goes, and the trial that has just trained stays."""
     broker = on_gpu(policy="hermes", unstarted=3)
     first, second, third = (broker.worker() for _ in range(3))
     epoch = train(broker, first, need=40)
@@ -167,7 +167,7 @@ def test_a_parked_trial_that_is_wanted_later_makes_room() -> None:
 
 
 def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
-    """With the budget spent the run that is wanted later goes on to disk, then the other moves."""
+    """With the budget spent the trial that is wanted later goes to disk, then the other moves."""
     broker = on_gpu(budget=60, policy="hermes", unstarted=3)
     first, second, third = (broker.worker() for _ in range(3))
     epoch = train(broker, first)
@@ -247,7 +247,7 @@ def test_a_device_is_granted_after_the_trial_that_moves_has_left_it() -> None:
 
 
 def test_host_memory_is_promised_to_one_trial_only() -> None:
-    """Of two runs that leave two devices at once the second finds the budget spent."""
+    """Of two trials that leave two devices at once the second finds the budget spent."""
     broker = on_gpu(n_gpus=2, unstarted=4, budget=100)
     workers = [broker.worker() for _ in range(4)]
     for worker in workers[:2]:
@@ -296,7 +296,7 @@ def test_memory_that_cannot_come_is_not_waited_for() -> None:
 
 
 def test_a_trial_that_stays_where_it_was_is_not_asked_again() -> None:
-    """A run that says it could be moved and stored, and is not, is asked for each once."""
+    """A trial that says it could be moved and stored, and is not, is asked for each once."""
     broker = on_gpu()
     first, second = leaving(broker)
     park(broker, first, 1, free=40)
@@ -334,7 +334,7 @@ def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end
 
 
 def test_a_worker_that_does_not_answer_is_killed() -> None:
-    """A parked run that was asked to leave has its grace period too."""
+    """A parked trial that was asked to leave has its grace period too."""
     broker = on_gpu()
     first, second = leaving(broker)
     park(broker, first, 1, free=40)  # it was asked for host memory, and is asked for disk
@@ -373,7 +373,7 @@ def test_a_plain_trial_that_does_not_answer_is_let_be() -> None:
 
 
 def test_a_device_is_not_kept_for_a_process_that_will_not_come() -> None:
-    """If the run that was to leave its process cannot be stored, those that are here go on."""
+    """If the trial that was to leave its process cannot be stored, those that are here go on."""
     broker = on_gpu(max_alive=1, budget=0)
     worker = broker.worker()
     epoch = train(broker, worker)
@@ -713,7 +713,7 @@ def test_on_cpu_slots_a_trial_is_alone_as_soon_as_the_last_process_has_ended() -
 
 
 def test_on_cpu_slots_a_trial_is_alone_without_parked_trials_of_its_study() -> None:
-    """Runs of other studies are not counted, and everybody fits on a CPU slot."""
+    """Trials of other studies are not counted, and everybody fits on a CPU slot."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", unstarted=2)
     first, second = broker.worker(), broker.worker()
@@ -782,7 +782,7 @@ def back_from_host(broker: FakeBroker) -> tuple[int, int]:
 
 
 def test_the_next_trial_comes_back_beside_the_one_that_trains() -> None:
-    """A run in host memory is recalled before the slice ends, if it fits there."""
+    """A trial in host memory is recalled before the slice ends, if it fits there."""
     broker = on_gpu()
     first, second = back_from_host(broker)
     broker.poll(GPU, memory_free_bytes=75)

@@ -199,7 +199,7 @@ def test_a_new_trial_that_is_about_to_begin_is_left_to_be_trained() -> None:
 
 
 def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
-    """Others train their slices to the end; then the boosted run has the device until released."""
+    """Others train their slices to the end; the boosted one then has the device until released."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=3, policy="round-robin", slice_seconds=1.0)
     workers = []
@@ -238,7 +238,7 @@ def devices_of(decision: Decision) -> dict[int | None, tuple[str, ...]]:
 
 
 def test_boost_moves_nobody_without_need() -> None:
-    """A boosted run keeps its device, or takes one on which nobody is parked, or else another's."""
+    """A boosted trial keeps its device, or takes one where nobody is parked, or else another's."""
     fifo = make_policy("fifo").decide
     parked, other = trial(0, device="cpu:0", waiting_since=9.0), trial(7, waiting_since=2.0)
     both = snapshot(parked, other, free=("cpu:0", "cpu:1"))
@@ -427,7 +427,7 @@ def test_a_memory_of_an_earlier_version_is_the_policys_own(counted: FakeBroker) 
     ],
 )
 def test_an_override_that_cannot_be_is_refused_and_changes_nothing(message: Any, why: str) -> None:
-    """Of several runs all are meant, or none."""
+    """Of several trials all are meant, or none."""
     broker = FakeBroker(devices=2)
     broker.driver(unstarted=2)
     training(broker, 0)

@@ -217,7 +217,7 @@ def test_a_running_trial_is_shown_as_it_was_when_it_was_decided_about(watching: 
 
 
 def test_finished_trials_are_shown_as_such(broker: FakeBroker, watching: Watching) -> None:
-    """A run that is done, or failed, is not taken for one that trains."""
+    """A trial that is done, or failed, is not taken for one that trains."""
     for number, state in enumerate(("done", "failed")):
         worker = broker.worker()
         epoch = begin(broker, worker, number)

@@ -145,7 +145,7 @@ def test_a_device_that_cannot_be_woken_is_tried_again() -> None:
 
 
 def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
-    """A run that waits in its device's memory would be lost: its device stays on."""
+    """A trial that waits in its device's memory would be lost: its device stays on."""
     broker = _one_trial()
     trial = broker.handler.state.studies["s"].trials[0]
     trial.state, trial.device = "parked", "cpu:1"

@@ -307,7 +307,7 @@ def test_a_trial_on_its_way_to_disk_gets_no_device() -> None:
 
 
 def test_a_grant_that_never_arrived_is_void() -> None:
-    """A parked run that was to go on is still parked, under the epoch that it knows."""
+    """A parked trial that was to go on is still parked, under the epoch that it knows."""
     broker, first, epoch, second, held = taking_turns()
     broker.say(second, report(held, 1))
     broker.advance(1.5)
@@ -781,7 +781,7 @@ def test_a_broker_that_was_stopped_begins_to_wait_anew() -> None:
 
 
 def test_what_is_told_late_counts_once() -> None:
-    """A run that was stored while nobody could write it down tells what the ledger may know."""
+    """A trial that was stored while nobody could write it down tells what the ledger may know."""
     broker, worker, epoch = holding()
     for unit in (1, 2):
         broker.say(worker, report(epoch, unit))

@@ -28,7 +28,7 @@ from support.broker import FakeBroker
 
 
 class Wanting(Policy):
-    """In the order of numbers, each run as many devices as it is told; new trials get one."""
+    """In the order of numbers, each trial as many devices as it is told; new trials get one."""
 
     def __init__(self) -> None:
         self.counts: dict[int, int] = {}
@@ -116,7 +116,7 @@ def host() -> Host:
 
 
 def test_another_number_goes_over_disk(host: Host) -> None:
-    """A run that is to have two devices leaves to disk, and another process gets both."""
+    """A trial that is to have two devices leaves to disk, and another process gets both."""
     host.policy.counts[0] = 2
     host.broker.advance(1.0)
     assert host.broker.last(host.worker, "Yield").tier == "disk"

@@ -79,7 +79,7 @@ def training(hosts: Hosts, **driver: Any) -> tuple[int, int]:
 
 
 def test_what_one_host_trains_the_other_leaves_alone() -> None:
-    """A run that is held elsewhere is known, with its curve, and never granted."""
+    """A trial that is held elsewhere is known, with its curve, and never granted."""
     hosts = Hosts()
     training(hosts, unstarted=1, limit=1)
     hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
@@ -343,7 +343,7 @@ def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> N
 
 @pytest.mark.parametrize("wants", [True, False])
 def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
-    """A run that is parked on a busy host is stored for one that could train it, else it stays."""
+    """A trial that is parked on a busy host is stored for one that could train it, or stays."""
     hosts = Hosts()
     first, epoch = training(hosts, unstarted=2, limit=2)
     second = hosts.a.worker()

@@ -309,7 +309,7 @@ def test_a_trial_has_one_process() -> None:
 
 
 def test_parked_trials_make_room_for_new_trials() -> None:
-    """With every process taken, the run that has not run for longest goes to disk."""
+    """With every process taken, the trial that has not trained for longest goes to disk."""
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", max_alive=2)
     first, second = broker.worker(), broker.worker()

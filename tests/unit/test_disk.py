@@ -321,7 +321,7 @@ def made_a_pipe(path: Path) -> None:
 def test_the_one_before_is_read_when_the_newest_is_bad(
     harm: Callable[[Path], object], reason: str, tmp_path: Path
 ) -> None:
-    """A warning names file, trial and reason, and says from where the run goes on."""
+    """A warning names file, trial and reason, and says from where the trial goes on."""
     older, newest = stored(tmp_path, 1), stored(tmp_path, 2)
     harm(Path(newest.path))
     new, old = Path(newest.path).name, Path(older.path).name
@@ -521,7 +521,7 @@ def test_an_error_of_reading_ahead(tmp_path: Path) -> None:
 
 
 def test_something_else_was_read_ahead(tmp_path: Path) -> None:
-    """Other checkpoints, and those of another run, are read as if nothing had been."""
+    """Other checkpoints, and those of another trial, are read as if nothing had been."""
     one, two = stored(tmp_path, 1), stored(tmp_path, 2)
     read_ahead((one,), RUN)
     state, back = found(two)
@@ -593,7 +593,7 @@ def test_the_tier_keeps_what_the_ledger_names_now(tmp_path: Path) -> None:
 
 
 def test_the_tier_reads_what_it_wrote_or_says_so(tmp_path: Path) -> None:
-    """A run that was never stored, or whose file is damaged, does not begin again in silence."""
+    """A trial that was never stored, or whose file is damaged, does not begin again in silence."""
     disk = DiskTier(tmp_path, known=tuple)
     with pytest.raises(CheckpointError, match="must be suspended into"):
         disk.resume()

@@ -129,7 +129,7 @@ def test_a_header_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
 def test_a_row_that_names_another_folder_is_refused(
     tmp_path: Path, place: str, ahead: bool
 ) -> None:
-    """Neither an absolute path nor dots lead out of the run's own folder."""
+    """Neither an absolute path nor dots lead out of the trial's own folder."""
     own, other = tmp_path / "trial-00007", tmp_path / "trial-00008"
     own.mkdir()
     state = stored(other)
@@ -177,7 +177,7 @@ def test_a_folder_that_was_moved_has_its_checkpoints(
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
-    """Neither read from nor written to: it could lead to another run's, or out of all."""
+    """Neither read from nor written to: it could lead to another trial's, or out of all."""
     real, link = tmp_path / "real", tmp_path / "trial-00007"
     state = stored(real)
     link.symlink_to(real)
@@ -229,7 +229,7 @@ def test_what_a_trial_prints_does_not_go_through_a_link(tmp_path: Path) -> None:
 
 
 def test_a_ledger_with_foreign_names_removes_nothing(tmp_path: Path) -> None:
-    """Rows that name what is no checkpoint neither stop a run nor have a file removed."""
+    """Rows that name what is no checkpoint neither stop a trial nor have a file removed."""
     folder = tmp_path / "trial-00007"
     first = stored(folder)
     odd = [dataclasses.replace(first, path=Path(path)) for path in ("/etc/passwd", "999999x", "..")]

@@ -80,7 +80,7 @@ def test_a_study_without_end_needs_every_device() -> None:
 
 
 def test_what_is_wanted_again_is_woken_and_kept() -> None:
-    """Runs that come wake devices, and nothing goes down soon after."""
+    """Trials that come wake devices, and nothing goes down soon after."""
     study = Played()
     assert study.decide(1).powered_down == ("cpu:2", "cpu:3")
     study.now += TICK_SECONDS

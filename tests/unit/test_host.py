@@ -44,7 +44,7 @@ MIB = 1 << 20
 
 
 class Point:
-    """A run that consists of what it is given (``suspend.TrialState``)."""
+    """A trial that consists of what it is given (``suspend.TrialState``)."""
 
     name = "trial 7"
     units = 1
@@ -169,7 +169,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return told
 
 
-# -- what belongs to a run -----------------------------------------------------------------------
+# -- what belongs to a trial -----------------------------------------------------------------------
 
 
 def test_a_network_and_its_optimizer_are_found() -> None:
@@ -272,7 +272,7 @@ def test_circles_end() -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 def test_tensors_without_memory_of_their_own() -> None:
-    """The parts of a sparse tensor are found; one without memory is no part of a run."""
+    """The parts of a sparse tensor are found; one without memory is no part of a trial."""
     sparse = torch.ones(2, 2).to_sparse()
     jagged = torch.nested.nested_tensor([ones()], layout=torch.jagged)
     assert found(sparse) == at(sparse._indices(), sparse._values())
@@ -486,7 +486,7 @@ def test_without_host_memory_a_trial_stays() -> None:
 
 
 def test_without_device_memory_a_trial_stays_in_the_host() -> None:
-    """If the device has no room the run takes none of it, and comes back when there is some."""
+    """If the device has no room the trial takes none of it, and comes back when there is some."""
     tensors = [torch.arange(8 * MIB), torch.arange(8 * MIB, 16 * MIB)]
     before = [tensor.clone() for tensor in tensors]
     host = HostTier()

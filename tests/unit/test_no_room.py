@@ -1,4 +1,4 @@
-"""A disk that takes nothing costs no run: what should be stored waits in memory until it does."""
+"""A disk that takes nothing costs no trial: what should be stored waits in memory until it does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_checkpoint_waits_for_room(
     disk: FullDisk, tmp_path: Path, wait_for: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The run goes on, people are told once, and the checkpoint is written as there is room."""
+    """The trial goes on, people are told once, and the checkpoint is written as there is room."""
     session = FakeSession(checkpoint_dir=tmp_path)
     saver = Saver(session, RUN)
     saver.begin(tree(1), units=1)
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The run waits in memory, people are told once what to do, and it is stored once it can be."""
+    """The trial waits in memory, people are told once what to do; it is stored once it can be."""
     folder = tmp_path / "study" / "trial"
     folder.parent.mkdir()
     undo = fault(folder)

@@ -34,7 +34,7 @@ from support.elastic import (
 def trial(
     number: int, units: int, left: int | None, seconds: float = 1.0, **fields: object
 ) -> TrialView:
-    """A parked run that has had so many units."""
+    """A parked trial that has had so many units."""
     steps = tuple(range(1, units + 1))
     curve = Curve(
         steps=steps,
@@ -81,7 +81,7 @@ def given_out(snapshot: Snapshot, policy: Policy | None = None) -> dict[int | No
 
 
 def test_who_has_least_left_goes_first() -> None:
-    """On one device the run with the smallest remaining utilisation is chosen, seconds counted."""
+    """On one device the trial with the least utilisation left is chosen, seconds counted."""
     trials = (trial(0, 5, 9), trial(1, 5, 3), trial(2, 5, 2, seconds=4.0))
     assert list(given_out(Snapshot(devices=cluster(1), trials=trials))) == [1]
 
@@ -180,7 +180,7 @@ def test_a_batch_doubles_until_that_is_of_no_use() -> None:
 
 
 def test_trials_that_are_not_elastic_keep_what_they_want() -> None:
-    """A fixed run gets just its devices and no batch size, and waits if they are not there."""
+    """A fixed trial gets just its devices and no batch size, and waits if they are not there."""
     pair = trial(0, 5, 2, devices_wanted=2)
     found = given_out(Snapshot(devices=cluster(4), trials=(pair,)))
     assert (len(found[0].devices), found[0].batch_size) == (2, None)
@@ -213,7 +213,7 @@ def test_a_trial_stays_unless_a_change_wins_enough() -> None:
 
 
 def test_what_a_restart_costs_is_counted() -> None:
-    """A run that is nearly over is not worth a restart that takes longer."""
+    """A trial that is nearly over is not worth a restart that takes longer."""
     parked = holding(trial(0, 5, 12), "0:0")
     comes = trial(1, 5, 10, switch_cost_seconds=0.0)
     snapshot = Snapshot(now=50.0, devices=cluster(1), trials=(parked, comes))

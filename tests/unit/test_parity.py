@@ -60,7 +60,7 @@ class Watched(Policy):
 
 @dataclass
 class Worker:
-    """A process, the run that it holds, the lease it has or had, and what it has still to hear."""
+    """A process, the trial that it holds, the lease it has or had, and what it will hear."""
 
     connection: int
     number: int | None = None
@@ -127,7 +127,7 @@ class Player:
     # -- what a unit takes
 
     def cost(self, number: int, device: str) -> float:
-        """As the simulator counts: nothing for the run that the device has trained last."""
+        """As the simulator counts: nothing for the trial that the device has trained last."""
         if self.last.get(device) == number and self.device_of.get(number) == device:
             return 0.0
         unit = self.recordings[number].seconds[self.units[number]]

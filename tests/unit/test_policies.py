@@ -96,7 +96,7 @@ def test_fifo_runs_each_trial_to_its_end() -> None:
 
 
 def test_fifo_prefers_started_then_admitted_then_new() -> None:
-    """A started run keeps going before an admitted one, and that before a new trial."""
+    """A started trial keeps going before an admitted one, and that before a new trial."""
     trials = (pending(1, submitted=5.0), pending(2, submitted=4.0), parked(3, 1.0))
     assert decide(Fifo(), *trials, devices=4, unstarted=9) == [3, 2, 1, None]
 
@@ -375,7 +375,7 @@ def test_bad_settings_are_refused(arguments: dict[str, object]) -> None:
 
 
 def test_a_trial_stays_where_it_is() -> None:
-    """Runs that are parked on a free device get that one, also against the order of ranks."""
+    """Trials that are parked on a free device get that one, also against the order of ranks."""
     here = TrialView(number=0, state="parked", curve=curve([0.9]), device="cpu:0")
     there = TrialView(number=1, state="parked", curve=curve([0.1]), device="cpu:1")
     anywhere = TrialView(number=2, state="stored", curve=curve([0.05]))
@@ -406,7 +406,7 @@ def test_a_trial_on_several_devices_keeps_them(wanted: int, expected: set[str]) 
 
 
 def test_a_trial_makes_room_for_one_that_is_bound() -> None:
-    """A run that fits anywhere leaves its device to one that fits nowhere else."""
+    """A trial that fits anywhere leaves its device to one that fits nowhere else."""
     best = TrialView(number=0, state="parked", curve=curve([0.1]), device="cpu:1")
     bound = TrialView(number=1, state="parked", curve=curve([0.9]), bound_to=("cpu:1",))
     snapshot = Snapshot(
@@ -433,7 +433,7 @@ def test_many_devices_are_given_out_with_one_search_for_each(
 
 
 def test_a_trial_that_fits_nowhere_is_passed_over() -> None:
-    """The device goes to the next best run that can use it."""
+    """The device goes to the next best trial that can use it."""
     bound = TrialView(number=0, state="parked", curve=curve([0.1]), bound_to=("cpu:5",))
     assert decide(Hermes(), bound, parked(1, 0.9)) == [1]
 

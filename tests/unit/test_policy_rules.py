@@ -203,7 +203,7 @@ def test_las_opens_a_samplers_trial_when_its_first_queue_is_empty() -> None:
 
 
 def attained(number: int, seconds: float) -> TrialView:
-    """A run with a unit a second that has just stopped."""
+    """A trial with a unit a second that has just stopped."""
     values = (0.0,) * int(seconds)
     steps = tuple(range(1, 1 + len(values)))
     curve = Curve(steps=steps, values=values, device_seconds=tuple(map(float, steps)))

@@ -1,4 +1,4 @@
-"""Processes of one run agree on where they stop, and never wait for one that is gone."""
+"""Processes of one trial agree on where they stop, and never wait for one that is gone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Run:
 
     Args:
         body: what a rank does.
-        session: its run's.
+        session: its trial's.
         prunes: whether the trial is pruned.
         count: of the ranks.
     """
@@ -140,7 +140,7 @@ def loop(
 ) -> Callable[[Rank], int]:
     """Batches, some of which synchronise the ranks, and points between them, some of them clean.
 
-    They begin when the run must yield, and are repeated until a rank has tried to stop often
+    They begin when the trial must yield, and are repeated until a rank has tried to stop often
     enough, if that is said. Gives the number of batches.
     """
     barrier = FORK.Barrier(RANKS)

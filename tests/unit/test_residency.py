@@ -17,7 +17,7 @@ from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 
 def resident(number: int, takes_bytes: int | None = 10, **fields: Any) -> ResidentTrial:
-    """A run that can go anywhere, unless told otherwise."""
+    """A trial that can go anywhere, unless told otherwise."""
     known = {"tier": "resident", "moves": True, "stores": True} | fields
     return ResidentTrial(trial=("s", number), takes_bytes=takes_bytes, **known)
 
@@ -75,13 +75,13 @@ def test_unknown_need_sends_everybody_away() -> None:
 
 
 def test_who_is_wanted_later_leaves_host_memory_for_who_is_wanted_sooner() -> None:
-    """With the budget spent the later run goes on to disk first; the sooner one follows later."""
+    """With the budget spent the later trial goes on to disk first; the sooner one follows later."""
     waits = resident(1, 10, tier="host")
     assert gone(make_room(5, [waits, resident(2)], 0)) == {1: "disk"}
 
 
 def test_who_is_wanted_sooner_keeps_its_host_memory() -> None:
-    """The run that has to leave its device is the later one: it goes to disk itself."""
+    """The trial that has to leave its device is the later one: it goes to disk itself."""
     waits = resident(1, 10, tier="host")
     assert gone(make_room(5, [resident(2), waits], 0)) == {2: "disk"}
 
@@ -164,13 +164,13 @@ def test_round_robin_wants_first_who_has_waited_longest() -> None:
 
 
 def test_hermes_wants_first_who_ranks_best() -> None:
-    """The best of three curves comes first, and a run that is not asked about is left out."""
+    """The best of three curves comes first, and a trial that is not asked about is left out."""
     trials = [parked(0, 0.9), parked(1, 0.1), parked(2, 0.5), parked(3, 0.05)]
     assert wanted_first(make_policy("hermes").decide, snapshot(*trials), {0, 1, 2}) == [1, 2, 0]
 
 
 def test_a_trial_that_still_trains_competes_as_if_it_had_stopped_now() -> None:
-    """The leaving run has waited for no time at all."""
+    """The leaving trial has waited for no time at all."""
     running = TrialView(number=0, state="running", device="GPU-0")
     decide = make_policy("round-robin").decide
     assert wanted_first(decide, snapshot(running, parked(1, 0.5, since=99.0)), {0, 1}) == [1, 0]
@@ -206,7 +206,7 @@ def test_a_policy_is_not_asked_about_more_trials_than_it_can_bear() -> None:
     numbers=st.sets(st.integers(0, 30), max_size=20), values=st.lists(st.floats(0, 1), min_size=31)
 )
 def test_every_trial_has_its_place(name: str, numbers: set[int], values: list[float]) -> None:
-    """Each run that is asked about appears once, whatever the policy."""
+    """Each trial that is asked about appears once, whatever the policy."""
     policy: Policy = make_policy(name)
     trials = [parked(n, values[n], since=values[n]) for n in range(31)]
     order = wanted_first(policy.decide, snapshot(*trials), numbers)

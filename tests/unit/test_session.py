@@ -600,7 +600,7 @@ def test_an_ending_is_told_to_the_first_broker_that_can_be_started(brokers: Brok
 
 
 def left_behind(folder: Path, *units: int, value: float = 0.5) -> None:
-    """Write the journal of a process that stored its run while nobody could write that down."""
+    """Write the journal of a process that stored its trial while nobody could write that down."""
     _journal.change(
         folder,
         at=time.time(),

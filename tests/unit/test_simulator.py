@@ -118,7 +118,7 @@ class TestOneDevice:
     """Traces of one device."""
 
     def test_fifo(self) -> None:
-        """A device pays half a unit for each run it changes to, the first one too."""
+        """A device pays half a unit for each trial it changes to, the first one too."""
         costs = SwitchCosts(fraction=0.5)
         trace = TrialSimulator(
             make_policy("fifo"), FixedList([trial(0.9, 0.8), trial(0.7)]), costs=costs
@@ -203,7 +203,7 @@ class TestTwoDevices:
         assert [view(snapshot, 0).state for snapshot in at_one] == ["parked", "running"]
 
     def test_idle_devices_are_asked_again_after_every_event(self) -> None:
-        """A device that was left idle gets the run it can take up when another one reports."""
+        """A device that was left idle gets the trial it can take up when another one reports."""
         policy = timetable({(0, 0): None, (1, 1): 0, (2, 0): 0})
         trace = TrialSimulator(policy, FixedList([trial(3, 2, 1)]), n_devices=2).run()
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1), (1.0, 2.0, 1, 0, 2), (2.0, 3.0, 0, 0, 3)]
@@ -242,7 +242,7 @@ class TestIdle:
         ]
 
     def test_its_former_device_has_no_say(self) -> None:
-        """A run that is on one device goes on there for nothing, whatever its former one does."""
+        """A trial that is on one device goes on there for nothing, whatever its former one does."""
         policy = timetable({(0, 0): None, (1.5, 1): 0, (3, 0): None, (4.5, 1): 0})
         source = FixedList([trial(3, 2, 1), trial(5, 4)])
         trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
@@ -255,7 +255,7 @@ class TestSnapshot:
     """Snapshots that policies see."""
 
     def test_a_trial_over_its_life(self) -> None:
-        """Opened runs are running or parked, with their reports, device time and units left."""
+        """Opened trials are running or parked, with their reports, device time and units left."""
         policy = timetable({(0, 0): None, (1.5, 0): None, (3, 0): 0, (4.5, 0): 1})
         recordings = [trial(8, 7), Recording(values=(6.0,), seconds=(1.0,), params={"lr": 0.1})]
         TrialSimulator(policy, FixedList(recordings), costs=SwitchCosts(fraction=0.5), seed=7).run()
@@ -286,10 +286,10 @@ class TestSnapshot:
 
 
 class TestPruning:
-    """Runs that never go on."""
+    """Trials that never go on."""
 
     def test_a_pruned_trial_is_over(self) -> None:
-        """It leaves the live runs for the finished ones, has no end, and its source hears of it."""
+        """It leaves the live trials for the finished ones without an end; its source is told."""
 
         class Listening(FixedList):
             def __init__(self, recordings: Sequence[Recording]) -> None:

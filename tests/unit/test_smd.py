@@ -45,7 +45,7 @@ def trial(number: int, left: int, units: int = 2, **fields: object) -> TrialView
 
 
 def stored(number: int, left: int, gigabytes: float) -> TrialView:
-    """A run on disk whose state would take so much host memory."""
+    """A trial on disk whose state would take so much host memory."""
     needs = Resources(host_bytes=int(gigabytes * GB))
     return trial(number, left, state="stored", tier="disk", needs=needs)
 
@@ -125,7 +125,7 @@ def test_a_choice_among_like_trials_ends() -> None:
 
 
 def test_the_greedy_one_puts_a_trial_in_another_way_if_that_adds_most() -> None:
-    """A run that took one device is given three when nobody else has a use for them."""
+    """A trial that took one device is given three when nobody else has a use for them."""
     found = Knapsack(made([[(0.5, 1, 0), (0.9, 3, 0)], [(0.05, 1, 0)]]), (4.0, 1.0)).greedy()
     assert [(item.trial, item.devices) for item in found] == [(0, 3), (1, 1)]
 
@@ -150,7 +150,7 @@ def test_utility_is_a_half_at_the_target() -> None:
 
 
 def test_who_can_still_be_in_time_goes_first() -> None:
-    """A run that is far too late anyway leaves the device to one that is not."""
+    """A trial that is far too late anyway leaves the device to one that is not."""
     late = trial(0, 20, submitted=0.0)
     timely = trial(1, 20, submitted=980.0)
     assert chosen(Snapshot(now=1000.0, devices=cluster(1), trials=(late, timely))) == {1: 1}
@@ -203,7 +203,7 @@ def test_a_trial_for_whose_state_there_is_no_memory_waits() -> None:
 
 
 def test_who_waits_in_memory_takes_no_more_of_it() -> None:
-    """A run that was promised its memory keeps it, on a device and off it."""
+    """A trial that was promised its memory keeps it, on a device and off it."""
     needs = Resources(host_bytes=4 * GB)
     held = trial(0, 3, tier="host", needs=needs)
     snapshot = Snapshot(

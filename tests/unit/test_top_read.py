@@ -53,7 +53,7 @@ def test_a_picture_of_what_a_broker_tells() -> None:
 
 
 def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
-    """The curve that is told has a bounded length, whatever the run reports."""
+    """The curve that is told has a bounded length, whatever the trial reports."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     reporting(broker, 0, *(1000.0 - n for n in range(500)))

@@ -172,7 +172,7 @@ def test_a_broker_of_another_runtime_directory_holds_every_unfinished_trial(
 
 
 def test_what_a_living_broker_of_another_host_has_is_held(house: House) -> None:
-    """Runs that belong to a broker which was heard of lately; what is nobody's can be finished."""
+    """Trials of a broker which was heard of lately stay; what is nobody's can be finished."""
     house.ledger.beat(HostRecord(name="b", instance="b1"))
     for number, (state, owner) in enumerate([("running", "b1"), ("stored", None), ("done", "b1")]):
         trial = TrialRecord(
