@@ -20,7 +20,7 @@ from optuna_hermes.workers import _worker_pool
 from optuna_hermes.workers._fork_safety import why_not_fork
 from optuna_hermes.workers._processes import command
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
-from optuna_hermes.workers._words import Starts
+from optuna_hermes.workers._starts import Starts
 from optuna_hermes.workers._worker_pool import WorkerPool
 
 
