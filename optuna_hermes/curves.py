@@ -67,18 +67,26 @@ class CurveTable:
         """Return the rows of curves, each with a unit, in ``starts``, ``units`` and ``seconds``."""
         if not curves:
             return np.zeros(0, dtype=np.int64)
-        if len(self._known) >= _grown(len(curves)):
+        if len(self._known) >= grown(len(curves)):
             self._forget()
-        known = list(map(self._known.get, map(id, curves)))
-        if None in known:
-            self._add([curve for curve, row in zip(curves, known, strict=True) if row is None])
-            known = list(map(self._known.get, map(id, curves)))
-        rows = np.array(known, dtype=np.int64)
-        if self._end > 2 * int(self.units[rows].sum()) + _SPARE * _SPARE:
+        rows = self.more_rows(curves)
+        if self.is_wasteful(int(self.units[rows].sum())):
             self._forget()  # a few long curves take more than many short ones
             self._add(curves)
             rows = np.array(list(map(self._known.get, map(id, curves))), dtype=np.int64)
         return rows
+
+    def is_wasteful(self, n_values: int) -> bool:
+        """True if it keeps much more than so many values, which are still asked for."""
+        return self._end > 2 * n_values + _SPARE * _SPARE
+
+    def more_rows(self, curves: Sequence[Curve]) -> Places:
+        """Return the rows of curves, as ``rows``; those of others stay."""
+        known = list(map(self._known.get, map(id, curves)))
+        if None in known:
+            self._add([curve for curve, row in zip(curves, known, strict=True) if row is None])
+            known = list(map(self._known.get, map(id, curves)))
+        return np.array(known, dtype=np.int64)
 
     def smoothed(self, past: float) -> Floats:
         """Return ``values``, each as the exponential mean of a curve until there.
@@ -118,11 +126,11 @@ class CurveTable:
         n_rows = len(self._curves) + len(curves)
         n_values = first + sum(len(curve.values) for curve in curves)
         if n_rows > len(self.units):
-            n_rows = _grown(n_rows)
+            n_rows = grown(n_rows)
             self.starts, self.units = np.resize(self.starts, n_rows), np.resize(self.units, n_rows)
             self.seconds = np.resize(self.seconds, n_rows)
         if n_values > len(self.values):
-            self.values = _lengthened(self.values, _grown(n_values))
+            self.values = _lengthened(self.values, grown(n_values))
         for row, curve in enumerate(curves, len(self._curves)):
             start, self._end = self._end, self._end + len(curve.values)
             self.values[start : self._end] = curve.values
@@ -138,8 +146,8 @@ class CurveTable:
 _SPARE = 64
 
 
-def _grown(size: int) -> int:
-    # In proportion, so that curves that are added one by one are copied rarely.
+def grown(size: int) -> int:
+    """A larger size: in proportion, so that what is added one by one is copied rarely."""
     return size + size // 4 + _SPARE
 
 

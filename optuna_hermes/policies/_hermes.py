@@ -6,18 +6,18 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from operator import attrgetter
 from typing import TypeAlias
 
 import numpy as np
 
-from optuna_hermes.curves import CurveCache, CurveTable, Floats, Places, leads, places
+from optuna_hermes.curves import CurveCache, Floats, Places, leads, places
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Decision, Snapshot, TrialView
 from optuna_hermes.policies._deadline import due
 from optuna_hermes.policies._predictivity import Predictivity
 from optuna_hermes.policies._smoothing import noise, smoothing
-from optuna_hermes.policies.base import Policy, opened, place, unopened
+from optuna_hermes.policies._trial_table import Flags, TrialTable
+from optuna_hermes.policies.base import Policy, place, unopened
 
 # Beyond this the order stays the same, and the index of a trial ranked last would overflow.
 MAX_ALPHA = 16
@@ -28,7 +28,6 @@ _MEASURED = 256
 # Factor of the power of a rank, and power of the share of life that is left.
 _LEAST_GREED = 0.3
 _REST, _MOST_REST = 0.25, 2.0
-_NUMBER = attrgetter("number")
 # Share of what trials took that their openings can have.
 _MOST_OPENING = 0.9
 # Number of pairs of trials compared at once, which bounds the memory of a decision.
@@ -100,15 +99,10 @@ class Hermes(Policy):
         self._measured = _Measured()
 
     def decide(self, snapshot: Snapshot) -> Decision:
-        waiting = opened(snapshot)
-        # A trial without a report has no rank: every first unit is finished before any compare.
-        reported = [trial for trial in waiting if trial.curve.values]
-        first = [trial for trial in waiting if not trial.curve.values]
         listed = _listed_trials(snapshot) if snapshot.unstarted.fixed else []
         if not listed:
-            order = chain(first, self._by_index(snapshot, reported))
             return Decision(
-                assignments=place(snapshot, _with_due(snapshot, order)),
+                assignments=place(snapshot, _with_due(snapshot, self._by_index(snapshot))),
                 # Of a list that is shown again once there is a process for it.
                 memory=snapshot.memory if snapshot.unstarted.fixed else None,
             )
@@ -116,7 +110,7 @@ class Hermes(Policy):
         # their first trial is opened.
         from optuna_hermes.policies import _listed
 
-        ranking = _Ranking(self._measured, snapshot, reported, self.alpha)
+        ranking = _Ranking(self._measured, snapshot, self.alpha)
         n_begun = ranking.n_begun
         foreseen = _listed.predicted_ranks(snapshot.memory, listed, ranking, n_begun)
         by_rank = _listed.openings(listed, foreseen, n_begun, self.alpha)
@@ -124,20 +118,19 @@ class Hermes(Policy):
         by_rank = _listed.at_most(snapshot.unstarted.count, by_rank, set_up)
         price = ranking.opening_price(snapshot.opening_seconds)
         openings = ((price * opening, trial) for opening, trial in by_rank)
-        order = chain(first, _unlisted(snapshot, listed), _merged(ranking, openings))
+        order = chain(ranking.first(), _unlisted(snapshot, listed), _merged(ranking, openings))
         return Decision(
             assignments=place(snapshot, _with_due(snapshot, order)),
             memory=None if foreseen is None else foreseen.to_memory(),
         )
 
-    def _by_index(
-        self, snapshot: Snapshot, reported: Sequence[TrialView]
-    ) -> Iterator[TrialView | None]:
+    def _by_index(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
+        ranking = _Ranking(self._measured, snapshot, self.alpha)
+        yield from ranking.first()
         new = unopened(snapshot)
         if snapshot.unstarted.fixed:
             yield from new
             new = []
-        ranking = _Ranking(self._measured, snapshot, reported, self.alpha)
         yield from _merged(ranking, self._openings(snapshot, new, ranking))
 
     def _openings(
@@ -197,7 +190,7 @@ class _Measured:
     """Caches of what follows from curves, kept between decisions, which it does not change."""
 
     def __init__(self) -> None:
-        self.table = CurveTable()
+        self.table = TrialTable()
         self.predictivity = Predictivity()
         self.noise = CurveCache(noise)
 
@@ -205,46 +198,47 @@ class _Measured:
 class _Ranking:
     """The trials that have reported, waiting ones first, and the indices of the waiting ones."""
 
-    def __init__(
-        self,
-        measured: _Measured,
-        snapshot: Snapshot,
-        waiting: Sequence[TrialView],
-        alpha: float,
-    ) -> None:
+    def __init__(self, measured: _Measured, snapshot: Snapshot, alpha: float) -> None:
         table = measured.table
-        self._waiting = waiting
-        self._trials = list(waiting)
-        others = [*snapshot.trials, *snapshot.finished]
-        self._all = others
-        if len(others) > len(waiting):
-            numbers = {trial.number for trial in waiting}
-            self._trials += [
-                trial for trial in others if trial.number not in numbers and trial.curve.values
-            ]
-        rows = table.rows([trial.curve for trial in self._trials])
+        self._all = (*snapshot.trials, *snapshot.finished)
+        rows = table.rows(self._all)
+        self.n_begun = int(table.begun[rows].sum())
+        """Number of trials that have begun."""
+        waits = _can_go_on(snapshot, self._all, table, rows)
+        # By number.
+        waiting = np.flatnonzero(waits)
+        waiting = waiting[np.argsort(table.numbers[rows[waiting]], kind="stable")]
+        # A trial without a report has no rank: every first unit is finished before any compare.
+        reports = table.units[rows] > 0
+        self._first = waiting[~reports[waiting]]
+        ranked = waiting[reports[waiting]]
+        self._n_waiting = len(ranked)
+        self._places = np.concatenate([ranked, np.flatnonzero(reports & ~waits)])
+        rows = rows[self._places]
         self._starts, self._units = table.starts[rows], table.units[rows]
-        self._seconds = table.seconds[rows]
-        lengths = _lengths(waiting, self._units)
-        newest = _newest(self._trials)
+        self._seconds, self._numbers = table.seconds[rows], table.numbers[rows]
+        had = self._units[: self._n_waiting]
+        lengths = np.nan_to_num(had + table.left[rows[: self._n_waiting]])
+        newest = _newest(self._numbers)
         longest = int(max(self._units.max(initial=0), lengths.max(initial=0)))
         self.predictivity = measured.predictivity.beyond_usual(
-            table.values, self._starts[newest], self._units[newest], longest
+            table.curves.values, self._starts[newest], self._units[newest], longest
         )
         """Of the study's first ranks, 0 as usual."""
-        noises = measured.noise.each(self._trials[each].curve for each in newest.tolist())
-        self._values = table.smoothed(smoothing(noises))
+        noises = measured.noise.each(self._trial(each).curve for each in newest.tolist())
+        self._values = table.curves.smoothed(smoothing(noises))
         self._last = self._values[self._starts + self._units - 1]
-        had = self._units[: len(waiting)]
         over = np.where(lengths > 0, had / np.maximum(lengths, 1), 0.0)
         greed, rest = _exponents(self.predictivity)
         self._power = greed * alpha / 2 * (1 + over)
         self._price = _prices(self._units, self._seconds)[: len(over)] * (1 - over) ** rest
 
-    @property
-    def n_begun(self) -> int:
-        """Number of trials that have begun."""
-        return sum(trial.state != "pending" for trial in self._all)
+    def first(self) -> Iterator[TrialView]:
+        """The trials that wait for their first unit, by number."""
+        return (self._all[each] for each in self._first.tolist())
+
+    def _trial(self, index: int) -> TrialView:
+        return self._all[int(self._places[index])]
 
     @property
     def n_units(self) -> int:
@@ -254,41 +248,41 @@ class _Ranking:
     @property
     def n_reported(self) -> int:
         """Number of trials that have reported."""
-        return len(self._trials)
+        return len(self._places)
 
     def in_order(self) -> Iterator[tuple[float, TrialView]]:
         # Comparing all with all would take too long for thousands of trials: an index is worked
         # out only when its lower bound, by the place alone, is the smallest one left.
         # A lower bound of each index, since a lead is at least 1.
-        bounds = self._price * places(self._last)[: len(self._waiting)] ** self._power
+        bounds = self._price * places(self._last)[: self._n_waiting] ** self._power
         order = np.argsort(bounds, kind="stable")
-        at_once = max(1, _CELLS // max(1, len(self._trials)))
+        at_once = max(1, _CELLS // max(1, len(self._places)))
         heap: list[tuple[float, int, int]] = []
         for start in range(0, len(order), at_once):
             some = order[start : start + at_once]
             while heap and heap[0][0] < bounds[some[0]]:
                 index, _, first = heapq.heappop(heap)
-                yield index, self._waiting[first]
+                yield index, self._trial(first)
             lead = leads(self._values, self._starts, self._units, self._last, some)
             indices = bounds[some] * lead ** self._power[some]
-            numbers = [self._waiting[each].number for each in some.tolist()]
+            numbers = self._numbers[some].tolist()
             heap += zip(indices.tolist(), numbers, some.tolist(), strict=True)
             heapq.heapify(heap)
         while heap:
             index, _, first = heapq.heappop(heap)
-            yield index, self._waiting[first]
+            yield index, self._trial(first)
 
     def scores(self, choose: Callable[[Places], Places]) -> tuple[list[TrialView], Floats]:
         """Trials, and the logarithms of their ranks; ``choose`` picks some by their places."""
         place = places(self._last)
-        by_number = np.argsort([trial.number for trial in self._trials])
+        by_number = np.argsort(self._numbers)
         some = by_number[choose(place[by_number])]
         lead = leads(self._values, self._starts, self._units, self._last, some)
-        return [self._trials[each] for each in some.tolist()], 0.5 * np.log(place[some] * lead)
+        return [self._trial(each) for each in some.tolist()], 0.5 * np.log(place[some] * lead)
 
     def opening_price(self, seconds: float) -> float:
         """Mean units that a new trial's first one takes with its opening, 1 where that is free."""
-        total, n_trials = float(self._seconds.sum()), len(self._trials)
+        total, n_trials = float(self._seconds.sum()), len(self._places)
         if not (n_trials and 0 < total < math.inf):
             return 1.0
         # Each trial's first unit has its opening. The newest openings, which are told, may have
@@ -297,9 +291,20 @@ class _Ranking:
         return 1.0 + seconds * float(self._units.sum()) / (total - seconds * n_trials)
 
 
-def _newest(trials: Sequence[TrialView]) -> Places:
+def _can_go_on(
+    snapshot: Snapshot, trials: Sequence[TrialView], table: TrialTable, rows: Places
+) -> Flags:
+    """True for the trials that have begun and could use a free device now."""
+    waits = table.waits[rows]
+    waits[len(snapshot.trials) :] = False
+    free = {device.id for device in snapshot.devices if device.free and device.healthy}
+    for each in np.flatnonzero(waits & table.bound[rows]).tolist():
+        waits[each] = not free.isdisjoint(trials[each].bound_to)
+    return waits
+
+
+def _newest(numbers: Places) -> Places:
     """The trials that noise and predictivity are measured on, by their numbers."""
-    numbers = np.fromiter(map(_NUMBER, trials), np.int64, len(trials))
     # The newest tell of the present proposals, and few are enough.
     last = max(0, len(numbers) - _MEASURED)
     newest = np.argpartition(numbers, last)[last:] if last else np.arange(len(numbers))
@@ -314,12 +319,6 @@ def _exponents(predictivity: float) -> tuple[float, float]:
     greed = min(max(math.exp(predictivity), _LEAST_GREED), 1.0)
     rest = min(max(_REST * math.exp(-4 * predictivity), _REST), _MOST_REST)
     return greed, rest
-
-
-def _lengths(trials: Sequence[TrialView], units: Places) -> Floats:
-    """The units of each trial in all, 0 where that is not known."""
-    left = np.array([trial.units_left for trial in trials], dtype=np.float64)  # None becomes NaN
-    return np.asarray(np.nan_to_num(units[: len(trials)] + left))
 
 
 def _prices(units: Places, seconds: Floats) -> Floats:

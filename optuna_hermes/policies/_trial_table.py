@@ -1,0 +1,94 @@
+"""Trials as arrays, of which few change between two decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from optuna_hermes.curves import CurveTable, Floats, Places, grown
+from optuna_hermes.model import TrialView
+
+Flags = NDArray[np.bool_]
+
+
+class TrialTable:
+    """Table of trials, so that each is turned into numbers once; ``curves`` has their curves.
+
+    Example:
+        >>> table = TrialTable()
+        >>> rows = table.rows([TrialView(number=7, state="parked")])
+        >>> table.numbers[rows].tolist(), table.waits[rows].tolist(), table.units[rows].tolist()
+        ([7], [True], [0])
+    """
+
+    # To look through the objects of thousands of trials takes most of a decision, and a snapshot
+    # has the same ones again for those that have not changed: they are known by identity.
+
+    def __init__(self) -> None:
+        self.curves = CurveTable()
+        self._forget()
+
+    def rows(self, trials: Sequence[TrialView]) -> Places:
+        """Return the rows of trials."""
+        known = list(map(self._known.get, map(id, trials)))
+        if None in known:
+            new = [place for place, row in enumerate(known) if row is None]
+            if len(self._trials) + len(new) > grown(len(trials)):
+                return self._made_anew(trials)
+            reported = [trials[place].curve for place in new if trials[place].curve.values]
+            self._add([trials[place] for place in new], self.curves.more_rows(reported))
+            for place in new:
+                known[place] = self._known[id(trials[place])]
+        rows = np.array(known, dtype=np.int64)
+        if self.curves.is_wasteful(int(self.units[rows].sum())):
+            return self._made_anew(trials)
+        return rows
+
+    def _made_anew(self, trials: Sequence[TrialView]) -> Places:
+        self._forget()
+        self._add(trials, self.curves.rows([each.curve for each in trials if each.curve.values]))
+        return np.arange(len(trials))
+
+    def _forget(self) -> None:
+        self._known: dict[int, int] = {}
+        self._trials: list[TrialView] = []  # as long as they are kept no other has their identity
+        self.numbers: Places = np.zeros(0, dtype=np.int64)
+        """Number [row]."""
+        self.waits: Flags = np.zeros(0, dtype=np.bool_)
+        """True if it has begun and can go on [row]."""
+        self.begun: Flags = np.zeros(0, dtype=np.bool_)
+        """True if it has begun [row]."""
+        self.bound: Flags = np.zeros(0, dtype=np.bool_)
+        """True if it can go on on some devices only [row]."""
+        self.left: Floats = np.zeros(0)
+        """Units until its end, NaN if not known [row]."""
+        self.starts: Places = np.zeros(0, dtype=np.int64)
+        """Place of its first value in ``curves`` [row]."""
+        self.units: Places = np.zeros(0, dtype=np.int64)
+        """Units [row]."""
+        self.seconds: Floats = np.zeros(0)
+        """Device time [row], as it was reported last."""
+
+    def _add(self, trials: Sequence[TrialView], curve_rows: Places) -> None:
+        """Add trials; ``curve_rows`` are of those that have reported."""
+        reported = np.array([bool(each.curve.values) for each in trials], dtype=np.bool_)
+        starts, units = np.zeros((2, len(trials)), dtype=np.int64)
+        seconds = np.zeros(len(trials))
+        starts[reported] = self.curves.starts[curve_rows]
+        units[reported] = self.curves.units[curve_rows]
+        seconds[reported] = self.curves.seconds[curve_rows]
+        states = [each.state for each in trials]
+        self.numbers = np.append(self.numbers, [each.number for each in trials])
+        self.waits = np.append(self.waits, [each in ("parked", "stored") for each in states])
+        self.begun = np.append(self.begun, [each != "pending" for each in states])
+        self.bound = np.append(self.bound, [bool(each.bound_to) for each in trials])
+        left = np.array([each.units_left for each in trials], dtype=np.float64)  # None becomes NaN
+        self.left = np.append(self.left, left)
+        self.starts = np.append(self.starts, starts)
+        self.units = np.append(self.units, units)
+        self.seconds = np.append(self.seconds, seconds)
+        for row, each in enumerate(trials, len(self._trials)):
+            self._known[id(each)] = row
+        self._trials += trials
