@@ -78,8 +78,13 @@ class StudyLocks:
     def is_locked(self, study: str, wait_seconds: float = 0.0) -> bool:
         """True if another process has locked a study, for all this time; it stays as it is."""
         path = self._path(study)
-        # Locking would create it.
-        if study in self._locks or _is_missing(path):
+        if study in self._locks:
+            return False
+        try:
+            path.stat()  # locking would create it
+        except PermissionError:  # its folder is another user's, who may train
+            return True
+        except OSError:
             return False
         if not os.access(path, os.W_OK):
             return _is_locked_to_read(path)
