@@ -80,10 +80,14 @@ class TrialTable:
         units[reported] = self.curves.units[curve_rows]
         seconds[reported] = self.curves.seconds[curve_rows]
         states = [each.state for each in trials]
-        self.numbers = np.append(self.numbers, [each.number for each in trials])
-        self.waits = np.append(self.waits, [each in ("parked", "stored") for each in states])
-        self.begun = np.append(self.begun, [each != "pending" for each in states])
-        self.bound = np.append(self.bound, [bool(each.bound_to) for each in trials])
+        numbers = np.array([each.number for each in trials], dtype=np.int64)
+        self.numbers = np.append(self.numbers, numbers)
+        waits = np.array([each in ("parked", "stored") for each in states], dtype=np.bool_)
+        self.waits = np.append(self.waits, waits)
+        begun = np.array([each != "pending" for each in states], dtype=np.bool_)
+        self.begun = np.append(self.begun, begun)
+        bound = np.array([bool(each.bound_to) for each in trials], dtype=np.bool_)
+        self.bound = np.append(self.bound, bound)
         left = np.array([each.units_left for each in trials], dtype=np.float64)  # None becomes NaN
         self.left = np.append(self.left, left)
         self.starts = np.append(self.starts, starts)
