@@ -72,8 +72,7 @@ class CurveTable:
         rows = self.more_rows(curves)
         if self.is_wasteful(int(self.units[rows].sum())):
             self._forget()  # a few long curves take more than many short ones
-            self._add(curves)
-            rows = np.array(list(map(self._known.get, map(id, curves))), dtype=np.int64)
+            rows = self.more_rows(curves)
         return rows
 
     def is_wasteful(self, n_values: int) -> bool:
