@@ -9,9 +9,8 @@ import select
 import signal
 import stat
 import subprocess
-import sys
 
-from optuna_hermes._parent import end_with_parent
+from optuna_hermes._parent import end_with_parent, python_command
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 
@@ -21,18 +20,12 @@ INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
 
-_START = (
-    "import gc, sys; gc.disable(); sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
-    "from optuna_hermes.workers.{} import main; sys.exit(main())"
-)
-
 
 def command(module: str, *arguments: object) -> list[str]:
     """The command line that runs ``main`` of a module in this folder."""
-    # Not `python -m`, which would import from the current folder first. Garbage is not collected
-    # until `main` enables it: imports make many objects that stay.
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    return [sys.executable, "-c", _START.format(package, module), *map(str, arguments)]
+    # Garbage is not collected until `main` enables it: imports make many objects that stay.
+    first = "import gc; gc.disable(); "
+    return python_command(f"optuna_hermes.workers.{module}", *arguments, first=first)
 
 
 def spawn_fresh(order: int, words_end: int, server: int) -> int:

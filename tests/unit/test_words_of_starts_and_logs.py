@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from optuna_hermes import _parent
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._core._broker_state import BrokerState
@@ -77,8 +78,7 @@ def test_a_broker_finds_the_package_where_its_client_has_it(
     (tmp_path / "optuna_hermes" / "broker" / "__init__.py").touch()
     main = tmp_path / "optuna_hermes" / "broker" / "__main__.py"
     main.write_text("main = lambda: 'error: found'\n")
-    client = tmp_path / "optuna_hermes" / "broker" / "_client"
-    monkeypatch.setattr(_starting, "__file__", str(client / "_starting.py"))
+    monkeypatch.setattr(_parent, "__file__", str(tmp_path / "optuna_hermes" / "_parent.py"))
     alone = tmp_path / "python"  # one that has no packages of its own
     alone.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     alone.chmod(0o700)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import filelock
 
+from optuna_hermes._parent import python_command
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client._connection import (
@@ -44,12 +44,6 @@ TURN_SECONDS = START_SECONDS + 5.0
 """Time for which a client waits for another one that starts a broker."""
 
 _MAX_WORDS_BYTES = 1_000_000
-
-_START = (
-    "import sys; sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
-    "from optuna_hermes.broker.__main__ import main; sys.exit(main())"
-)
-"""Not ``python -m``: this process may have the package from a folder that only it knows."""
 
 
 def connect_or_start(
@@ -173,8 +167,8 @@ def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
         BrokerConflictError: the devices are another broker's, or a file is not this user's alone.
         BrokerError: it ended for another reason; the message is its own.
     """
-    code = _START.format(str(Path(__file__).absolute().parents[3]))
-    command = [sys.executable, "-c", code, "--background", "--devices", devices]
+    options = ("--background", "--devices", devices)
+    command = python_command("optuna_hermes.broker.__main__", *options)
     for option, text in zip(("--power-down-command", "--power-up-command"), power, strict=False):
         command += [option, text]
     with _open_words(directory) as words:
