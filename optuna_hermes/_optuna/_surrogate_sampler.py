@@ -12,7 +12,6 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.samplers._lazy_random_state import LazyRandomState
-from optuna.search_space import intersection_search_space
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
@@ -79,10 +78,8 @@ class SurrogateSampler(BaseSampler):
         """Return the parameters that all trials with a value have in common."""
         if len(study.directions) > 1:
             return {}
-        # Trials as they were when this one was opened, a moment ago: as Optuna's own samplers. They
-        # remember the space of one study, but the next trial may be another study's.
-        space = intersection_search_space(study._get_trials(deepcopy=False, use_cache=True))
-        return {name: each for name, each in space.items() if not each.single()}
+        # Trials as they were when this one was opened, a moment ago: as Optuna's own samplers.
+        return _in_common(study._get_trials(deepcopy=False, use_cache=True))
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -116,8 +113,7 @@ class SurrogateSampler(BaseSampler):
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> Iterator[dict[str, Any]]:
         if trial.number % OTHERS == 1:
-            sample = self._others.sample_independent
-            yield {name: sample(study, trial, name, each) for name, each in search_space.items()}
+            yield self._others.sample_relative(study, trial, search_space)
 
     def sample_independent(
         self,
@@ -142,6 +138,24 @@ class SurrogateSampler(BaseSampler):
     ) -> None:
         """Delegate to TPE."""
         self._others.after_trial(study, trial, state, values)
+
+
+def _in_common(trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
+    """The parameters that all complete trials have, in one range of several values, by name.
+
+    They are Optuna's ``intersection_search_space``, which remembers one study's to be as fast. Here
+    the next proposal may be made by another process, or for another study.
+    """
+    spaces = [each.distributions for each in trials if each.state == TrialState.COMPLETE]
+    return {
+        name: each
+        for name, each in sorted(spaces[-1].items() if spaces else ())
+        if not each.single() and all(_is_equal(each, space.get(name)) for space in spaces)
+    }
+
+
+def _is_equal(one: BaseDistribution, other: BaseDistribution | None) -> bool:
+    return type(one) is type(other) and vars(one) == vars(other)
 
 
 def _sign(study: optuna.Study) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg.lapack import dpotri
 from scipy.optimize import minimize
 
 from optuna_hermes.curves import Floats, Places
@@ -118,7 +119,7 @@ class Process:
 
     def predict(self, points: Floats, age: float) -> tuple[Floats, Floats]:
         """Mean and standard deviation of new trials at points [m, d] and a logarithmic age."""
-        ages, scaled = np.full(len(points), age), points * np.exp(self.settings.scales)
+        ages, scaled = np.array([age]), points * np.exp(self.settings.scales)
         between = self._shared(scaled, ages, self._closeness(ages))
         known = solve_triangular(self._factor, between.T, lower=True)
         same, changing, *_, walk, rate = np.exp(self.settings.others)
@@ -136,11 +137,20 @@ class Process:
         return np.asarray(mean - OPTIMISM * deviation)
 
     def _shared(self, scaled: Floats, ages: Floats, close: Floats) -> Floats:
-        """Covariance of points [m, d] of some ages [m] with what was observed, of other trials."""
+        """Covariance of points [m, d] with what was observed, of other trials.
+
+        Args:
+            scaled: the points, scaled as those of the observations [m, d].
+            ages: of the points [m], or one for all of them [1].
+            close: what ``_closeness`` has for the ages.
+        """
         same, changing, *_, walk, _ = np.exp(self.settings.others)
-        kernel = (same + changing * close) * _matern(_distances(scaled, self._scaled))
-        kernel *= np.outer(self._spread(ages), self._spread(self._ages))
-        return np.asarray(kernel + walk * np.minimum(ages[:, None], self._ages))
+        kernel = _matern(_distances(scaled, self._scaled))
+        kernel *= same + changing * close
+        kernel *= self._spread(ages)[:, None]
+        kernel *= self._spread(self._ages)
+        kernel += walk * np.minimum(ages[:, None], self._ages)
+        return kernel
 
     def _spread(self, ages: Floats) -> Floats:
         """Share of the differences between trials after one unit that is left at some ages."""
@@ -169,76 +179,90 @@ def _spread_out(numbers: Places) -> Places:
     return np.asarray(numbers[np.argsort(fractions, kind="stable")])
 
 
+class _Pairs:
+    """Pairs of observations, each with itself too, as the covariance's lower triangle has them.
+
+    Args:
+        points: of the observations [n, d].
+        ages: of them [n].
+        trials: that they are of [n].
+
+    Attributes:
+        rows: the index of one of each pair [p].
+        columns: that of the other [p].
+        places: those of the pairs in a matrix of all observations, row by row [p].
+        squares: squared differences of their coordinates [p, d].
+        apart: differences of their ages [p].
+        lesser: the lesser of their ages [p].
+        sums: of their ages [p].
+        together: 1 where both are of one trial, else 0 [p].
+        alone: 1 where both are the same, else 0 [p].
+    """
+
+    def __init__(self, points: Floats, ages: Floats, trials: Places) -> None:
+        self.rows, self.columns = rows, columns = np.tril_indices(len(ages))
+        self.places = rows * len(ages) + columns
+        self.squares = (points[rows] - points[columns]) ** 2
+        self.apart = np.abs(ages[rows] - ages[columns])
+        self.lesser = np.minimum(ages[rows], ages[columns])
+        self.sums = ages[rows] + ages[columns]
+        self.together = (trials[rows] == trials[columns]).astype(np.float64)
+        self.alone = (rows == columns).astype(np.float64)
+
+
 def _fit(points: Floats, ages: Floats, trials: Places, values: Floats) -> KernelSettings:
     n_dimensions = points.shape[1]
     start = KernelSettings.prior(n_dimensions)
     found = minimize(
         _loss, np.concatenate([start.scales, start.others]), jac=True, method="L-BFGS-B",
-        args=(
-            (points[:, None, :] - points) ** 2,
-            np.abs(ages[:, None] - ages),
-            np.minimum(ages[:, None], ages),
-            ages[:, None] + ages,
-            (trials[:, None] == trials).astype(np.float64),
-            values,
-        ),
-        options={"maxiter": _STEPS}, bounds=[_SCALE_BOUNDS] * n_dimensions + list(_BOUNDS),
+        args=(_Pairs(points, ages, trials), values), options={"maxiter": _STEPS},
+        bounds=[_SCALE_BOUNDS] * n_dimensions + list(_BOUNDS),
     )  # fmt: skip
     return KernelSettings(scales=found.x[:n_dimensions], others=found.x[n_dimensions:])
 
 
-def _loss(
-    settings: Floats,
-    squares: Floats,
-    apart: Floats,
-    lesser: Floats,
-    sums: Floats,
-    together: Floats,
-    values: Floats,
-) -> tuple[float, Floats]:
+def _loss(settings: Floats, pairs: _Pairs, values: Floats) -> tuple[float, Floats]:
     """Negative logarithm of the posterior density of the settings, up to a constant; gradient.
 
     See Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 5.
 
     Args:
         settings: scales and others in one array [d + 7].
-        squares: squared differences of the observations' coordinates [n, n, d].
-        apart: differences of their ages [n, n].
-        lesser: the lesser of their ages [n, n].
-        sums: of their ages [n, n].
-        together: 1 where both are of one trial, else 0 [n, n].
+        pairs: of the observations.
         values: of the observations [n].
     """
-    n, n_dimensions = len(values), squares.shape[2]
+    n, n_dimensions = len(values), pairs.squares.shape[1]
     weights = 5.0 * np.exp(2 * settings[:n_dimensions])
     same, changing, own, doublings, noise, walk, rate = np.exp(settings[n_dimensions:])
-    distances = np.sqrt(squares @ weights)
+    distances = np.sqrt(pairs.squares @ weights)
     decay = np.exp(-distances)
-    kernel = (1 + distances + distances**2 / 3) * decay
-    close = _decay(apart, doublings)
+    slope = -(1 + distances) * decay / 3
+    kernel = distances**2 / 3 * decay - 3 * slope
+    close = np.exp(-pairs.apart / doublings)
     amplitude = same + changing * close
-    left = np.exp(-rate * sums)
-    shrinking = (amplitude * kernel + own * together * close) * left
-    shrinking[np.diag_indices(n)] += noise * np.diag(left)
-    covariance = shrinking + walk * lesser
-    covariance[np.diag_indices(n)] += _JITTER
-    lower = np.linalg.cholesky(covariance)
-    inverse = cho_solve((lower, True), np.eye(n))
-    dual = inverse @ values
-    outer = inverse - np.outer(dual, dual)
-    of_walk, of_rate = (outer * lesser).sum(), (outer * shrinking * sums).sum()
+    left = np.exp(-rate * pairs.sums)
+    its_own = pairs.together * close
+    shrinking = (amplitude * kernel + own * its_own + noise * pairs.alone) * left
+    covariance = np.zeros(n * n)
+    covariance[pairs.places] = shrinking + walk * pairs.lesser + _JITTER * pairs.alone
+    lower = np.linalg.cholesky(covariance.reshape(n, n))
+    dual = cho_solve((lower, True), values)
+    inverse = dpotri(lower.T)[0].T  # its lower triangle: LAPACK's matrices are transposed
+    # The loss's slope in each entry of the covariance, doubled for those of both triangles.
+    outer = inverse.take(pairs.places) - dual[pairs.rows] * dual[pairs.columns]
+    outer *= 2.0 - pairs.alone
+    of_walk, of_rate = outer @ pairs.lesser, (outer * shrinking) @ pairs.sums
     outer *= left
     gradient = np.empty_like(settings)
     # Of the kernel by the logarithm of each inverse length scale.
-    slope = -(1 + distances) * decay / 3
-    gradient[:n_dimensions] = 0.5 * weights * np.tensordot(outer * amplitude * slope, squares, 2)
-    shared, alone = outer * kernel, outer * together
+    gradient[:n_dimensions] = 0.5 * weights * ((outer * amplitude * slope) @ pairs.squares)
+    shared, alone = outer * kernel, outer * its_own
     gradient[n_dimensions:] = 0.5 * np.array([
         same * shared.sum(),
-        changing * (shared * close).sum(),
-        own * (alone * close).sum(),
-        ((changing * shared + own * alone) * close * apart).sum() / doublings,
-        noise * np.trace(outer),
+        changing * (shared @ close),
+        own * alone.sum(),
+        (changing * shared * close + own * alone) @ pairs.apart / doublings,
+        noise * (outer @ pairs.alone),
         walk * of_walk,
         -rate * of_rate,
     ])  # fmt: skip
@@ -252,13 +276,21 @@ def _loss(
 
 def _distances(one: Floats, other: Floats) -> Floats:
     """Scaled distances of scaled points [n, d] and [m, d], as the kernel takes them [n, m]."""
-    squares = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1) - 2 * one @ other.T
-    return np.asarray(np.sqrt(5.0 * np.maximum(squares, 0.0)))
+    squares = one @ (-10.0 * other.T)
+    squares += 5.0 * (one**2).sum(axis=1)[:, None]  # in place: there are hundreds of thousands
+    squares += 5.0 * (other**2).sum(axis=1)
+    np.maximum(squares, 0.0, out=squares)
+    return np.asarray(np.sqrt(squares, out=squares))
 
 
 def _matern(distances: Floats) -> Floats:
     """Matern 5/2, of distances with its factor."""
-    return np.asarray((1 + distances + distances**2 / 3) * np.exp(-distances))
+    kernel = distances / 3
+    kernel += 1
+    kernel *= distances
+    kernel += 1
+    kernel *= np.exp(-distances)
+    return np.asarray(kernel)
 
 
 def _decay(apart: Floats, doublings: float) -> Floats:

@@ -13,7 +13,7 @@ from scipy.optimize import approx_fprime
 
 from optuna_hermes.curves import Floats
 from optuna_hermes.surrogate import Cube, Observations, Process, _process, observe, propose
-from optuna_hermes.surrogate._process import MOST_FITTED, _fitted, _loss
+from optuna_hermes.surrogate._process import MOST_FITTED, _fitted, _loss, _Pairs
 
 
 def process_of(points: Floats, values: Floats) -> Process:
@@ -99,17 +99,10 @@ def test_the_gradient_is_that_of_the_loss() -> None:
     rng = np.random.default_rng(1)
     points, values = rng.random((12, 3)), rng.normal(size=12)
     ages = rng.uniform(0, 5, 12)
-    known = (
-        (points[:, None, :] - points) ** 2,
-        np.abs(ages[:, None] - ages),
-        np.minimum(ages[:, None], ages),
-        ages[:, None] + ages,
-        (np.arange(12)[:, None] // 3 == np.arange(12) // 3).astype(float),
-        values,
-    )
+    pairs = _Pairs(points, ages, np.arange(12) // 3)
     at = np.array([0.3, -0.5, 0.9, -0.5, -1.0, -2.0, 1.2, -3.0, -1.5, -1.2])
-    expected = approx_fprime(at, lambda x: _loss(x, *known)[0], 1e-6)
-    assert _loss(at, *known)[1] == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    expected = approx_fprime(at, lambda x: _loss(x, pairs, values)[0], 1e-6)
+    assert _loss(at, pairs, values)[1] == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
 def test_what_parameters_do_may_change_with_age() -> None:

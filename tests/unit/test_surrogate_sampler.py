@@ -72,15 +72,17 @@ def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:
 
 
 def test_every_third_proposal_is_tpes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TPE is asked for each of its parameters."""
+    """TPE is asked once for all parameters."""
     asked = []
 
-    def sample_independent(self: object, study: object, trial: FrozenTrial, *of: object) -> float:
+    def sample_relative(
+        self: object, study: object, trial: FrozenTrial, space: dict[str, object]
+    ) -> dict[str, float]:
         asked.append(trial.number)
-        return trial.number / 100
+        return {name: trial.number / 100 for name in space}
 
     study = run(lambda trial: trial.suggest_float("x", 0, 1) ** 2, 20)
-    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", sample_independent)
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_relative", sample_relative)
     study.optimize(lambda trial: trial.suggest_float("x", 0, 1) ** 2, n_trials=2 * OTHERS)
     assert asked == [number for number in range(20, 20 + 2 * OTHERS) if number % OTHERS == 1]
     assert [study.trials[number].params for number in asked] == [{"x": 0.22}, {"x": 0.25}]
@@ -90,7 +92,7 @@ def test_what_tpe_proposes_again_is_the_process_s_to_propose(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No point is trained twice while there are others."""
-    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_independent", lambda *of: 3)
+    monkeypatch.setattr(optuna.samplers.TPESampler, "sample_relative", lambda *of: {"n": 3})
     study = run(lambda trial: float(trial.suggest_int("n", 0, 99, step=3)), 11)
     study.optimize(lambda trial: float(trial.suggest_int("n", 0, 99, step=3)), n_trials=12)
     points = [trial.params["n"] for trial in study.trials[10:]]
