@@ -129,6 +129,18 @@ def test_decision_cost_prints_a_table(tmp_path: Path) -> None:
     ]
 
 
+def test_suggestion_cost_of_each_sampler(tmp_path: Path) -> None:
+    """Each sampler is timed on studies of each size, and the limit is of 1,000 trials alone."""
+    options = ["--sampler=hermes,TPESampler", "--trials=20,30", "--suggestions=2"]
+    result = json.loads(run("suggestion_cost.py", *options, "--json", cwd=tmp_path).stdout)
+    timed = [(row["sampler"], row["trials"]) for row in result["rows"]]
+    assert timed == [(name, n) for n in (20, 30) for name in ("hermes", "TPESampler")]
+    assert all(0 < row["median_ms"] <= row["longest_ms"] for row in result["rows"])
+    assert result["limit"]["met"] is None
+    lines = run("suggestion_cost.py", *options, cwd=tmp_path).stdout.splitlines()
+    assert lines[-1] == "- hermes, 1,000 trials of 12 parameters, at most 100 ms: not measured"
+
+
 def save_curves(folder: Path, name: str, seed: int) -> None:
     """A dozen trainings of up to eight units."""
     rng = np.random.default_rng(seed)
