@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import torch
 
-from optuna_hermes.suspend._accelerators import Accelerator, accelerator_of
+from optuna_hermes.suspend._accelerators import Accelerator, accelerator_of, used_accelerator
 from optuna_hermes.suspend._tree import frozen, mapped, storable
 
 log = logging.getLogger(__name__)
@@ -149,6 +149,8 @@ class _Buffer:
 
 def _on_accelerators(tree: Any) -> list[torch.Tensor]:
     """The tensors of a tree that have memory on accelerators, each once."""
+    if used_accelerator() is None:
+        return []
     found: dict[int, torch.Tensor] = {}
 
     def find(value: Any) -> Any:

@@ -144,6 +144,11 @@ def on_device(value: Any) -> bool:
     """True if a plain value holds a tensor that is not in main memory."""
     import torch
 
+    from optuna_hermes.suspend._accelerators import used_accelerator
+
+    if used_accelerator() is None:
+        return False
+
     def inside(each: Any) -> Any:
         if issubclass(type(each), dict):
             return each.values()

@@ -124,15 +124,20 @@ def frozen(tree: Any, copies: Mapping[int, torch.Tensor] | None = None) -> Any:
 def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
     """A copy of a tree, with its leaves replaced by what a function returns for them.
 
-    It is not called for numbers and text in lists, tuples and sets.
+    It is not called for numbers and text.
     """
     kind = type(value)
+    if kind in NUMBERS:
+        return value
     if kind in (list, tuple, set, frozenset):
         if NUMBERS.issuperset(map(type, value)):  # at once: there may be a million of them
             return kind(value)
         return kind(mapped(item, replace) for item in value)
     if kind is dict:
-        return {mapped(key, replace): mapped(item, replace) for key, item in value.items()}
+        return {
+            key if type(key) is str else mapped(key, replace): mapped(item, replace)
+            for key, item in value.items()
+        }
     if kind in _MAPPINGS:  # with attributes: a module's state_dict has _metadata
         return _mapping(kind, mapped(dict(value), replace), mapped(vars(value), replace))
     return replace(value)
