@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib
 import itertools
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
@@ -28,20 +25,14 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
-from optuna_hermes.broker._server._ledgers import (
-    Committed,
-    LedgerOutcome,
-    Ledgers,
-    all_of,
-    in_parts,
-    is_shared,
-)
+from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._processes import kill, soon
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
+from optuna_hermes.broker._server._study_reader import StudyReader, check_policy
 from optuna_hermes.broker._server._succession import (
     Succession,
     instance_in,
@@ -51,7 +42,6 @@ from optuna_hermes.broker._server._succession import (
 from optuna_hermes.errors import HermesError, InvalidInputError, LedgerError
 from optuna_hermes.ledger import load as load_ledger
 from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
-from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
@@ -145,6 +135,7 @@ class Server:
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
+        self._reader: StudyReader
         self._instance = instance_in(directory, host)
         self._handler = EventHandler(
             host=host,
@@ -204,6 +195,7 @@ class Server:
         times = None if self._metrics is None else self._metrics.meter.ledger_writes
         terms = WriterTerms(host=self._host, instance=self._instance)
         self._ledgers = Ledgers(self._on_outcome, partial(soon, loop), times=times, terms=terms)
+        self._reader = StudyReader(self._handler, self._ledgers)
         self._heed_signals(loop)
         self._succession.expect()
         await self._sockets.open(self._directory)
@@ -270,12 +262,19 @@ class Server:
             elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Resume)):
                 with self._ledgers.reading(message.study.key):
                     await self._read_study(connection, message)
-            elif (reason := _unusable(message)) is not None:
-                self._sockets.send(connection, wire.Refused(reason=reason))
             else:
-                if isinstance(message, _CHANGES_MEMORY):
-                    await self._look()
-                self._apply(events.Received(connection=connection, message=message))
+                await self._receive(connection, message)
+
+    async def _receive(self, connection: int, message: wire.FromClient) -> None:
+        if isinstance(message, wire.ChangePolicy):
+            try:
+                check_policy(message.policy, message.folders)
+            except HermesError as error:
+                self._sockets.send(connection, wire.Refused(reason=str(error)))
+                return
+        if isinstance(message, _CHANGES_MEMORY):
+            await self._look()
+        self._apply(events.Received(connection=connection, message=message))
 
     async def _left(self, connection: int, pid: int) -> None:
         self._outbox.forget(connection)
@@ -325,9 +324,7 @@ class Server:
         """Admit a study; further messages of its client wait until it is read."""
         spec = message.study
         try:
-            look_in(spec.folders)
-            make_policy(spec.policy)
-            known = await self._known(spec)
+            known = await self._reader.read(spec)
         except HermesError as error:
             reason = str(error)
             # Its client may reach the server by a password of its own environment.
@@ -341,35 +338,13 @@ class Server:
 
             self._has_peers = True
             self._begin(PeerSync(self._handler, self._ledgers, self._apply).refresh())
-        if not self._is_served(spec.key):
+        if not self._reader.is_served(spec.key):
             self._ledgers.keep(spec.key, spec.ledger_url)
         study = self._handler.state.studies.get(spec.key)
         may_drive = study is None or study.driver in (None, connection)
         if isinstance(message, wire.OpenStudy) and may_drive:
             self._ledgers.bound(spec.key, message.limit)
         self._apply(events.StudyRead(connection=connection, message=message, **known))
-
-    def _is_served(self, key: str) -> bool:
-        study = self._handler.state.studies.get(key)
-        return study is not None and study.has_processes
-
-    async def _known(self, spec: wire.StudySpec) -> dict[str, Any]:
-        """Read what the ledger knows of a study; again if it was written to meanwhile."""
-        while True:
-            if self._is_served(spec.key):
-                return {}  # all of it is in the state
-            count = self._ledgers.count(spec.key)
-            read = partial(self._ledgers.read, spec.key, spec.ledger_url)
-            shared = await asyncio.wrap_future(read(is_shared))
-            presence = self._handler.presence(time.monotonic()) if shared else None
-            known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
-            curves: dict[int, Curve] = {}
-            for numbers in in_parts(known["trials"]):
-                ask = methodcaller("load_curves", spec.key, numbers)
-                curves |= await asyncio.wrap_future(read(ask))
-            known["curves"] = curves
-            if count == self._ledgers.count(spec.key) or self._is_served(spec.key):
-                return known
 
     # -- carrying out --------------------------------------------------------------------------
 
@@ -647,25 +622,6 @@ def _touch(directory: Path) -> None:
 
 def _nothing() -> None:
     """Ignore a signal."""
-
-
-def look_in(paths: Iterable[str]) -> None:
-    """Import from these folders too, after all others: they hide no module of this process."""
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
-            importlib.invalidate_caches()
-
-
-def _unusable(message: wire.FromClient) -> str | None:
-    """Reason why the policy of a message cannot be used; None if it can, or there is none."""
-    if isinstance(message, wire.ChangePolicy):
-        try:
-            look_in(message.folders)
-            make_policy(message.policy)
-        except HermesError as error:
-            return str(error)
-    return None
 
 
 def _proof(record: events.Write) -> int | str | None:

@@ -1,0 +1,76 @@
+"""Reader of studies that clients open: their policies, and what their ledgers know."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
+
+from optuna_hermes.broker._protocol import StudySpec
+from optuna_hermes.broker._server._ledgers import Ledgers, all_of, in_parts, is_shared
+from optuna_hermes.model import Curve
+from optuna_hermes.policies import make_policy
+
+if TYPE_CHECKING:
+    from optuna_hermes.broker._core._event_handler import EventHandler
+
+
+class StudyReader:
+    """Reads studies before the broker serves them.
+
+    Args:
+        handler: has the studies that it serves.
+        ledgers: the databases.
+    """
+
+    def __init__(self, handler: EventHandler, ledgers: Ledgers) -> None:
+        self._handler = handler
+        self._ledgers = ledgers
+
+    def is_served(self, key: str) -> bool:
+        """True if the state has all of the study."""
+        study = self._handler.state.studies.get(key)
+        return study is not None and study.has_processes
+
+    async def read(self, spec: StudySpec) -> dict[str, Any]:
+        """Return what ``StudyRead`` takes of a study's ledger; nothing if the study is served.
+
+        Raises:
+            HermesError: its policy cannot be used, or its ledger not be read.
+        """
+        check_policy(spec.policy, spec.folders)
+        while True:
+            if self.is_served(spec.key):
+                return {}
+            count = self._ledgers.count(spec.key)
+            read = partial(self._ledgers.read, spec.key, spec.ledger_url)
+            shared = await asyncio.wrap_future(read(is_shared))
+            presence = self._handler.presence(time.monotonic()) if shared else None
+            known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
+            curves: dict[int, Curve] = {}
+            for numbers in in_parts(known["trials"]):
+                ask = methodcaller("load_curves", spec.key, numbers)
+                curves |= await asyncio.wrap_future(read(ask))
+            known["curves"] = curves
+            # Again if it was written to meanwhile.
+            if count == self._ledgers.count(spec.key) or self.is_served(spec.key):
+                return known
+
+
+def check_policy(name: str, folders: Iterable[str]) -> None:
+    """Raise ``HermesError`` if a policy cannot be made; its module may be in these folders."""
+    look_in(folders)
+    make_policy(name)
+
+
+def look_in(paths: Iterable[str]) -> None:
+    """Import from these folders too, after all others: they hide no module of this process."""
+    for path in paths:
+        if path not in sys.path:
+            sys.path.append(path)
+            importlib.invalidate_caches()
