@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.broker._imports import anywhere, folders
-from optuna_hermes.broker._server._study_reader import look_in
+from optuna_hermes.broker._server._ledger_reader import look_in
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Device, Snapshot, TrialView
 from optuna_hermes.policies import make_policy

@@ -25,6 +25,7 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
+from optuna_hermes.broker._server._ledger_reader import LedgerReader, check_policy
 from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
@@ -32,7 +33,6 @@ from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of
 from optuna_hermes.broker._server._processes import kill, soon
 from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
-from optuna_hermes.broker._server._study_reader import StudyReader, check_policy
 from optuna_hermes.broker._server._succession import (
     Succession,
     instance_in,
@@ -135,7 +135,7 @@ class Server:
         self._host = host
         self._idle_seconds = idle_seconds
         self._ledgers: Ledgers
-        self._reader: StudyReader
+        self._reader: LedgerReader
         self._instance = instance_in(directory, host)
         self._handler = EventHandler(
             host=host,
@@ -195,7 +195,7 @@ class Server:
         times = None if self._metrics is None else self._metrics.meter.ledger_writes
         terms = WriterTerms(host=self._host, instance=self._instance)
         self._ledgers = Ledgers(self._on_outcome, partial(soon, loop), times=times, terms=terms)
-        self._reader = StudyReader(self._handler, self._ledgers)
+        self._reader = LedgerReader(self._handler, self._ledgers)
         self._heed_signals(loop)
         self._succession.expect()
         await self._sockets.open(self._directory)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._core._event_handler import EventHandler
 
 
-class StudyReader:
+class LedgerReader:
     """Reads studies before the broker serves them.
 
     Args:
