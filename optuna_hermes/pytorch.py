@@ -14,6 +14,7 @@ from torch import nn
 from optuna_hermes.cooperative import CooperativeLoop, on_report, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._code import Code
 from optuna_hermes.suspend._iterators import begun_anew
 from optuna_hermes.suspend._kept import can_keep
@@ -23,7 +24,6 @@ from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._other_loaders import OtherLoaders
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import reachable
-from optuna_hermes.suspend._values import Classes
 
 log = logging.getLogger(__name__)
 

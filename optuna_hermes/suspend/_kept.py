@@ -16,7 +16,9 @@ from optuna_hermes.suspend._tree import NUMBERS, each_once, frozen, sparse_parts
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._values import Classes, Memory, Owned, ValueWriter
+    from optuna_hermes.suspend._classes import Classes
+    from optuna_hermes.suspend._owned import Memory, Owned
+    from optuna_hermes.suspend._values import ValueWriter
 
 _CONTAINERS = (list, tuple, dict)
 _LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
@@ -87,7 +89,8 @@ class KeptValues:
         if not (nodes or self.values):
             return
         from optuna_hermes.suspend._objects import UnknownClassError
-        from optuna_hermes.suspend._values import Owned, ValueReader
+        from optuna_hermes.suspend._owned import Owned
+        from optuna_hermes.suspend._values import ValueReader
 
         later = False
         kept = {name: self.values[name] for name in order if name in self.values}
@@ -121,7 +124,8 @@ class KeptValues:
         """
         if not names:
             return {}
-        from optuna_hermes.suspend._values import Memory, Owned, ValueWriter, memory_of
+        from optuna_hermes.suspend._owned import Memory, Owned, memory_of
+        from optuna_hermes.suspend._values import ValueWriter
 
         owned = Owned(tensors)
         writer = ValueWriter(whole=True, owned=owned)
@@ -188,7 +192,7 @@ def _memories_of_plain(value: object) -> list[Memory | int] | None:
     None if it is not plain. Plain are scalars, arrays and tensors, also in containers: a tree holds
     them as they are.
     """
-    from optuna_hermes.suspend._values import memory_of
+    from optuna_hermes.suspend._owned import memory_of
 
     memories: list[Memory | int] = []
     waiting, seen = [value], set()

@@ -32,7 +32,7 @@ from optuna_hermes.suspend._unsaved import (
 )
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._values import Classes
+    from optuna_hermes.suspend._classes import Classes
 
 _MOST_EPOCHS = 64
 """Most epochs until an object whose state was too large is asked for it again."""

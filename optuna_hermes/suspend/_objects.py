@@ -20,7 +20,7 @@ from optuna_hermes.suspend._tree import NUMBERS
 _NUMBERS = "biufc"  # NumPy's kinds
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 _GLOBAL: Any = np.random.mtrand._rand
-_OF_PYTHON = {"builtins", "abc", "typing"}
+OF_PYTHON = {"builtins", "abc", "typing"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE in ``__flags__``: a class that Python code defines
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, set, dict)}
 _MOST_WORK = 10_000
@@ -44,7 +44,7 @@ class Objects:
         self._name = name
         self.root = root
         """The object itself."""
-        self._packages = {_package(kind) for kind in type(root).__mro__} - _OF_PYTHON
+        self._packages = {package_of(kind) for kind in type(root).__mro__} - OF_PYTHON
 
     def state_dict(self) -> dict[str, Any]:
         """The state as a tree of arrays and plain values.
@@ -154,7 +154,7 @@ class _Writer:
             bits = value.bit_generator
             state = [self.node(bits.state, place), self.node(_seeds_of(bits), place)]
             return ["generator", type(bits).__name__, *state]
-        if _package(kind) in self._packages:
+        if package_of(kind) in self._packages:
             name = [kind.__module__, kind.__qualname__]
             if hasattr(value, "__dict__"):
                 parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
@@ -186,7 +186,7 @@ class _Writer:
         if before is region:
             return None
         if not (_is_whole(region) and _is_whole(before)):
-            raise _overlap(name, other)
+            raise overlap(name, other)
         return number
 
     def refuse_overlaps(self) -> None:
@@ -198,7 +198,7 @@ class _Writer:
             open_ = [each for each in open_ if each[0] > begin]
             for _, other, before in open_:
                 if region.overlaps(before):
-                    raise _overlap(name, other)
+                    raise overlap(name, other)
             open_.append((end, name, region))
 
 
@@ -290,7 +290,7 @@ class _Reader:
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
-        if not isinstance(found, type) or _package(found) not in self._packages:
+        if not isinstance(found, type) or package_of(found) not in self._packages:
             raise UnknownClassError(
                 f"it holds a {module}.{name}, and not only classes of this package"
             )
@@ -315,14 +315,14 @@ def _is_whole(region: Region) -> bool:
     return flags.c_contiguous or flags.f_contiguous
 
 
-def _overlap(name: str, other: str) -> UnstorableError:
+def overlap(name: str, other: str) -> UnstorableError:
     return UnstorableError(
         f"{name} must have memory of its own, to be stored, but shares it with {other}: "
         "make it a copy, or use another object."
     )
 
 
-def _package(kind: type) -> str:
+def package_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 

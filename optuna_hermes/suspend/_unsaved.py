@@ -218,7 +218,8 @@ class Attributes:
             self._read(others, attributes)
 
     def _read(self, nodes: dict[str, list[Any]], attributes: dict[str, Any]) -> None:
-        from optuna_hermes.suspend._values import Classes, ValueReader
+        from optuna_hermes.suspend._classes import Classes
+        from optuna_hermes.suspend._values import ValueReader
 
         classes = Classes.of(self._owner)
         given: dict[int, object] = {}
@@ -258,7 +259,8 @@ class Attributes:
         if isinstance(value, CODE):
             raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
-        from optuna_hermes.suspend._values import Classes, Unmade, ValueWriter
+        from optuna_hermes.suspend._classes import Classes
+        from optuna_hermes.suspend._values import Unmade, ValueWriter
 
         unmade = None
         if self._there is not None and not _is_simple(value, self._known):

@@ -8,24 +8,23 @@ its code can name, or of a package of what was kept before the loop, without its
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import operator
 import random
-import sys
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
-from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import numpy as np
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._fingerprint import SCALARS, is_iterator, outside
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._metrics import (
@@ -37,182 +36,24 @@ from optuna_hermes.suspend._metrics import (
 )
 from optuna_hermes.suspend._module_state import attributes_of
 from optuna_hermes.suspend._objects import (
-    _OF_PYTHON,
-    Region,
-    _overlap,
-    _package,
     _Reader,
     _Writer,
 )
+from optuna_hermes.suspend._owned import Owned, region_of_tensor
 from optuna_hermes.suspend._state import copied, filled, moved
-from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, is_sparse, storable, tensors_in
-from optuna_hermes.suspend._unsaved import Named, needed_of, reachable
+from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, is_sparse, storable
+from optuna_hermes.suspend._unsaved import Named, needed_of
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _OF_LIBRARY: dict[str, Any] = {kind.__name__: kind for kind in (*SCALARS, array)}
-_NO_USERS = {"torch", "lightning", "pytorch_lightning", *_OF_PYTHON}
-"""Packages whose classes a user's class is derived from, but that no user's values are of."""
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 """Factories of a ``defaultdict`` that every process has; most have one of these."""
 _MOST_LEVELS = 80
 """Most levels of a value: ``pack`` calls itself nine times for each, and Python has a limit."""
 _REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
-_Place = tuple[Any, ...]
-"""Keys that lead from the root of a tree to a tensor."""
 _PLAIN_SIZE = type("", (), {}).__basicsize__
 """Size of the objects of classes that Python code defines without slots."""
-
-
-class Owned:
-    """The tensors of named objects by their memory: kept values may be these, or parts of them.
-
-    Args:
-        tree: returns a tree of the objects' tensors, in dictionaries, lists and tuples.
-    """
-
-    def __init__(self, tree: Callable[[], Any]) -> None:
-        self._tree = functools.cache(tree)
-
-    def holds(self, memory: Memory | int) -> bool:
-        """True if one of the tensors is in this memory, of ``memory_of``."""
-        return isinstance(memory, Memory) and memory in self._by_memory
-
-    def part(self, value: Any, name: str) -> list[Any] | None:
-        """A node for an array or tensor that is one of these, or a part of one; else None.
-
-        Raises:
-            CheckpointError: it shares memory with one in a way that could not be made again.
-        """
-        near = self._by_memory.get(memory_of(value))
-        is_array = isinstance(value, np.ndarray)
-        if near is None or not (value.size if is_array else value.numel()):
-            return None
-        tensor = _tensor_of_array(value, name, near[0][0]) if is_array else value
-        region = region_of_tensor(tensor)
-        rest = [is_array, tensor.requires_grad and tensor.is_leaf]
-        if region in self._by_region:
-            place, other = self._by_region[region]
-            return ["part", list(place), list(other.shape), other is value, *rest, None]
-        for place, other in near:
-            around = region_of_tensor(other)
-            if not region.overlaps(around):
-                continue
-            begin, end = region.bounds
-            inside = around.bounds[0] <= begin and end <= around.bounds[1]
-            if not (inside and other.is_contiguous() and other.dtype == tensor.dtype):
-                raise _overlap(name, _said(place))
-            offset = (begin - around.bounds[0]) // region.itemsize
-            view = [list(tensor.shape), list(tensor.stride()), offset]
-            return ["part", list(place), list(other.shape), False, *rest, view]
-        return None
-
-    def read(self, place: _Place, shape: list[int], rest: list[Any]) -> Any:
-        """The value of a node that ``part`` has returned.
-
-        Raises:
-            SuspendError: the tensor is not there, or has another shape.
-        """
-        itself, is_array, trained, view = rest
-        tensor = self._at(place)
-        whole = view is None or (isinstance(tensor, torch.Tensor) and tensor.is_contiguous())
-        if not (isinstance(tensor, torch.Tensor) and list(tensor.shape) == shape and whole):
-            raise SuspendError(f"it holds a part of {_said(place)}, which is not as it was")
-        if itself:
-            return tensor
-        part = tensor.detach()
-        if view is not None:
-            size, strides, offset = view
-            part = part.as_strided(size, strides, part.storage_offset() + offset)
-        if is_array:
-            return part.numpy()
-        return part.requires_grad_() if trained else part
-
-    def _at(self, place: _Place) -> Any:
-        tree = self._tree()
-        with contextlib.suppress(KeyError, IndexError, TypeError):
-            return functools.reduce(operator.getitem, place, tree)
-        return None
-
-    @functools.cached_property
-    def _by_memory(self) -> dict[Memory | int, list[tuple[_Place, torch.Tensor]]]:
-        found: dict[Memory | int, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
-        for place, tensor in tensors_in(self._tree(), ()):
-            if storable(tensor) and tensor.numel():
-                found[memory_of(tensor)].append((place, tensor))
-        return dict(found)
-
-    @functools.cached_property
-    def _by_region(self) -> dict[Region, tuple[_Place, torch.Tensor]]:
-        found: dict[Region, tuple[_Place, torch.Tensor]] = {}
-        for place, tensor in (each for some in self._by_memory.values() for each in some):
-            found.setdefault(region_of_tensor(tensor), (place, tensor))
-        return found
-
-
-class Classes:
-    """The classes that objects may be made of: those that the user's own code can name.
-
-    Args:
-        names: namespaces in which classes are looked up.
-        packages: names of the user's own packages.
-        modules: imported modules, which the code can name with all that is below them.
-    """
-
-    def __init__(
-        self,
-        names: Iterable[Mapping[str, Any]],
-        packages: Iterable[str],
-        modules: Collection[ModuleType] = (),
-    ) -> None:
-        self.packages = set(packages) - _OF_PYTHON
-        self._names = [*names, *map(vars, modules)]
-        self._above = tuple({f"{each.__name__}." for each in modules})
-
-    @classmethod
-    def of(cls, owner: object) -> Classes:
-        """The classes that the code of an object's class can name."""
-        kinds = [kind for kind in type(owner).__mro__ if _package(kind) not in _NO_USERS]
-        methods = (each for kind in kinds for each in vars(kind).values())
-        names = {id(g): g for each in methods if (g := getattr(each, "__globals__", None))}
-        modules = [each for g in names.values() for each in _modules(g)]
-        return cls(names.values(), map(_package, kinds), modules)
-
-    @classmethod
-    def of_frames(cls, frames: Iterable[FrameType]) -> Classes:
-        """The classes that running functions can name, also as attributes of modules."""
-        names: list[Mapping[str, Any]] = []
-        modules: list[ModuleType] = []
-        packages = set()
-        for frame in frames:
-            values = frame.f_locals.items()  # a proxy among them may raise for ``isinstance``
-            local = {name: each for name, each in values if issubclass(type(each), type)}
-            modules += _modules(frame.f_globals)
-            names += [local, frame.f_globals]
-            packages.add(str(frame.f_globals.get("__name__", "")).partition(".")[0])
-        return cls(names, packages, modules)
-
-    def others_in(self, value: object) -> set[str]:
-        """Names of other packages, of whose classes there are objects in a value."""
-        parts = (each for each in reachable([value]).values() if not outside(each))
-        kinds = {kind for each in parts for kind in type(each).__mro__}
-        known = sys.stdlib_module_names | _NO_USERS | {"numpy"} | self.packages
-        return set(map(_package, kinds)) - known
-
-    def find(self, module: str, name: str) -> type | None:
-        """Find a class by its module and name; None if the owner's code cannot name it."""
-        is_below = module in sys.modules and module.startswith(self._above)
-        below = vars(sys.modules[module]) if is_below else {}
-        for names in (*self._names, below):
-            found = names.get(name)
-            if isinstance(found, type) and (found.__module__, found.__qualname__) == (module, name):
-                # Of libraries' own parts none that would run code at its end.
-                return None if names is below and hasattr(found, "__del__") else found
-        return None
-
-
-def _modules(names: Mapping[str, Any]) -> list[ModuleType]:
-    return [each for each in names.values() if issubclass(type(each), ModuleType)]
 
 
 class Unmade:
@@ -627,45 +468,6 @@ def _as_long(present: Any, items: Collection[Any]) -> list[Any]:
     """
     there = list(present)[: len(items)] if isinstance(present, list | tuple | deque) else []
     return there + [None] * (len(items) - len(there))
-
-
-class Memory(NamedTuple):
-    """The memory of an array or tensor, and of all that are views of it."""
-
-    address: int
-
-
-def memory_of(value: object) -> Memory | int:
-    """A key that is the same for arrays and tensors in the same memory; the id of others."""
-    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray | torch.Tensor):
-        value = value.base
-    if isinstance(value, np.ndarray):
-        return Memory(value.__array_interface__["data"][0])
-    if isinstance(value, torch.Tensor) and storable(value):
-        return Memory(value.untyped_storage().data_ptr())
-    return id(value)
-
-
-def _tensor_of_array(array: np.ndarray[Any, Any], name: str, place: _Place) -> torch.Tensor:
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError) as error:  # it runs backwards, or its numbers are not torch's
-        raise _overlap(name, _said(place)) from error
-
-
-def _said(place: _Place) -> str:
-    return ".".join(map(str, place))
-
-
-def region_of_tensor(tensor: torch.Tensor) -> Region:
-    size = tensor.element_size()
-    return Region(
-        address=tensor.data_ptr(),
-        shape=tuple(tensor.shape),
-        strides=tuple(stride * size for stride in tensor.stride()),
-        itemsize=size,
-        dtype=str(tensor.dtype),
-    )
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:

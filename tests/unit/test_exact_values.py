@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError, UnstorableError
+from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._kept import sharing
 from optuna_hermes.suspend._module_state import undo_casts
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
-from optuna_hermes.suspend._values import Classes, ValueReader, ValueWriter
+from optuna_hermes.suspend._values import ValueReader, ValueWriter
 
 HERE = Classes([globals()], [__name__.partition(".")[0]])
 

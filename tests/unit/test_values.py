@@ -20,10 +20,11 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import pack
 from optuna_hermes.suspend._unsaved import Named
-from optuna_hermes.suspend._values import Classes, ValueReader, ValueWriter
+from optuna_hermes.suspend._values import ValueReader, ValueWriter
 
 
 class Meter:
