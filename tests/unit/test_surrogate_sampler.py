@@ -10,7 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import optuna
 import pytest
-from optuna.trial import FrozenTrial
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution
+from optuna.search_space import intersection_search_space
+from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import HermesSampler
 from optuna_hermes._optuna import load_sampler
@@ -55,6 +59,33 @@ def test_it_finds_more_than_random_numbers() -> None:
         random = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
         random.optimize(bowl, n_trials=50)
         assert run(bowl, 50, seed).best_value < random.best_value / 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["complete", "fail", "pruned", "running"]),
+            st.dictionaries(st.sampled_from("abc"), st.sampled_from([0, 1, 2])),
+        ),
+        max_size=6,
+    )
+)
+def test_the_space_is_what_complete_trials_have_in_common(
+    trials: list[tuple[str, dict[str, int]]],
+) -> None:
+    """It is Optuna's intersection of search spaces, without parameters of a single value."""
+    study = optuna.create_study(sampler=sampler())
+    ranges = [FloatDistribution(0, 1), FloatDistribution(0, 2), FloatDistribution(0, 0)]
+    for state, params in trials:
+        trial = study.ask({name: ranges[kind] for name, kind in params.items()})
+        if state == "running":
+            continue
+        value = 1.0 if state == "complete" else None
+        study.tell(trial, value, state=TrialState[state.upper()])
+    inferred = study.sampler.infer_relative_search_space(study, study.ask()._get_latest_trial())
+    space = intersection_search_space(study.trials)
+    assert inferred == {name: each for name, each in space.items() if not each.single()}
+    assert list(inferred) == sorted(inferred)
 
 
 def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:
