@@ -42,13 +42,15 @@ class Surroundings:
             the array 12; None outside of SLURM.
         node: SLURM's name of this node, empty if it is not known.
         restarts: how often SLURM has begun that job again.
-        ends_at: when SLURM ends it, in seconds since 1970; None if that is not known.
+        began_at: when SLURM has begun it, in seconds since 1970; None if that is not known.
+        ends_at: when SLURM ends it, likewise.
         grace_seconds: time from a signal to the end of all processes.
     """
 
     job: str | None = None
     node: str = ""
     restarts: int = 0
+    began_at: float | None = None
     ends_at: float | None = None
     grace_seconds: float = DEFAULT_GRACE_SECONDS
 
@@ -66,6 +68,7 @@ def surroundings(environ: Mapping[str, str]) -> Surroundings:
         job=job,
         node=environ.get("SLURMD_NODENAME", ""),
         restarts=int(_number(environ, "SLURM_RESTART_COUNT") or 0),
+        began_at=_number(environ, "SLURM_JOB_START_TIME") or None,
         ends_at=_number(environ, "SLURM_JOB_END_TIME") or None,
         grace_seconds=_grace(environ, SLURM_GRACE_SECONDS),
     )

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.storages._heartbeat import get_heartbeat_thread
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._samplers import nested
@@ -58,8 +59,8 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
     another one trains on that one's device.
 
     Raises:
-        BrokerError: no broker can be reached; the trial was set to FAIL.
-        KeyboardInterrupt: the user has interrupted the wait; the trial was set to FAIL.
+        BrokerError: no broker can be reached; the trial was set to FAIL, or is in the queue again.
+        KeyboardInterrupt: the user has interrupted the wait, likewise.
     """
     if sessions.worker is not None:
         return
@@ -75,10 +76,14 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
     try:
         if outer is not None:
             _give_back(outer)
-        _take(study, trial, terms, lazy=False)
+        # As Optuna begins it once the trial is made: whoever finds it dead tries it again.
+        with get_heartbeat_thread(trial._trial_id, study._storage):
+            _take(study, trial, terms, lazy=False)
     except BaseException:
+        given = trial.params or "fixed_params" in trial.system_attrs
+        state = TrialState.WAITING if given else TrialState.FAIL
         with contextlib.suppress(Exception):  # the error raised below matters more
-            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            study._storage.set_trial_state_values(trial._trial_id, state)
         raise
 
 

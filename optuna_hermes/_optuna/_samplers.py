@@ -13,6 +13,7 @@ import numpy as np
 import optuna
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.study import StudyDirection
+from optuna.study._constrained_optimization import _get_feasible_trials
 from optuna.trial import FrozenTrial, TrialState
 
 
@@ -150,6 +151,17 @@ class StudyView(optuna.Study):
     def stop(self) -> None:
         """Stop the study, also where a bracket's view of it is shown."""
         self._shown.stop()
+
+    def _get_best_trial(self, deepcopy: bool) -> FrozenTrial:
+        """The best of the trials that are shown as COMPLETE: see ``Study.best_trial``."""
+        shown = self._get_trials(deepcopy=False, states=(TrialState.COMPLETE,), use_cache=True)
+        feasible = _get_feasible_trials(shown)
+        if self._is_multi_objective() or not feasible:
+            return super()._get_best_trial(deepcopy)  # raises the error that says why
+        best = (max if self.direction == StudyDirection.MAXIMIZE else min)(
+            feasible, key=lambda each: each.value
+        )
+        return copy.deepcopy(best) if deepcopy else best
 
     def get_trials(
         self, deepcopy: bool = True, states: Container[TrialState] | None = None

@@ -15,6 +15,8 @@ from optuna_hermes.surrogate import Cube, Observations, Process, observe, propos
 
 MOST_MODELLED = 130
 """Trials that the process is made of."""
+MOST_BEGUN = 100
+"""Trials without a value that count as if they had what is expected of them: the newest."""
 APART = 0.01
 """Difference, as a share of its range, that some parameter has from that of each begun trial."""
 
@@ -39,7 +41,7 @@ def proposals(
         anywhere: True to look all over the space, not near the best trials.
     """
     space = _Space(search_space)
-    process, points, end = _model(space, tried, begun, sign)
+    process, points, end = _model(space, tried, begun[-MOST_BEGUN:], sign)
     taken = np.array([space.point(each) for each in begun]).reshape(len(begun), points.shape[1])
     for point in propose(process, points, end, space.cube, rng, anywhere=anywhere):
         # Where the process is sure of the minimum, what is expected of begun trials moves nothing.

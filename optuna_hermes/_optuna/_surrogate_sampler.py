@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.samplers._lazy_random_state import LazyRandomState
-from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes._optuna._samplers import constraint_names, proposer
+from optuna_hermes._optuna._studies import sign
 
 N_STARTUP = 10
 """Trials with a value before the surrogate proposes; as many as TPE draws at random."""
@@ -31,7 +32,9 @@ OTHERS = 3
 Where the process is sure of something that is not so, its own proposals hardly ever show it.
 """
 MOST_KNOWN = 1000
-"""Trials that are looked at: the newest."""
+"""Trials with a value that are looked at; of failed ones a quarter of that."""
+MOST_CHOICES = 50
+"""Values of a choice that the process models: each has a column of its own."""
 
 
 def load_sampler(study: optuna.Study) -> None:
@@ -47,9 +50,9 @@ class SurrogateSampler(BaseSampler):
     and the point is proposed whose value at the largest age may be the lowest: a standard deviation
     below what is expected. So parameters that look good only in young trials are not taken for good
     ones once some trials have grown old. Failed trials count as bad ones. It proposes the
-    parameters that all trials have; others, such as conditional ones, are TPE's, and so are all
-    parameters of every third trial, and of studies with several objectives or with constraints.
-    The first trials are drawn at random.
+    parameters that all trials have; others, such as conditional ones, and choices of many values,
+    are TPE's, and so are all parameters of every third trial, and of studies with several
+    objectives or with constraints. The first trials are drawn at random.
 
     Args:
         seed: of its random numbers.
@@ -91,19 +94,20 @@ class SurrogateSampler(BaseSampler):
             if each.number != trial.number and search_space.keys() <= each.params.keys()
         ]
         known = [each for each in placed if _has_value(each)]
-        if not search_space or len(known) < N_STARTUP or any(map(constraint_names, known)):
+        if not search_space or len(known) < N_STARTUP:
             return {}
+        if any(map(constraint_names, known)):
+            return self._others.sample_relative(study, trial, search_space)
         begun = [each for each in placed if each.state == TrialState.RUNNING]
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
         # With failed ones: else what fails for its parameters, as for want of memory, would be
         # proposed for ever.
-        tried = [each for each in placed if each.state == TrialState.FAIL or _has_value(each)]
-        tried = tried[-MOST_KNOWN:]
+        tried = sorted([*_of_many(known, sign(study)), *_failed(placed)], key=_number)
         taken = [each.params for each in [*tried, *begun]]
         from optuna_hermes._optuna._surrogate_model import proposals  # SciPy is long to import
 
         anywhere = trial.number % EXPLORING == 0
-        own = proposals(search_space, tried, begun, _sign(study), rng, anywhere=anywhere)
+        own = proposals(search_space, tried, begun, sign(study), rng, anywhere=anywhere)
         for params in chain(self._of_others(study, trial, search_space), own):
             if not any(params.items() <= each.items() for each in taken):
                 return params
@@ -150,16 +154,47 @@ def _in_common(trials: Sequence[FrozenTrial]) -> dict[str, BaseDistribution]:
     return {
         name: each
         for name, each in sorted(spaces[-1].items() if spaces else ())
-        if not each.single() and all(_is_equal(each, space.get(name)) for space in spaces)
+        if not (each.single() or _has_many_values(each))
+        and all(_is_equal(each, space.get(name)) for space in spaces)
     }
 
 
+def _has_many_values(parameter: BaseDistribution) -> bool:
+    choices = parameter.choices if isinstance(parameter, CategoricalDistribution) else ()
+    return len(choices) > MOST_CHOICES
+
+
 def _is_equal(one: BaseDistribution, other: BaseDistribution | None) -> bool:
-    return type(one) is type(other) and vars(one) == vars(other)
+    # First without Optuna's own comparison, which takes long, but knows a choice of NaN again.
+    return type(one) is type(other) and (vars(one) == vars(other) or one == other)
 
 
-def _sign(study: optuna.Study) -> float:
-    return -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
+def _of_many(trials: Sequence[FrozenTrial], sign: float) -> list[FrozenTrial]:
+    """Of many trials the best, the oldest and the newest."""
+    if len(trials) <= MOST_KNOWN:
+        return list(trials)
+    best = sorted(trials, key=lambda each: _last(each, sign))[: MOST_KNOWN // 4]
+    oldest = sorted(trials, key=lambda each: -len(each.intermediate_values))[: MOST_KNOWN // 4]
+    newest = trials[-(MOST_KNOWN // 2) :]
+    return list({each.number: each for each in (*best, *oldest, *newest)}.values())
+
+
+def _last(trial: FrozenTrial, sign: float) -> float:
+    """The value of a trial, lower is better; infinite if it is NaN."""
+    reports = trial.intermediate_values
+    value = sign * (trial.values[0] if trial.values else reports[max(reports)])
+    return math.inf if math.isnan(value) else value
+
+
+def _failed(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """The newest failed trials, but for those that were begun again: that was not their values."""
+    again = {number for each in trials for number in each.system_attrs.get("retry_history", ())}
+    failed = [each for each in trials if each.state == TrialState.FAIL and each.number not in again]
+    return failed[-(MOST_KNOWN // 4) :]
+
+
+def _number(trial: FrozenTrial) -> int:
+    return trial.number
 
 
 def _has_value(trial: FrozenTrial) -> bool:

@@ -176,8 +176,8 @@ def params_of(trial: optuna.trial.BaseTrial) -> Params:
 
 
 def listed_params(trial: FrozenTrial) -> Params:
-    """The parameters that a trial in the queue was given when it was enqueued."""
-    return _plain_params(trial.system_attrs.get("fixed_params", {}))
+    """The parameters that a trial in the queue was given when it was enqueued, or added to it."""
+    return _plain_params({**trial.system_attrs.get("fixed_params", {}), **trial.params})
 
 
 def params_of_id(study: optuna.Study, trial_id: int) -> Params:

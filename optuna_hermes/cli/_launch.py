@@ -42,8 +42,13 @@ Launched = Annotated[str, typer.Argument(metavar="NAME", help="Of a launch.")]
 launch = typer.Typer(
     rich_markup_mode=None,
     help="Start `optimize` on the hosts of SLURM, Kubernetes or Ray, and ask about them.",
-    no_args_is_help=True,
 )
+
+
+@launch.callback(invoke_without_command=True)
+def _launch(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @launch.command()

@@ -12,7 +12,11 @@ from optuna_hermes.view.formats import plural, ranges
 
 Override = Literal["held", "boosted"]
 
-LATER = "No broker of yours serves the study now: it counts from its next start."
+WHEN = {
+    "applied": "",
+    "soon": "The hosts that train the study follow within seconds.",
+    "later": "No broker of yours serves the study now: it counts from its next start.",
+}
 DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}
 
 Trials = Annotated[
@@ -93,18 +97,19 @@ def policy(
 def _override(
     storage: str, study_name: str, trials: list[int], override: Override | None, *, as_json: bool
 ) -> None:
-    served = set_override(storage, study_name, trials, override)
+    when = set_override(storage, study_name, trials, override)
     if as_json:
+        served = when != "later"
         show_json({"trials": sorted(set(trials)), "override": override, "served": served})
         return
     count = plural(len(set(trials)), "trial")
     show(f"{DONE[override]} {count}: {ranges(trials)}.")
-    if not served:
-        show(LATER)
+    if WHEN[when]:
+        show(WHEN[when])
 
 
-def set_override(storage: str, name: str, trials: list[int], override: Override | None) -> bool:
-    """Set the override of trials; True if a broker serves their study and has applied it.
+def set_override(storage: str, name: str, trials: list[int], override: Override | None) -> str:
+    """Set the override of trials; return since when it counts, a key of ``WHEN``.
 
     Raises:
         InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 DEFAULT_POLICIES = "hermes,asha,asha-stop,median-stop"
 JOB_POLICIES = "fifo,qssf"
 DEFAULT_BUDGET = 40.0
+DEFAULT_TRIALS = 100
+DEFAULT_SWITCH_COST = 0.005
 MOST_DEVICES = 100_000
 MOST_SEEDS = 10_000
 MOST_SEED = 2**32 - 1
@@ -61,20 +63,26 @@ def simulate(
         int, typer.Option(min=1, max=MOST_DEVICES, metavar="G", help="How many devices.")
     ] = 1,
     trials: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Trials drawn of each set, or all it has.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help=f"Of recorded trials: so many drawn of each set, or all; else {DEFAULT_TRIALS}.",
+        ),
+    ] = None,
     seeds: Annotated[
         str, typer.Option(metavar="S", help="Draws of trials: seeds 0 to S-1, or a list: 2,3.")
     ] = "1",
     switch_cost: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0.0,
             callback=finite,
             metavar="F",
-            help="Of a device that changes trials, as a fraction of a unit.",
+            help="Of a device that changes trials, as a fraction of a unit; else "
+            f"{DEFAULT_SWITCH_COST:g}.",
         ),
-    ] = 0.005,
+    ] = None,
     sampler: Annotated[
         str | None,
         typer.Option(
@@ -97,7 +105,9 @@ def simulate(
     slice_seconds: Annotated[
         float | None,
         typer.Option(
-            callback=finite, metavar="S", help="With --jobs: how often to interrupt; else never."
+            callback=finite,
+            metavar="S",
+            help="With --jobs: how often to interrupt; else never, srtf alone.",
         ),
     ] = None,
     json: Json = False,
@@ -105,11 +115,12 @@ def simulate(
     """Replay recorded trainings under several policies.
 
     Curve sets are files, or a study's own ledger: what would round-robin have done with my study?
-    For each seed the trials stand in random order. fifo, round-robin and the oracle, which knows
-    the best trial beforehand, are always simulated too. With --sampler a study is replayed as it
-    would go: what trains next depends on what was reported. With --jobs the trials are jobs of a
-    cluster that come, take so long on so many devices, and are not interrupted; qssf learns from
-    those that are over. docs/which-policy.md says what to make of the tables.
+    For each seed the trials stand in random order. fifo is always simulated too, and with neither
+    --sampler nor --jobs round-robin and the oracle, which knows the best trial beforehand. With
+    --sampler a study is replayed as it would go: what trains next depends on what was reported.
+    With --jobs the trials are jobs of a cluster that come, and take so long on so many devices;
+    only srtf interrupts them, and qssf learns from those that are over. docs/which-policy.md says
+    what to make of the tables.
 
     \b
     Example:
@@ -135,6 +146,15 @@ def simulate(
         raise InvalidInputError(
             "--jobs goes without curves, --study-name and --sampler: name one of them only."
         )
+    if trials is not None and not (jobs is None and sampler is None):
+        raise InvalidInputError(
+            f"--trials goes without --jobs and --sampler but got {trials}: leave it out."
+        )
+    if jobs is not None and switch_cost is not None:
+        raise InvalidInputError(
+            f"--switch-cost goes without --jobs but got {switch_cost:g}: leave it out."
+        )
+    switch_cost = DEFAULT_SWITCH_COST if switch_cost is None else switch_cost
     defaults = DEFAULT_POLICIES if jobs is None else JOB_POLICIES
     names = (defaults if policy is None else policy).split(",")
     draws = _seeds(seeds)
@@ -151,7 +171,8 @@ def simulate(
             )
             view = simulation.loop_view
         else:
-            document = _simulations.of_lists(sets, names, trials, devices, switch_cost, draws)
+            n_trials = trials or DEFAULT_TRIALS
+            document = _simulations.of_lists(sets, names, n_trials, devices, switch_cost, draws)
             view = simulation.simulation_view
     if refused := document["settings"].get("refused"):
         note(f"{plural(refused, 'job')} left out that want more than {plural(devices, 'device')}.")

@@ -168,7 +168,12 @@ def of_jobs(
     interval of interruptions, None for none.
     """
     from optuna_hermes.cluster.job_files import read_jobs
-    from optuna_hermes.cluster.job_replay import JobRules, check_job_policy, one_group
+    from optuna_hermes.cluster.job_replay import (
+        ORACLE_SLICE_SECONDS,
+        JobRules,
+        check_job_policy,
+        one_group,
+    )
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
@@ -181,7 +186,10 @@ def of_jobs(
             f"Some job must fit on {plural(hosts[0], 'device')} but each wants {least} or more: "
             "give more --devices."
         )
-    _check_slices(jobs, hosts[0], slice_seconds)
+    interrupts = slice_seconds is None and "srtf" in names
+    if interrupts:
+        _check_slices(jobs, hosts[0], ORACLE_SLICE_SECONDS, "Without --slice-seconds srtf")
+    _check_slices(jobs, hosts[0], slice_seconds, "--slice-seconds")
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
     with counting(len(each)) as step:
@@ -195,6 +203,7 @@ def of_jobs(
             "devices": hosts[0],
             "devices_per_host": hosts[1],
             "slice_seconds": slice_seconds,
+            **({"srtf_slice_seconds": ORACLE_SLICE_SECONDS} if interrupts else {}),
             "seeds": list(seeds),
         },
         "results": [
@@ -204,7 +213,12 @@ def of_jobs(
     }
 
 
-def _check_slices(jobs: Sequence[ClusterJob], n_devices: int, slice_seconds: float | None) -> None:
+def _check_slices(
+    jobs: Sequence[ClusterJob],
+    n_devices: int,
+    slice_seconds: float | None,
+    given: str,
+) -> None:
     """Refuse slices of which there would be too many to simulate."""
     served = [job for job in jobs if job.devices <= n_devices]
     # The jobs cannot end sooner: after the last one's time, nor before all the work is done.
@@ -213,7 +227,7 @@ def _check_slices(jobs: Sequence[ClusterJob], n_devices: int, slice_seconds: flo
     least = max(span, work) / MOST_SLICES
     if slice_seconds is not None and 0 < slice_seconds < least:
         raise InvalidInputError(
-            f"--slice-seconds must give {MOST_SLICES} slices at most, so be {least:.3g} or more "
+            f"{given} must give {MOST_SLICES} slices at most, so be {least:.3g} or more "
             f"for these jobs, but got {slice_seconds:g}."
         )
 

@@ -17,6 +17,7 @@ from optuna_hermes.cli._studies import (
     OptionalStudyName,
     broker_status,
     facts_and_ledger,
+    note_storage_alone,
     optional_storage,
     storage_of,
     study_and_ledger,
@@ -38,6 +39,7 @@ _UNLOCK_SECONDS = 1.0
 
 
 def status(
+    context: typer.Context,
     trial: Annotated[
         int | None, typer.Argument(min=0, metavar="[TRIAL]", help="Show this trial's event log.")
     ] = None,
@@ -81,6 +83,7 @@ def status(
             show(trial_view(document))
         return 0
     if study_name is None:
+        note_storage_alone(context)
         broker, silence, study = broker_status(curves=True), "", None
     else:
         broker, silence = ask_broker(curves=True)

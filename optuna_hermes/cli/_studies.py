@@ -167,6 +167,13 @@ def study_facts(storage: str, name: str) -> StudyFacts:
     return facts
 
 
+def note_storage_alone(context: typer.Context) -> None:
+    """Say that a storage shows no study without its name, if the command line has named one."""
+    source = context.get_parameter_source("storage")
+    if source is not None and source.name == "COMMANDLINE":
+        note("--storage alone shows no study: add --study-name NAME.")
+
+
 def storage_of(storage: str | None, study_name: str) -> str:
     """The storage of a named study, which must be given with the name."""
     if storage is None:

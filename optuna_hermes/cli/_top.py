@@ -96,8 +96,8 @@ class StudySource:
         broker = self._reader.status()
         if self._name is None:
             if broker is None:
-                ended = "No broker runs on this host any more."
-                raise BrokerError(formats.SILENT if self._reader.silent else ended)
+                none = "No broker runs on this host: nothing trains."
+                raise BrokerError(formats.SILENT if self._reader.silent else none)
         else:
             if not self._named_key:
                 self._read(broker)

@@ -57,7 +57,8 @@ def finish(
     if json:
         show_json({"finished": values, "refused": refused})
     else:
-        show(f"Finished {plural(len(values), 'trial')}: {ranges(values)}.")
+        finished = f"Finished {plural(len(values), 'trial')}: {ranges(values)}."
+        show(finished if values else "No trial was finished.")
         if refused:
             note(f"Left as they are: {_reasons(refused)}.")
     return BAD_INPUT if refused and trials else 0

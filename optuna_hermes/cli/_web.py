@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import finite, note
-from optuna_hermes.cli._overrides import DONE, LATER, Override, set_override
+from optuna_hermes.cli._overrides import DONE, WHEN, Override, set_override
 from optuna_hermes.cli._status import ask_broker, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
+    note_storage_alone,
     optional_storage,
     storage_of,
     study_facts,
@@ -29,6 +30,7 @@ _OVERRIDES: dict[str, Override | None] = {"hold": "held", "boost": "boosted", "r
 
 
 def web(
+    context: typer.Context,
     storage: Annotated[str | None, optional_storage("Show a study of this storage.")] = None,
     study_name: OptionalStudyName = None,
     host: Annotated[
@@ -65,7 +67,9 @@ def web(
     from optuna_hermes.view._web._source import PageReader
 
     facts = None
-    if study_name is not None:
+    if study_name is None:
+        note_storage_alone(context)
+    else:
         facts = partial(study_facts, storage_of(storage, study_name), study_name)
         # Raises for a wrong name before any page is served.
         facts()
@@ -108,7 +112,7 @@ def _actions(storage: str | None, name: str | None) -> Actions:
             values, _ = close_trials(storage, name, [number])
             return f"Finished trial {number} at {values[number]:.4g}."
         new = _OVERRIDES[verb]
-        served = set_override(storage, name, [number], new)
-        return " ".join([f"{DONE[new]} trial {number}.", *[LATER] * (not served)])
+        when = set_override(storage, name, [number], new)
+        return f"{DONE[new]} trial {number}. {WHEN[when]}".rstrip()
 
     return Actions(override=override, event_log=event_log)

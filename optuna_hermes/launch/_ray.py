@@ -63,6 +63,8 @@ class Ray(Launcher):
         )
 
     def start(self, job: Job) -> Launch:
+        with _cluster(self._address):
+            pass  # so that what is missing is said in words of its own
         # In a process of its own, as a user would run it: what is shown is what is started.
         ask([sys.executable, "-"], self.render(job), job.environment)
         return Launch(launcher=self.name, name=job.name, id=job.name, place=self._address)

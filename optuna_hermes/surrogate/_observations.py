@@ -91,7 +91,8 @@ def _bounded(values: Floats) -> Floats:
         return np.zeros_like(values)
     unit = float(np.abs(known).max()) or 1.0  # sums of what a float can hold must not overflow
     middle, lowest = float(np.median(known / unit)), float(known.min() / unit)
-    better = middle - lowest
+    # Where half of all are the best, what is worse keeps its place.
+    better = middle - lowest or float(np.ptp(known / unit)) / FARTHEST
     finite = np.where(np.isfinite(values), values / unit, middle + better)
     near = np.minimum(finite, middle + FARTHEST * better)
     # Anew: beside a huge value, which is near now, all others were all but 0.

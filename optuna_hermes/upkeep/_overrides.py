@@ -6,14 +6,14 @@ import contextlib
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect_if_any
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
 from optuna_hermes.errors import InvalidInputError, StorageError
-from optuna_hermes.ledger import EventRecord, Ledger
+from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
 from optuna_hermes.model import LIVE_STATES, MOST_COUNT, Override
 from optuna_hermes.upkeep._finish import complete, plan_finish
 
@@ -22,12 +22,15 @@ STOP_SECONDS = 60.0
 _LOOK_SECONDS = 0.05
 
 
-def want(study: _optuna.Study, ledger: Ledger, overrides: SetOverrides) -> bool:
+def want(
+    study: _optuna.Study, ledger: Ledger, overrides: SetOverrides
+) -> Literal["applied", "soon", "later"]:
     """Hold, boost or release trials.
 
     Returns:
-        True if a broker of this user serves the study and has applied it. Otherwise it is in the
-        ledger, for the next broker that serves the study.
+        ``applied`` if a broker of this user serves the study here. Otherwise it is in the ledger:
+        ``soon`` if brokers of other hosts, which look there, serve the study, else ``later``, for
+        the next one that does.
 
     Raises:
         InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.
@@ -38,10 +41,12 @@ def want(study: _optuna.Study, ledger: Ledger, overrides: SetOverrides) -> bool:
             f"A trial's number is at most {MOST_COUNT} but got {most}: see `optuna-hermes status`."
         )
     if _said(overrides):
-        return True
+        return "applied"
     _write(study, ledger, overrides.numbers, overrides.override)
     # Once more: a broker may have read the ledger just before.
-    return _said(overrides)
+    if _said(overrides):
+        return "applied"
+    return "soon" if ledger.shared and live_hosts(ledger) else "later"
 
 
 def change_policy(key: str, policy: str) -> None:

@@ -115,8 +115,8 @@ _POWER = {"going": "being powered down", "off": "powered down", "coming": "being
 
 
 def idle(device: DeviceStatus) -> str:
-    """The state of a device without a holder."""
-    return _POWER.get(device.power, "free" if device.healthy else "not healthy")
+    """The state of a device without a holder, or the reason why it is granted to no trial."""
+    return device.problem or _POWER.get(device.power, "free" if device.healthy else "not healthy")
 
 
 def plural(count: int, noun: str, nouns: str | None = None) -> str:

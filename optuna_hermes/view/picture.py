@@ -156,7 +156,7 @@ def _device(device: DeviceStatus) -> DeviceLine:
     holder = device.holder
     line = DeviceLine(
         id=device.id,
-        state=device.problem or formats.idle(device),
+        state=formats.idle(device),
         memory_bytes=device.memory_bytes,
         memory_free_bytes=device.memory_free_bytes,
         joules=device.energy_joules,

@@ -199,4 +199,5 @@ def live_view(
     table.add_column(justify="right")
     for line in device_lines(devices):
         table.add_row(*map(Text, line))
-    return Group(table, Text(study_line(study, total), style="bold"))
+    # First: of more lines than the terminal has the last ones are not shown.
+    return Group(Text(study_line(study, total), style="bold"), table)

@@ -180,6 +180,8 @@ def _ratio(fifo: dict[str, float], row: dict[str, float], key: str) -> float:
 def _job_title(settings: dict[str, Any]) -> str:
     every = settings["slice_seconds"]
     rule = "never interrupted" if every is None else f"interrupted every {formats.duration(every)}"
+    if every is None and "srtf_slice_seconds" in settings:
+        rule += f", but by srtf every {formats.duration(settings['srtf_slice_seconds'])}"
     jobs, refused = formats.plural(settings["jobs"], "job"), settings["refused"]
     served = f"{settings['jobs'] - refused} of {jobs}" if refused else jobs
     return (

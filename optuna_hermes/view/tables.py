@@ -143,7 +143,7 @@ def _device(device: DeviceStatus) -> tuple[str, str, str, str, str]:
         left = "?" if free is None else formats.size(free)
         memory = f"{left} of {formats.size(device.memory_bytes)} free"
     if holder is None:
-        return device.id, "", device.problem or formats.idle(device), "", memory
+        return device.id, "", formats.idle(device), "", memory
     trial = "a new one" if holder.trial is None else str(holder.trial)
     since = formats.duration(holder.since_seconds)
     return device.id, f"{holder.study} {trial}", holder.state, since, memory
@@ -168,7 +168,7 @@ def _served(study: StudyStatus) -> Rows:
     yield from _figures(best, study.device_seconds, study.watt_hours)
     if study.spent_seconds:
         yield _overhead(study.overhead_fraction, study.overhead_seconds)
-    yield "driver", str(study.driver_pid or "none: nobody opens new trials")
+    yield "driver", str(study.driver_pid or "none: `optimize` opens no new trials")
     if study.away_seconds is not None:
         away = formats.duration(study.away_seconds)
         then = "training goes on" if study.problem is None else "every trial is to be on disk"

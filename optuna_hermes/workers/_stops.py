@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 from optuna_hermes._surroundings import Surroundings
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.formats import plural
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 
@@ -67,6 +68,10 @@ class Stops:
 
         Args:
             ends_at: in seconds since 1970, None if it is not known.
+
+        Raises:
+            InvalidInputError: the whole job is not longer than its grace period. Begun again it
+                would train nothing again.
         """
         if self._known.job is None:
             return
@@ -76,6 +81,13 @@ class Stops:
         if self._known.restarts:
             words += f", begun again {plural(self._known.restarts, 'time')}"
         if ends_at is not None:
+            began_at = self._known.began_at
+            if began_at is not None and ends_at - began_at <= self.grace_seconds:
+                raise InvalidInputError(
+                    f"A job must last longer than its grace period of {self.grace_seconds:g} s, "
+                    f"but job {self._known.job} lasts {ends_at - began_at:.0f} s: give a longer "
+                    "--time, of which SLURM takes 2:00 for two minutes, or a shorter --grace."
+                )
             self._job_ends = time.monotonic() + ends_at - time.time()
             clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ends_at))
             self._note(

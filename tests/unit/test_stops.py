@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import gmtime, strftime
 
 import pytest
 
 from optuna_hermes._surroundings import Surroundings
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.workers import _stops
 from optuna_hermes.workers._stops import Stops, suspending_seconds
 
@@ -99,6 +101,16 @@ def test_all_is_suspended_a_grace_period_before_the_job_ends(
         "2027-01-15 08:01:40.",
         "Job 17_2 ends in 29 s. Suspending every live trial.",
     ]
+
+
+@pytest.mark.parametrize(("lasts", "refused"), [(30.0, True), (31.0, False)])
+def test_a_job_that_is_as_short_as_its_grace_period(
+    make: Make, lasts: float, refused: bool
+) -> None:
+    """It is refused, since it would be begun again for ever; not one that is nearly over."""
+    stops = make(Surroundings(job="17", began_at=NOW + 1.0 - lasts, grace_seconds=30.0))
+    with pytest.raises(InvalidInputError, match="must last") if refused else nullcontext():
+        stops.expect_end_of_job(NOW + 1.0)
 
 
 def test_a_job_whose_end_is_not_known(make: Make, notes: list[str]) -> None:

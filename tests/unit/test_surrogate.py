@@ -40,6 +40,14 @@ def test_trials_are_observed_at_doubled_ages_and_at_their_last_one() -> None:
     assert values * 6.0 == pytest.approx([2.5, 5.5, 4])
 
 
+def test_what_is_worse_than_a_plateau_keeps_its_order() -> None:
+    """Where most values are the best one, such as no failed test, bad ones are not as good."""
+    seen = observe([[0.0]] * 7 + [[1.0], [3.0], [math.inf]], [None] * 10)
+    plateau, bad, worse, infinite = seen.values[[0, 7, 8, 9]]
+    assert plateau < bad < worse
+    assert plateau < infinite
+
+
 def test_what_is_far_worse_is_put_nearer() -> None:
     """By five times as much as the best is better than the median; what failed, by as much."""
     seen = observe([[each] for each in (1.0, 2.0, 4.0, 9.0, 1e9, math.nan)], [None] * 6)

@@ -6,19 +6,27 @@ import math
 import pickle
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from optuna.distributions import FloatDistribution
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.search_space import intersection_search_space
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import HermesSampler
-from optuna_hermes._optuna import load_sampler
-from optuna_hermes._optuna._surrogate_sampler import EXPLORING, OTHERS
+from optuna_hermes._optuna import _surrogate_model, load_sampler
+from optuna_hermes._optuna._surrogate_sampler import (
+    EXPLORING,
+    MOST_CHOICES,
+    MOST_KNOWN,
+    OTHERS,
+    _failed,
+    _of_many,
+)
 from optuna_hermes.errors import InvalidInputError
 
 
@@ -86,6 +94,84 @@ def test_the_space_is_what_complete_trials_have_in_common(
     space = intersection_search_space(study.trials)
     assert inferred == {name: each for name, each in space.items() if not each.single()}
     assert list(inferred) == sorted(inferred)
+
+
+def test_a_choice_of_nan_is_in_the_space_and_one_of_many_values_is_not() -> None:
+    """NaN is not equal to itself; each value of a choice would have a column of the process."""
+    study = optuna.create_study(sampler=sampler())
+    for _ in range(3):
+        odd = CategoricalDistribution([None, float("nan"), "a"])
+        many = CategoricalDistribution(range(MOST_CHOICES + 1))
+        study.tell(study.ask({"odd": odd, "many": many}), 1.0)
+    space = study.sampler.infer_relative_search_space(study, study.ask()._get_latest_trial())
+    assert list(space) == ["odd"]
+
+
+def test_failures_do_not_push_out_what_is_known() -> None:
+    """After a night in which everything failed it proposes near the best trials as before."""
+    study = run(lambda trial: trial.suggest_float("x", 0, 1) ** 2, 30)
+    failed = optuna.trial.create_trial(
+        state=TrialState.FAIL,
+        params={"x": 0.9},
+        distributions={"x": FloatDistribution(0, 1)},
+    )
+    study.add_trials([failed] * (MOST_KNOWN + 100))
+    own = [number for number in range(1130, 1142) if number % OTHERS != 1 and number % EXPLORING]
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1) ** 2, n_trials=12)
+    assert len(own) == 6
+    assert max(study.trials[number].params["x"] for number in own) < 0.3
+
+
+def test_what_was_begun_again_is_no_failure_of_its_parameters() -> None:
+    """A stale trial is failed by Optuna, and its copy trains on."""
+    of = {"params": {"x": 0.5}, "distributions": {"x": FloatDistribution(0, 1)}}
+    stale = optuna.trial.create_trial(state=TrialState.FAIL, **of)  # type: ignore[arg-type]
+    again = {"failed_trial": 0, "retry_history": [0]}
+    copy = optuna.trial.create_trial(value=1.0, system_attrs=again, **of)  # type: ignore[arg-type]
+    study = optuna.create_study()
+    study.add_trials([stale, copy, stale])
+    assert [each.number for each in _failed(study.trials)] == [2]
+
+
+def test_of_many_trials_the_best_the_oldest_and_the_newest_are_known() -> None:
+    """None of the three is forgotten in a study of thousands."""
+    space = {"x": FloatDistribution(0, 1)}
+    study = optuna.create_study()
+    for number in range(2 * MOST_KNOWN):
+        value, age = (0.0 if number == 7 else 1.0), (9 if number == 8 else 1)
+        study.add_trial(
+            optuna.trial.create_trial(
+                params={"x": 0.5},
+                distributions=space,
+                value=value,
+                intermediate_values=dict.fromkeys(range(age), value),
+            )
+        )
+    known = {each.number for each in _of_many(study.trials, 1.0)}
+    assert {7, 8, 2 * MOST_KNOWN - 1} <= known
+    assert MOST_KNOWN / 2 < len(known) <= MOST_KNOWN
+
+
+def test_thousands_of_begun_trials_cost_no_more_than_hundreds() -> None:
+    """Each would be an observation of the process, whose cost is their cube."""
+    study = run(lambda trial: trial.suggest_float("x", 0, 1) ** 2, 20)
+    space = {"x": FloatDistribution(0, 1)}
+    begun = optuna.trial.create_trial(
+        state=TrialState.RUNNING, params={"x": 0.5}, distributions=space
+    )
+    study.add_trials([begun] * 2000)
+    modelled: list[int] = []
+    model = _surrogate_model._model
+
+    def noted(space: Any, known: Any, begun: Any, sign: float) -> Any:
+        modelled.append(len(begun))
+        return model(space, known, begun, sign)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_surrogate_model, "_model", noted)
+        for _ in range(OTHERS):
+            study.ask(space)
+    assert set(modelled) == {_surrogate_model.MOST_BEGUN}
 
 
 def test_every_fourth_proposal_is_looked_for_far_from_the_best() -> None:

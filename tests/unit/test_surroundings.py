@@ -53,9 +53,18 @@ def test_without_a_manager_there_are_defaults() -> None:
 
 def test_a_job_of_slurm() -> None:
     """Job, node, restarts and end come from SLURM's variables, and its usual grace period."""
-    told = JOB | {"SLURM_RESTART_COUNT": "3", "SLURM_JOB_END_TIME": "1800000000"}
+    told = JOB | {
+        "SLURM_RESTART_COUNT": "3",
+        "SLURM_JOB_START_TIME": "1799990000",
+        "SLURM_JOB_END_TIME": "1800000000",
+    }
     expected = Surroundings(
-        job="17", node="n1", restarts=3, ends_at=1800000000.0, grace_seconds=30.0
+        job="17",
+        node="n1",
+        restarts=3,
+        began_at=1799990000.0,
+        ends_at=1800000000.0,
+        grace_seconds=30.0,
     )
     assert surroundings(told) == expected
     assert end_of_job(expected) == 1800000000.0

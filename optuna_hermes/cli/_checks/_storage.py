@@ -42,7 +42,18 @@ def storage(url: str) -> Iterator[Check]:
 def study(url: str, name: str) -> Iterator[Check]:
     """Check that the newest checkpoints of a study's stored trials exist."""
     from optuna_hermes import _optuna
+    from optuna_hermes.ledger import (
+        SCHEMA_VERSION,
+        UPGRADED_VERSIONS,
+        is_database,
+        schema_version,
+    )
 
+    version = schema_version(url) if is_database(url) else None
+    if version in UPGRADED_VERSIONS:  # to open it would upgrade it
+        words = f"its ledger's version {version} becomes {SCHEMA_VERSION} when it is used"
+        yield good(f"study {name!r}", f"not looked into: {words}")
+        return
     with study_and_ledger(url, name) as (found, ledger):
         key = _optuna.study_key(found)
         records = ledger.load_trials(key)

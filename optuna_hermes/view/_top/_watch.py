@@ -87,6 +87,7 @@ class Watcher:
         self._source = source
         self._post = post
         self._read_at: float | None = None
+        self._seen = ""
         self._due = threading.Event()
         self._ended = threading.Event()
         self.key = ""
@@ -127,8 +128,9 @@ class Watcher:
             begin = time.monotonic()
             try:
                 self._post(NewPicture(self._source.look(self.key), self._past()))
+                self._seen = " What you see is of before."
             except HermesError as error:
-                self._post(SourceLost(f"{error} What you see is of before."))
+                self._post(SourceLost(f"{error}{self._seen}"))
             self._due.wait(max(0.0, begin + LOOK_SECONDS - time.monotonic()))
             self._due.clear()
 
