@@ -58,6 +58,21 @@ def test_unfinished_trials_are_shown_complete_at_their_last_value(study: optuna.
     assert [trial.state for trial in study.trials] == [TrialState.RUNNING] * 2
 
 
+@pytest.mark.parametrize(("direction", "best"), [("minimize", 0.3), ("maximize", 0.7)])
+def test_the_best_trial_is_that_of_the_trials_that_are_shown(direction: str, best: float) -> None:
+    """A sampler that is shown complete trials may go on from the best of them."""
+    study = optuna.create_study(direction=direction)
+    view = _optuna.StudyView(study)
+    with pytest.raises(ValueError, match="No trials are completed"):
+        view.best_trial  # noqa: B018
+    for values in ((0.9, 0.7), (0.1, 0.3)):
+        reported(study, *values)
+    assert view.best_value == best
+    several = _optuna.StudyView(optuna.create_study(directions=["minimize", "maximize"]))
+    with pytest.raises(RuntimeError, match="multi-objective"):
+        several.best_trial  # noqa: B018
+
+
 def test_what_is_shown_can_be_copied_and_pickled(study: optuna.Study) -> None:
     """A base sampler may, as with the study itself, or give it to another process."""
     reported(study, 0.9, 0.4)
@@ -394,10 +409,15 @@ def test_parameters_of_queued_trials_are_known(study: optuna.Study) -> None:
     study.ask()
     study.enqueue_trial({})
     study.add_trial(optuna.trial.create_trial(state=TrialState.WAITING))
+    added = {
+        "params": {"x": 0.5},
+        "distributions": {"x": optuna.distributions.FloatDistribution(0, 1)},
+    }
+    study.add_trial(optuna.trial.create_trial(state=TrialState.WAITING, **added))
     listed = [
         _optuna.listed_params(trial) for trial in study.trials if trial.state.name == "WAITING"
     ]
-    assert listed == [{}, {}]
+    assert listed == [{}, {}, {"x": 0.5}]
     assert _optuna.listed_params(study.trials[0]) == {"x": 0.25, "act": "relu", "none": None}
 
 

@@ -6,10 +6,12 @@ import gc
 import logging
 import multiprocessing
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -18,12 +20,13 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.storages import JournalStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna
 from optuna_hermes.broker import broker_status, sessions
+from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import open_ledger
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -39,7 +42,7 @@ def no_session_outlives_its_test() -> Iterator[None]:
         held.session.hang_up()
 
 
-def make_study(storage: str | None = None, *, devices: str = "cpu:1") -> optuna.Study:
+def make_study(storage: str | RDBStorage | None = None, *, devices: str = "cpu:1") -> optuna.Study:
     return optuna.create_study(
         storage=storage, sampler=HermesSampler(devices=devices), pruner=HermesPruner()
     )
@@ -327,16 +330,46 @@ def test_who_waits_says_for_what(
     assert f"cpu:0 has trial 0 of study {study.study_name!r}" in caplog.text
 
 
-def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(wait_for: Callable[..., Any]) -> None:
-    """The trial that waited has failed, as in Optuna, and asks for no device any more."""
-    study = make_study()
-    first = study.ask()
+def test_an_enqueued_trial_that_never_began_is_in_the_queue_again() -> None:
+    """A mistyped policy, or a broker that cannot start, uses up no configuration."""
+    sampler = HermesSampler(devices="cpu:1", policy="no-such-policy")
+    study = optuna.create_study(sampler=sampler, pruner=HermesPruner())
+    study.enqueue_trial({"x": 0.25})
+    for _ in range(2):
+        with pytest.raises(HermesError, match="no-such-policy"):
+            study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+        assert [each.state for each in study.trials] == [TrialState.WAITING]
+    study.sampler = HermesSampler(devices="cpu:1")
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    assert [each.value for each in study.trials] == [0.25]
+
+
+def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(
+    wait_for: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The trial that waited has failed, as in Optuna, and asks for no device any more.
+
+    It had a heartbeat: another process would have found it dead.
+    """
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+        storage = RDBStorage(url, heartbeat_interval=1)
+    study = make_study(storage)
+
+    def beats() -> list[int]:
+        with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
+            rows = connection.execute("SELECT trial_id FROM trial_heartbeats").fetchall()
+        return [id_ for (id_,) in rows]
+
+    with warnings.catch_warnings(category=UserWarning, action="ignore"):
+        first = study.ask()  # Optuna warns that such a trial has no heartbeat
     train(first)
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
         wait_for(lambda: 1 in waiting())
+        wait_for(lambda: study.trials[1]._trial_id in beats())
         signal.pthread_kill(main, signal.SIGINT)
 
     sessions.all()[0].thread = threading.Thread()  # as if another thread trained the first one
