@@ -149,6 +149,22 @@ def test_simulate_jobs_as_a_table(tiny: Path, capsys: pytest.CaptureFixture[str]
     assert shown.err == "20 jobs left out that want more than 1 device.\n"
 
 
+def test_srtf_interrupts_jobs_by_itself(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The title says so, and its slices are bounded as any."""
+    options = ["--policy", "srtf", "--devices", "2"]
+    assert run(["simulate", "--jobs", str(tiny), *options]) == 0
+    title = " ".join(capsys.readouterr().out.split())
+    assert "never interrupted, but by srtf every 10:00 min" in title
+    assert run(["simulate", "--jobs", str(tiny), *options, "--slice-seconds", "60"]) == 0
+    assert "srtf every" not in capsys.readouterr().out
+    years = tmp_path / "years.csv"
+    years.write_text("submitted,seconds\n0,1e12\n")
+    assert run(["simulate", "--jobs", str(years), *options]) == 2
+    assert "Without --slice-seconds srtf must give 1000000 slices" in capsys.readouterr().err
+
+
 def test_jobs_that_all_want_more_devices(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -179,6 +195,8 @@ def test_las_has_thresholds_of_hours(tmp_path: Path) -> None:
         (["--sampler", "TPESampler"], "--jobs goes without"),
         (["--slice-seconds", "0"], "slice_seconds must be above 0"),
         (["--slice-seconds", "1e-300"], "must give 1000000 slices at most, so be "),
+        (["--switch-cost", "1"], "--switch-cost goes without --jobs but got 1"),
+        (["--trials", "5"], "--trials goes without --jobs and --sampler but got 5"),
     ],
 )
 def test_bad_input_ends_with_status_2(

@@ -386,6 +386,14 @@ def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 # -- on record ---------------------------------------------------------------------------------
 
 
+def test_launch_alone_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """As the program alone does."""
+    assert run(["launch"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("Usage: optuna-hermes launch [OPTIONS] COMMAND")
+    assert shown.err == ""
+
+
 def test_a_launch_on_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is found by its name; one that is not there names those that are."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))

@@ -208,12 +208,14 @@ def test_the_study_line_without_a_total_or_a_best_value() -> None:
 
 def test_each_device_has_a_line() -> None:
     """A device shows its trial and for how long, or that it is free, or that it is broken."""
-    devices = [*DEVICES, device_status(id="cpu:3", holder=holder(None, "yielding"))]
+    strange = device_status(id="GPU-1", problem="process 12 computes on it")
+    devices = [*DEVICES, device_status(id="cpu:3", holder=holder(None, "yielding")), strange]
     assert progress.device_lines(devices) == [
         ("cpu:0", "trial 1", "1.5 s"),
         ("cpu:1", "free", ""),
         ("cpu:2", "not healthy", ""),
         ("cpu:3", "a new trial, being suspended", "1.5 s"),
+        ("GPU-1", "process 12 computes on it", ""),
     ]
 
 
@@ -311,7 +313,7 @@ def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
 def test_the_screen_shows_devices_and_study() -> None:
     """The live view has a line for each device and one for the study."""
     text = rendered(progress.live_view(DEVICES, STUDY, 16))
-    assert [line.split()[0] for line in text.splitlines()] == ["cpu:0", "cpu:1", "cpu:2", "digits:"]
+    assert [line.split()[0] for line in text.splitlines()] == ["digits:", "cpu:0", "cpu:1", "cpu:2"]
 
 
 def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
