@@ -36,6 +36,9 @@ from optuna_hermes.ledger._locks import UNLOCK_SECONDS, remove_ledger
 MEETING_SECONDS = 10.0
 """Seconds in which hosts that claim a study at the same moment retry."""
 
+CLAIM_SECONDS = 600.0
+"""Age of a claim, which takes a moment, at which its host has died over it; clocks may differ."""
+
 _CLAIM = "hermes:ledger:"
 _LONGEST_PAUSE_SECONDS = 0.5
 
@@ -64,7 +67,11 @@ def claim_ledger(study: optuna.Study, url: str | None = None) -> None:
     while not (marked := study.user_attrs.get(LEDGER_ATTRIBUTE)):
         others = _claimed(study, here)
         if others and time.monotonic() > end:
-            raise _elsewhere(study, others[0])
+            raise StorageError(
+                f"{others[0].rpartition(' ')[0] or others[0]} claims study {study.study_name!r} at "
+                "this moment, or has died over it: run the same command again in "
+                f"{CLAIM_SECONDS / 60:.0f} minutes."
+            )
         if others:
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))
     if marked != here:
@@ -121,18 +128,23 @@ def _claimed(study: optuna.Study, here: str) -> list[str]:
     """Mark a study unless others claim it at this moment; return those others."""
     # Each host claims first and reads then: of two at least one sees the other.
     storage, study_id = study._storage, study._study_id
-    storage.set_study_system_attr(study_id, _CLAIM + here, True)
+    storage.set_study_system_attr(study_id, _CLAIM + here, time.time())
     claims = storage.get_study_system_attrs(study_id)
     others = [
         name.removeprefix(_CLAIM)
-        for name, stands in claims.items()
-        if name.startswith(_CLAIM) and stands and name != _CLAIM + here
+        for name, since in claims.items()
+        if name.startswith(_CLAIM) and name != _CLAIM + here and _stands(since)
     ]
     # A host sets its mark before it withdraws its claim, so the mark is read after the claims.
     if not others and not study.user_attrs.get(LEDGER_ATTRIBUTE):
         study.set_user_attr(LEDGER_ATTRIBUTE, here)
     storage.set_study_system_attr(study_id, _CLAIM + here, False)
     return others
+
+
+def _stands(since: object) -> bool:
+    """True for a claim, by its time, that is not withdrawn, and not of a host that has died."""
+    return isinstance(since, float) and time.time() - since < CLAIM_SECONDS
 
 
 def _here() -> str:

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import optuna
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
-from optuna_hermes._optuna import _patient
+from optuna_hermes._optuna import _local_ledgers, _patient
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.cli import run
 from optuna_hermes.errors import (
@@ -516,6 +517,23 @@ def test_a_name_of_ledgers_that_was_not_written_whole(
     _optuna.claim_ledger(study)
     assert study.user_attrs["hermes:ledger"] == path.read_text() != left
     assert [each.name for each in path.parent.iterdir()] == ["id"]
+
+
+def test_a_host_that_died_over_its_claim_is_waited_for_some_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are told how long; then the study is theirs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(_local_ledgers, "MEETING_SECONDS", 0.1)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    storage, id_ = study._storage, study._study_id
+    storage.set_study_system_attr(id_, "hermes:ledger:n1:/home/ann 0a1b", time.time() - 500)
+    with pytest.raises(StorageError, match="^n1:/home/ann claims study .* in 10 minutes"):
+        _optuna.claim_ledger(study)
+    storage.set_study_system_attr(id_, "hermes:ledger:n1:/home/ann 0a1b", time.time() - 700)
+    _optuna.claim_ledger(study)
+    assert study.user_attrs["hermes:ledger"]
 
 
 def test_a_trial_that_somebody_else_finished() -> None:
