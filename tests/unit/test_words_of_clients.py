@@ -529,7 +529,7 @@ def test_a_host_that_died_over_its_claim_is_waited_for_some_minutes(
     study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
     storage, id_ = study._storage, study._study_id
     storage.set_study_system_attr(id_, "hermes:ledger:n1:/home/ann 0a1b", time.time() - 500)
-    with pytest.raises(StorageError, match="^n1:/home/ann claims study .* in 10 minutes"):
+    with pytest.raises(StorageError, match=r"^n1:/home/ann claims study .* in 10 minutes"):
         _optuna.claim_ledger(study)
     storage.set_study_system_attr(id_, "hermes:ledger:n1:/home/ann 0a1b", time.time() - 700)
     _optuna.claim_ledger(study)
