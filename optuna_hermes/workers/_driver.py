@@ -268,7 +268,14 @@ class Driver:
                         f"{error} That was the {MAX_BROKERS}th time in a row, so no other one is "
                         "started."
                     ) from error
-                self._note(f"{error} Starting another one: training goes on.")
+                self._stops.note_signal()
+                if self._is_over():  # nobody could tell the trials: they go on from checkpoints
+                    self._note(f"{error} Not starting another one.")
+                    pool.kill_all()
+                    self._stopped = True
+                    return
+                goes_on = "" if self._last is None else ": training goes on"
+                self._note(f"{error} Starting another one{goes_on}.")
 
     def _look_while_silent(self, seconds: float) -> None:
         """Say that the broker is silent, and whether this call is to end; raise once it is late."""

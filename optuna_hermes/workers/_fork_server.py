@@ -55,7 +55,8 @@ from optuna_hermes.workers._worker import WorkerInput, serve, study_of
 _PR_SET_CHILD_SUBREAPER = 36
 
 _MAX_NOT_LOADED = 3
-"""Workers that may end with ``NOT_LOADED``; then the fork server ends, since others would too."""
+"""Workers in a row that may end with ``NOT_LOADED``; then the fork server ends, since others would.
+"""
 
 _MOST_VALUES = 16
 """Values of ``once`` that are shared: there is a successor, which is a process, for each."""
@@ -360,7 +361,11 @@ class _ForkServer:
         for each in lines:
             line = json.loads(each)
             said, pid = line["said"], line["worker"]
-            (self._waiting.add if said == WAITS else self._waiting.discard)(pid)
+            if said == WAITS:
+                self._waiting.add(pid)
+                self._not_loaded = 0
+            else:
+                self._waiting.discard(pid)
             if said == ONCE:
                 self._share(line["reason"], each)
                 continue

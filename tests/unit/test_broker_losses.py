@@ -122,6 +122,26 @@ def test_a_device_that_fails_is_not_its_trials_fault() -> None:
     assert lost(broker) == []
 
 
+def test_a_trial_that_fails_while_it_is_parked_has_failed() -> None:
+    """Its state could not be taken to disk, say: it has lost no process, and its reason is kept."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=2, policy="round-robin")
+    worker, _ = broker.worker(), broker.worker()
+    epoch = begin(broker, worker, 0)
+    report(broker, worker, epoch, 1)
+    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    assert broker.handler.state.studies["s"].trials[0].state == "parked"
+    broker.say(worker, wire.Ended(epoch=epoch, state="failed", error="KeyError: no state"))
+    broker.say(worker, wire.Ended(epoch=epoch, state="failed", error="KeyError: no state"))
+    broker.hang_up(worker)
+    (study,) = broker.handler.status(broker.now).studies
+    assert lost(broker) == []
+    assert (study.failures.first, study.failures.error) == (0, "KeyError: no state")
+    (trial,) = broker.ledger.load_trials("s")
+    assert (trial.state, trial.losses) == ("failed", 0)
+    broker.check()
+
+
 # -- failures ----------------------------------------------------------------------------------
 
 

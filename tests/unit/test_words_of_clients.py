@@ -290,7 +290,31 @@ def test_brokers_that_end_at_once(
     assert str(error.value) == (
         "It is gone. That was the 10th time in a row, so no other one is started."
     )
-    assert notes == ["It is gone. Starting another one: training goes on."] * 9
+    assert notes == ["It is gone. Starting another one."] * 9
+
+
+def test_no_other_broker_is_started_once_the_call_is_to_end(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A signal, or the end of the call's time, is heeded while no broker comes."""
+    ended: list[str] = []
+
+    def gone(role: str, devices: str, power: Any, on_silence: Any) -> Any:
+        raise BrokerError("It did not listen.")
+
+    monkeypatch.setattr(_driver, "connect_or_start", gone)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
+    pool: Any = SimpleNamespace(
+        began=0.0,
+        configure=lambda job: None,
+        status_of=lambda pid: None,
+        kill_all=lambda: ended.append("all"),
+    )
+    screen: Any = notes
+    running = Driver(study, pool, OptimizeSettings(timeout=0.001), screen)
+    running._serve(SimpleNamespace(shared=False))  # type: ignore[arg-type]
+    assert ended == ["all"]
+    assert notes[-1] == "It did not listen. Not starting another one."
 
 
 def test_a_fork_server_that_has_ended() -> None:

@@ -193,7 +193,8 @@ class BrokerState:
             never measured.
         awaited: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
-        openings: how many trials it has had set up without a device.
+        openings: number of the last trial that was set up without a device. Each broker of an
+            instance begins at another one, since these numbers are in the names of openings.
     """
 
     host: str

@@ -72,7 +72,9 @@ class EventHandler:
     Args:
         host: this host's name.
         devices: the devices it owns.
-        instance: this broker, as other hosts know it: no other ever had this name.
+        instance: this broker and its successors, as other hosts know them: no others ever had this
+            name.
+        openings: see ``BrokerState``.
         wall_offset: wall clock minus monotonic clock, in seconds.
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         context_bytes: as in ``BrokerState``.
@@ -86,6 +88,7 @@ class EventHandler:
         host: str,
         devices: Sequence[Device],
         instance: str = "",
+        openings: int = 0,
         wall_offset: float = 0.0,
         host_budget_bytes: int = 0,
         context_bytes: int = CONTEXT_BYTES,
@@ -95,6 +98,7 @@ class EventHandler:
         self.state = BrokerState(
             host=host,
             instance=instance,
+            openings=openings,
             wall_offset=wall_offset,
             host_budget_bytes=host_budget_bytes,
             context_bytes=context_bytes,
@@ -326,8 +330,11 @@ class EventHandler:
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
             # Answered also if the lease is over: its process waits for this before it leaves.
             turn.send(connection, wire.LeaseEndAck(epoch=message.epoch))
+            slot = self.state.slot_of(message.epoch)
             if isinstance(message, wire.Ended) and message.epoch == 0:
                 self._ended_in_set_up(turn, connection, message)
+            elif isinstance(message, wire.Ended) and (slot is None or slot.lease is None):
+                self._ended_while_parked(turn, connection, message)
             else:
                 self._about_lease(turn, connection, message)
 
@@ -393,6 +400,12 @@ class EventHandler:
             if trial.connection == connection and trial.live:
                 leases = (each for each in self.state.leases() if each.connection == connection)
                 self._ended(turn, next(leases, None), trial, message)
+
+    def _ended_while_parked(self, turn: Turn, connection: int, message: wire.Ended) -> None:
+        """End a trial that has no lease any more: it could not be moved, or was interrupted."""
+        trial = self._ends.trial_of(connection, message.epoch, None)
+        if trial is not None:
+            self._ended(turn, None, trial, message)
 
     def _ended(
         self, turn: Turn, lease: Lease | None, trial: LiveTrial, message: wire.Ended

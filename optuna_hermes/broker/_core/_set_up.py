@@ -197,7 +197,7 @@ def _is_suited(state: BrokerState, study: Study) -> bool:
 def _set_up(turn: Turn, study: Study, connection: int, take: int | None) -> None:
     state, client = turn.state, turn.state.clients[connection]
     state.openings += 1
-    # No other broker has this instance: the names of openings are unique in their study.
+    # No other broker has both: the names of openings are unique in their study.
     name = f"{state.instance}:{state.openings}"
     lost = study.lost_openings.pop() if study.lost_openings else ()
     client.opening, client.take = (name, *lost), take

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.broker._server._ledgers import Ledgers, all_of, in_parts, is_shared
@@ -31,6 +32,7 @@ class LedgerReader:
     def __init__(self, handler: EventHandler, ledgers: Ledgers) -> None:
         self._handler = handler
         self._ledgers = ledgers
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def is_served(self, key: str) -> bool:
         """True if the state has all of the study."""
@@ -44,6 +46,12 @@ class LedgerReader:
             HermesError: its policy cannot be used, or its ledger not be read.
         """
         check_policy(spec.policy, spec.folders)
+        # After a restart all clients of a study come at once: the first one's answer is for all.
+        lock = self._reading.setdefault(spec.key, asyncio.Lock())
+        async with lock:
+            return await self._read(spec)
+
+    async def _read(self, spec: StudySpec) -> dict[str, Any]:
         while True:
             if self.is_served(spec.key):
                 return {}

@@ -140,6 +140,7 @@ class Server:
         self._handler = EventHandler(
             host=host,
             instance=self._instance,
+            openings=time.time_ns() // 1000,  # more than any broker before this one has had
             devices=first,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),

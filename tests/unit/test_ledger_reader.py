@@ -1,0 +1,54 @@
+"""What a broker reads of studies that clients open."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from optuna_hermes.broker._protocol import StudySpec
+from optuna_hermes.broker._server._ledger_reader import LedgerReader
+from optuna_hermes.broker._server._ledgers import is_shared
+
+
+class Ledgers:
+    """A ledger whose study has one trial."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def count(self, key: str) -> int:
+        return 0
+
+    def read(self, key: str, url: str, ask: Any) -> Future[Any]:
+        self.reads += 1
+        answer: Future[Any] = Future()
+        if ask is is_shared:
+            answer.set_result(False)
+        else:  # all but the curves first, then these
+            known = {"trials": [SimpleNamespace(number=0, units=1)]}
+            answer.set_result(known if isinstance(ask, partial) else {})
+        return answer
+
+
+def test_clients_that_come_at_once_have_a_study_read_once() -> None:
+    """After a restart of the broker there are hundreds, and nothing is granted meanwhile."""
+    ledgers, studies = Ledgers(), dict[str, Any]()
+    handler: Any = SimpleNamespace(state=SimpleNamespace(studies=studies))
+    reader = LedgerReader(handler, ledgers)  # type: ignore[arg-type]
+    spec = StudySpec(key="s", name="s", ledger_url="sqlite:///s.db", policy="fifo")
+
+    async def open_study() -> dict[str, Any]:
+        known = await reader.read(spec)
+        studies["s"] = SimpleNamespace(has_processes=True)  # as the server does with the answer
+        return known
+
+    async def open_all() -> list[dict[str, Any]]:
+        return await asyncio.gather(*(open_study() for _ in range(5)))
+
+    first, *others = asyncio.run(open_all())
+    assert list(first) == ["trials", "curves"]
+    assert others == [{}] * 4
+    assert ledgers.reads == 3
