@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -279,8 +280,10 @@ def _why_not_stored(
     sets = (model.train_set, *model.valid_sets)
     if begin_iteration:
         return "it goes on from an init_model"
-    if any(data.data is None or isinstance(data.data, str) for data in sets):
+    if any(data.data is None or isinstance(data.data, str | os.PathLike) for data in sets):
         return "its Datasets do not keep their data: give them free_raw_data=False"
+    if any(isinstance(data.data, list) for data in sets):
+        return "LightGBM predicts for no list of arrays: make a Dataset of one array"
     if any(data.get_init_score() is not None for data in sets):
         return "its Datasets have an init_score"
     if params["objective"] == "rank_xendcg":

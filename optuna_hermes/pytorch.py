@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FrameType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -16,7 +17,7 @@ from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendErro
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._code import Code
-from optuna_hermes.suspend._iterators import begun_anew
+from optuna_hermes.suspend._iterators import begun_anew, collecting
 from optuna_hermes.suspend._kept import can_keep
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
@@ -85,6 +86,8 @@ class Run(CooperativeLoop):
         )
         self._other_loaders = OtherLoaders()
         self._looped = self._batches_due = False
+        self._thread = 0
+        self._around_epochs: str | None = None
         self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
         self._epoch_state: dict[str, Any] = {}
@@ -150,7 +153,11 @@ class Run(CooperativeLoop):
             )
         self._looped = True
         self._n_epochs = len(numbers)
+        self._thread = threading.get_ident()
         if self._session is not None:
+            collected = collecting(sys._getframe())
+            if collected is not None:
+                self._around_epochs = f"{collected} is around run.epochs(), and would begin anew"
             self._named.note_kept()
             super()._load_copy()
             self._named.note_classes()
@@ -161,7 +168,7 @@ class Run(CooperativeLoop):
                 if self._session is not None:
                     self._locals.epoch(sys._getframe().f_back, self._stored_objects())
                 if self._without_batches:
-                    self.begin(self._other_loaders.problem())
+                    self.begin(self._around_epochs or self._other_loaders.problem())
                     self._switch_point(sys._getframe().f_back)
                 yield numbers[place]
                 if self._batches_due:
@@ -226,6 +233,7 @@ class Run(CooperativeLoop):
                 f"{self._name.capitalize()} was stored in a loop over run.epochs(), but goes on in "
                 "run.loader(): bring that loop back, or remove the folder of its checkpoints."
             )
+        self._thread = threading.get_ident()
         return _LoaderPasses(loader, functools.partial(self._pass_over, loader, report))
 
     def _pass_over(
@@ -302,7 +310,17 @@ class Run(CooperativeLoop):
         return self._n_epochs - self._unit
 
     def _switch_point(self, caller: FrameType | None) -> None:
-        """Pass a clean point; the local variables of ``caller`` are checked for lost state."""
+        """Pass a clean point; the local variables of ``caller`` are checked for lost state.
+
+        Raises:
+            InvalidInputError: another thread than that of the loop asks for batches.
+        """
+        if self._session is not None and self._thread != threading.get_ident():
+            raise InvalidInputError(
+                f"{self._name.capitalize()} asks for its batches in another thread than that of "
+                "its loop, which would train on while it is suspended: prefetch within the loader, "
+                "by num_workers, or wrap the loader, not run.batches()."
+            )
         self._caller = caller
         try:
             self.switch_point()
@@ -358,7 +376,8 @@ class Run(CooperativeLoop):
             self._code.set_states(sys._getframe(), restored["code"])
         position = None if restored is None else restored["position"]
         iterator = self._position.iterate(loader, position, idle)
-        self.begin(self._position.problem or self._other_loaders.problem(loader))
+        problem = self._position.problem or self._other_loaders.problem(loader)
+        self.begin(self._around_epochs or problem)
         return iterator
 
     def storable_here(self) -> bool:
@@ -372,10 +391,11 @@ class Run(CooperativeLoop):
             return False
         place = tuple((each.f_code, each.f_lasti) for each in frames_of_user(self._caller))
         if place not in self._around:  # once: it takes a tenth of a second
-            found = self._around[place] = begun_anew(sys._getframe())
+            frame = sys._getframe()
+            found = self._around[place] = collecting(frame) or begun_anew(frame)
             if found is not None:
                 log.warning(
-                    "%s is stored between epochs only, and waits in memory within them: %s() is "
+                    "%s is stored between epochs only, and waits in memory within them: %s is "
                     "around run.batches(), and would begin anew. To have it stored there, too, "
                     "count by run.batch, and read from one loader.",
                     self._name.capitalize(),

@@ -32,7 +32,7 @@ import torch
 from torch.distributions.utils import lazy_property
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optuna_hermes.suspend._generators import GENERATORS, dict_of, generator_state
+from optuna_hermes.suspend._generators import GENERATORS, dict_of, generator_state, slots_of
 
 CODE = (
     type,
@@ -305,17 +305,6 @@ def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
         return None, items
     # Of others the identities count, and the content of a sample of them.
     return hash(tuple(map(id, items))), _sampled(items)
-
-
-def slots_of(kind: type) -> list[str]:
-    """Names of the attributes that objects of a class keep outside of their ``__dict__``."""
-    return [
-        name  # as it is in the class: another one than in ``__slots__`` if it is private
-        for each in kind.__mro__
-        if "__slots__" in vars(each)
-        for name, slot in vars(each).items()
-        if type(slot) is types.MemberDescriptorType
-    ]
 
 
 def _is_cached(kind: type, name: str, value: object) -> bool:

@@ -228,7 +228,10 @@ def _items(owner: Any) -> dict[Any, Any]:
     for each, names in _SLOTS.items():
         if issubclass(kind, each):
             return {name: getattr(owner, name) for name in names}
-    return dict_of(owner)
+    slots = slots_of(kind)
+    if not slots:
+        return dict_of(owner)
+    return dict_of(owner) | {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
 
 
 def dict_of(value: object) -> dict[str, Any]:
@@ -237,6 +240,17 @@ def dict_of(value: object) -> dict[str, Any]:
         return getattr(value, "__dict__", {})
     except Exception:  # of a proxy whose object is gone
         return {}
+
+
+def slots_of(kind: type) -> list[str]:
+    """Names of the attributes that objects of a class keep outside of their ``__dict__``."""
+    return [
+        name  # as it is in the class: another one than in ``__slots__`` if it is private
+        for each in kind.__mro__
+        if "__slots__" in vars(each)
+        for name, slot in vars(each).items()
+        if type(slot) is types.MemberDescriptorType
+    ]
 
 
 _SLOTS: dict[type, tuple[str, ...]] = {
@@ -380,6 +394,8 @@ def _put(owner: Any, name: Any, generator: Any) -> bool:
         type.__setattr__(owner, name, generator)
     elif isinstance(name, str) and kind is not types.MethodType and hasattr(owner, "__dict__"):
         vars(owner)[name] = generator
+    elif name in slots_of(kind):
+        object.__setattr__(owner, name, generator)
     else:
         return False
     return True

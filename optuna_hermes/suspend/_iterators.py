@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import inspect
 import itertools
@@ -12,6 +13,9 @@ from optuna_hermes import _heap
 
 _OF_ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _WITHOUT_STATE = (itertools.starmap, itertools.filterfalse, itertools.takewhile)
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
+_LOOPS = ("FOR_ITER", "SEND", "YIELD_FROM")
+_APPENDING = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
 _PASSING_ON = (enumerate, filter, map, *_WITHOUT_STATE)
 """Those that would do the same from any item on; of ``enumerate`` the docs say that it does not."""
 
@@ -28,6 +32,7 @@ def begun_anew(frame: FrameType | None) -> str | None:
     Returns:
         None if there is none.
     """
+    # It looks through all objects of the process: what frames alone show is asked first.
     running = {id(each) for each in _generators(frame)}
     generators = _heap.objects(GeneratorType)
     found: list[object] = [g for g in generators if g.gi_running and id(g.gi_frame) in running]
@@ -38,10 +43,52 @@ def begun_anew(frame: FrameType | None) -> str | None:
         holders = [each for each in gc.get_referrers(*found) if type(each) in kinds]
         for each in holders:
             if _begins_anew(each):
-                return type(each).__name__
+                return f"{type(each).__name__}()"
         found = [each for each in holders if id(each) not in seen]
         seen.update(map(id, found))
     return None
+
+
+def collecting(frame: FrameType | None) -> str | None:
+    """Name of what takes items of a generator which now runs, and is not kept: it has no variable.
+
+    A comprehension has made a part of its result, and the counter of a loop that calls ``next()``
+    would begin anew.
+
+    Args:
+        frame: the generator's frame, or that of a function which it has called.
+
+    Returns:
+        None if it is a loop that asks for one item after another.
+    """
+    for each in _generators(frame):
+        asking = each.f_back
+        while asking is not None and asking.f_code.co_name == "__next__":  # of a class that wraps
+            asking = asking.f_back
+        if asking is None:
+            continue
+        if asking.f_code.co_name in _COMPREHENSIONS:
+            return "a comprehension"
+        if dis.opname[asking.f_code.co_code[asking.f_lasti]] not in _LOOPS:
+            return "a call such as next() or sum()"
+        if _appends(asking):
+            return "a comprehension"
+    return None
+
+
+def _appends(frame: FrameType) -> bool:
+    """True in a comprehension, which from Python 3.12 on has no frame of its own."""
+    end = inner_end = -1
+    for each in dis.get_instructions(frame.f_code):
+        if each.offset == frame.f_lasti:
+            end = each.argval if each.opname == "FOR_ITER" else -1
+        elif frame.f_lasti < each.offset < end:
+            if each.opname == "FOR_ITER":
+                inner_end = max(inner_end, each.argval)
+            # With 1 it appends to a list in the loop's body, as ``[*some, another]`` does.
+            elif each.opname in _APPENDING and each.arg != 1 and each.offset >= inner_end:
+                return True
+    return False
 
 
 def _generators(frame: FrameType | None) -> Iterator[FrameType]:

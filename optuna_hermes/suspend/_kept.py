@@ -166,10 +166,11 @@ def can_keep(value: object) -> bool:
     """True for a value that can be stored if it is put into ``run.kept`` before the loop."""
     from optuna_hermes.suspend._values import ValueWriter
 
-    with contextlib.suppress(*_UNREADABLE):
+    try:
         ValueWriter(whole=True).write("", value)
-        return True
-    return False
+    except Exception:  # also of a state_dict() of the user's: this only chooses words
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -215,5 +215,5 @@ def _why_not_saved(loader: Any) -> str | None:
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None

@@ -19,6 +19,7 @@ from optuna_hermes.suspend._metrics import (
     restore_metrics,
 )
 from optuna_hermes.suspend._parts import parts_of
+from optuna_hermes.suspend._state import copied
 
 OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
 """Attributes that these lose with their first batch, in each process."""
@@ -108,7 +109,8 @@ def kept_groups(owners: Iterable[object]) -> Iterator[None]:
         if now is groups:
             continue
         for group, loaded in zip(first, now, strict=False):
-            settings = dict(loaded)
+            # A learning rate may be a tensor, which the loop changes.
+            settings = {name: copied(group.get(name), value) for name, value in loaded.items()}
             group.clear()
             group.update(settings)
         groups[:] = [*first, *now[len(first) :]]

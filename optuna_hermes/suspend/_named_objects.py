@@ -163,7 +163,10 @@ class NamedObjects:
         if wait.left:
             self._too_large[name] = _Wait(left=wait.left - 1, epochs=wait.epochs)
             return None
-        state = if_small(owner.state_dict())
+        try:
+            state = if_small(owner.state_dict())
+        except Exception:  # of one that makes its state with its first step
+            return None
         if state is None:
             epochs = min(2 * wait.epochs, _MOST_EPOCHS)
             self._too_large[name] = _Wait(left=epochs, epochs=epochs)

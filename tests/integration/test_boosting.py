@@ -365,6 +365,26 @@ def test_what_would_not_be_exact_waits_in_memory(
     assert end == train(FakeSession(), case, **options)[1]
 
 
+@pytest.mark.parametrize("kept", ["a list", "a path"])
+def test_data_that_lightgbm_cannot_predict_for_waits_in_memory(
+    kept: str, tmp_path: Path, caplog: Any
+) -> None:
+    """It is asked for predictions when a trial comes back from disk."""
+    caplog.set_level("INFO")
+    x, y = np.random.default_rng(0).random((80, 3)), np.arange(80.0)
+    np.savetxt(tmp_path / "train.csv", np.column_stack([y, x]), delimiter=",")
+    given: Any = [x[:40], x[40:]] if kept == "a list" else tmp_path / "train.csv"
+    labels = {"label": y} if kept == "a list" else {}
+    train = lightgbm.Dataset(given, free_raw_data=False, **labels)
+    session = FakeSession(checkpoint_dir=tmp_path / "trial")
+    hermes = LightGBMCallback(
+        optuna.create_study().ask(), "training-l2", report_interval=5, _session=session
+    )
+    lightgbm.train(LIGHTGBM, train, 10, valid_sets=[train], callbacks=[hermes])
+    assert "can only wait in memory: " in caplog.text
+    assert ("list of arrays" if kept == "a list" else "free_raw_data") in caplog.text
+
+
 def test_sums_in_an_order_of_chance_are_warned_of(tmp_path: Path, caplog: Any) -> None:
     """LightGBM may choose another order of sums in the next process."""
     train(FakeSession(checkpoint_dir=tmp_path), "lightgbm-plain", params={"force_row_wise": False})

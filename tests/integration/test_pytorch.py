@@ -688,6 +688,120 @@ def test_iterators_around_the_batches(
     assert session.states
 
 
+def summed_by_next(batches: Any, step: Callable[[float], float]) -> float:
+    items, total = iter(batches), 0.0
+    for _ in range(3):
+        total += step(next(items))
+    return total
+
+
+COLLECTING: dict[str, tuple[str, Callable[[Any, Callable[[float], float]], float]]] = {
+    "a comprehension": (
+        "a comprehension",
+        lambda batches, step: sum([step(each) for each in batches]),
+    ),
+    "a dictionary": (
+        "a comprehension",
+        lambda batches, step: sum({each: step(each) for each in batches}.values()),
+    ),
+    "sum": ("a call such as", lambda batches, step: sum(step(each) for each in batches)),
+    "max": ("a call such as", lambda batches, step: max(map(step, batches))),
+    "next": ("a call such as", summed_by_next),
+}
+
+
+@pytest.mark.parametrize("case", COLLECTING)
+def test_what_collects_batches_without_a_variable(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has by then is kept by no checkpoint: it is stored between epochs only."""
+    words, collect = COLLECTING[case]
+
+    def loop(session: FakeSession) -> list[float]:
+        run, values = Run(new_trial(), {}, session), []
+
+        def step(batch: float) -> float:
+            session.tick()
+            return batch
+
+        for _ in run.epochs(2):
+            values.append(collect(run.batches([1.0, 2.0, 3.0]), step))
+            run.report(values[-1])
+        return values
+
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+    assert loop(session) == loop(FakeSession(checkpoint_dir=tmp_path / "other"))
+    assert session.parks == ["resident"]
+    assert f"within them: {words}" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_generator_and_a_class_that_pass_batches_on_hold_nothing(
+    wrapped: bool, tmp_path: Path
+) -> None:
+    """A trial with these around its batches is stored within an epoch."""
+
+    class PassingOn:
+        def __init__(self, batches: Any) -> None:
+            self.items = iter(batches)
+
+        def __iter__(self) -> PassingOn:
+            return self
+
+        def __next__(self) -> Any:
+            return next(self.items)
+
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+
+    def loop() -> None:
+        run = Run(new_trial(), {}, session)
+        for _ in run.epochs(2):
+            batches = run.batches([1.0, 2.0, 3.0])
+            for batch in PassingOn(batches) if wrapped else (2 * each for each in batches):
+                session.tick()
+                _ = [*[1], batch]  # which appends, but not the batches
+
+    with pytest.raises(Suspended):
+        loop()
+    assert session.parks == ["disk"]
+
+
+def test_what_collects_epochs_keeps_the_trial_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The least of the values until then is on Python's stack alone."""
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+    run = Run(new_trial(), {}, session)
+
+    def train(epoch: int) -> float:
+        for _ in run.batches([1.0, 2.0]):
+            session.tick()
+        run.report(float(epoch))
+        return float(epoch)
+
+    assert min(train(epoch) for epoch in run.epochs(3)) == 0.0
+    assert session.parks == ["resident"]
+    assert "a call such as next() or sum() is around run.epochs()" in caplog.text
+
+
+def test_batches_in_another_thread_are_refused(tmp_path: Path) -> None:
+    """It would pass the points between batches while the loop trains on."""
+    run = Run(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path))
+    problems: list[BaseException] = []
+
+    def prefetch(batches: Any) -> None:
+        try:
+            list(batches)
+        except InvalidInputError as error:
+            problems.append(error)
+
+    for _ in run.epochs(1):
+        thread = threading.Thread(target=prefetch, args=(run.batches([1.0, 2.0]),))
+        thread.start()
+        thread.join()
+    assert "in another thread than that of its loop" in str(problems[0])
+
+
 def test_trials_that_cannot_be_stored_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import logging
@@ -141,9 +142,21 @@ class Late(Dataset[torch.Tensor]):
         return Noise(self.rng)(torch.tensor([float(index)]))
 
 
+@dataclasses.dataclass(slots=True)
+class NoiseInSlots:
+    """The same, without a ``__dict__``."""
+
+    generator: Any = None
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        if self.generator is None:
+            self.generator = np.random.default_rng(1)
+        return Noise(self.generator)(value)
+
+
 class Nested(Dataset[torch.Tensor]):
-    def __init__(self) -> None:
-        self.augment = {"noise": [Noise(np.random.default_rng(1))]}
+    def __init__(self, noise: Any = None) -> None:
+        self.augment = {"noise": [noise or Noise(np.random.default_rng(1))]}
         self.itself = self
 
     def __len__(self) -> int:
@@ -242,6 +255,18 @@ def test_a_generator_within_parts_of_a_data_set(workers: int, tmp_path: Path) ->
     check(
         one_loader(lambda: DataLoader(Nested(), batch_size=SIZE, num_workers=workers)), tmp_path, 6
     )
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_generator_in_slots(workers: int, late: bool, tmp_path: Path) -> None:
+    """Those of an object without a ``__dict__`` are found, and made again."""
+
+    def make() -> Any:
+        noise = NoiseInSlots(None if late else np.random.default_rng(1))
+        return DataLoader(Nested(noise), batch_size=SIZE, num_workers=workers)
+
+    check(one_loader(make), tmp_path, 6)
 
 
 def test_a_generator_of_a_streams_collate_function(tmp_path: Path) -> None:

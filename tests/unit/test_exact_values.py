@@ -16,8 +16,8 @@ from torch import nn
 
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._classes import Classes
-from optuna_hermes.suspend._kept import sharing
-from optuna_hermes.suspend._module_state import undo_casts
+from optuna_hermes.suspend._kept import can_keep, sharing
+from optuna_hermes.suspend._module_state import kept_groups, undo_casts
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
@@ -280,6 +280,34 @@ def test_large_kept_values_are_left_out_at_an_epoch_s_begin() -> None:
     assert list(named.kept) == ["steps", "it", "losses", "noise"]
     assert (named.kept["noise"], it.n) == ([0.5], 1)
     assert named.kept["steps"] is steps
+
+
+class MadeLate:
+    """Has no state before its first step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        raise KeyError("not begun")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise AssertionError
+
+
+def test_an_object_whose_state_is_made_with_its_first_step_fails_nothing() -> None:
+    """At an epoch's begin it has no small state; of a lost variable it only chooses words."""
+    assert NamedObjects({"late": MadeLate()}).small_state()["others"] == {"late": None}
+    assert not can_keep(MadeLate())
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_the_one_that_the_loop_changes() -> None:
+    """Loading a state would put another one into the group."""
+    rate, weight = torch.tensor(0.1), torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([weight], lr=rate, foreach=False)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = torch.tensor(0.05)
+    with kept_groups([optimizer]):
+        optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.05)
 
 
 # -- containers and memory
