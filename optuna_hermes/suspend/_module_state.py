@@ -20,6 +20,7 @@ from optuna_hermes.suspend._metrics import (
 )
 from optuna_hermes.suspend._parts import parts_of
 from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._tree import mapped, tensors_in
 
 OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
 """Attributes that these lose with their first batch, in each process."""
@@ -30,10 +31,28 @@ _SETTINGS = (type(None), bool, int, float, str)
 def state_of(owner: Any) -> dict[str, Any]:
     """The state of an object, as a tree for ``put_back``."""
     state = owner.state_dict()
-    if not isinstance(owner, nn.Module):
+    if isinstance(owner, torch.optim.Optimizer):  # which moves its state to its parameters' devices
         return {"state": state}
+    if not isinstance(owner, nn.Module):
+        return with_places(state)
     buffers = {name: part for name, part in all_buffers(owner) if name not in state}
     return {"state": state, "buffers": buffers, **beside_weights(owner)}
+
+
+def with_places(state: Any) -> dict[str, Any]:
+    """A state with the places of its tensors on accelerators: a checkpoint is in main memory."""
+    places = [place for place, each in tensors_in(state, ()) if each.device.type != "cpu"]
+    return {"state": state, "on_device": [list(each) for each in places]}
+
+
+def at_places(saved: Mapping[str, Any]) -> Any:
+    """The state that was given to ``with_places``, with those tensors on this process's device."""
+    places = {tuple(each) for each in saved.get("on_device", ())}
+    if not places:
+        return saved["state"]
+    device = torch.accelerator.current_accelerator()
+    there = {id(each) for place, each in tensors_in(saved["state"], ()) if place in places}
+    return mapped(saved["state"], lambda leaf: leaf.to(device) if id(leaf) in there else leaf)
 
 
 def beside_weights(module: nn.Module) -> dict[str, Any]:
@@ -52,7 +71,7 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
     if isinstance(owner, nn.Module):
         # Fabric's wrapper loads by the names within the module that it wraps.
         make_room(getattr(owner, "_original_module", owner), state["state"])
-    owner.load_state_dict(state["state"])
+    owner.load_state_dict(at_places(state))
     if isinstance(owner, torch.optim.Optimizer):
         undo_casts(owner, state["state"])
         vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it

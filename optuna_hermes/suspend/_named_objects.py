@@ -14,11 +14,13 @@ from torch.utils.data import DataLoader
 from optuna_hermes.errors import InvalidInputError, SuspendError
 from optuna_hermes.suspend._kept import KeptValues, if_small
 from optuna_hermes.suspend._module_state import (
+    at_places,
     ignored_of,
     kept_groups,
     put_back,
     set_gradient,
     state_of,
+    with_places,
 )
 from optuna_hermes.suspend._parts import changed, parts_of
 from optuna_hermes.suspend._state import copied
@@ -164,7 +166,7 @@ class NamedObjects:
             self._too_large[name] = _Wait(left=wait.left - 1, epochs=wait.epochs)
             return None
         try:
-            state = if_small(owner.state_dict())
+            state = if_small(with_places(owner.state_dict()))
         except Exception:  # of one that makes its state with its first step
             return None
         if state is None:
@@ -182,7 +184,7 @@ class NamedObjects:
                     group[each] = copied(group.get(each), value)
         for name, own in state["others"].items():
             if own is not None:
-                self._owners[name].load_state_dict(own)
+                self._owners[name].load_state_dict(at_places(own))
         self._kept.load_state_dict(state, self._tensors)
 
     def _tensors(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import nn
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._kept import can_keep, sharing
-from optuna_hermes.suspend._module_state import kept_groups, undo_casts
+from optuna_hermes.suspend._module_state import kept_groups, put_back, state_of, undo_casts
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._objects import Objects
 from optuna_hermes.suspend._tree import frozen, pack, unpack
@@ -264,7 +264,8 @@ def test_a_large_state_is_seldom_asked_for_at_an_epoch_s_begin() -> None:
     states = [named.small_state()["others"] for _ in range(100)]
     assert small.calls == 100
     assert large.calls < 10
-    assert all(each["large"] is None and len(each["small"]["it"]) == 3 for each in states)
+    assert all(each["large"] is None for each in states)
+    assert all(len(each["small"]["state"]["it"]) == 3 for each in states)
 
 
 def test_large_kept_values_are_left_out_at_an_epoch_s_begin() -> None:
@@ -280,6 +281,32 @@ def test_large_kept_values_are_left_out_at_an_epoch_s_begin() -> None:
     assert list(named.kept) == ["steps", "it", "losses", "noise"]
     assert (named.kept["noise"], it.n) == ([0.5], 1)
     assert named.kept["steps"] is steps
+
+
+class Shadow:
+    """Weights of its own, kept as a user's class does: whatever is loaded is taken as it is."""
+
+    def __init__(self, device: str) -> None:
+        self.shadow = {"w": torch.ones(2, device=device), "n": torch.ones(1)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "steps": (3, [self.shadow["w"]])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow, self.steps = state["shadow"], state["steps"]
+
+
+def test_tensors_of_an_object_are_on_its_device_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint has them in main memory, and a user's class moves none; others stay there."""
+    saved = state_of(Shadow("meta"))
+    weight = torch.full((2,), 5.0)  # as it is read from a file
+    saved["state"]["shadow"] = {"w": weight, "n": torch.ones(1)}
+    saved["state"]["steps"] = (3, [weight])
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("meta"))
+    back = Shadow("meta")
+    put_back(back, saved)
+    assert back.shadow["w"].device.type == back.steps[1][0].device.type == "meta"
+    assert back.shadow["n"].device.type == "cpu"
 
 
 class MadeLate:
