@@ -81,7 +81,7 @@ class Replay:
         self._pass = PassState(before=0)  # as it began: what changes in it is set in ``_present``
         self._resume: PassState | None = None
         self._drawn = 0
-        self._ended = False
+        self._ended = self._said = False
         self._ahead: deque[Any] = deque(maxlen=self._pool.most_ahead)
         self._set_sampler(self)
         self._pool.install(loader)
@@ -172,10 +172,22 @@ class Replay:
         return random_warning(loader)
 
     def stores_here(self) -> bool:
-        """True if the batches of this epoch are of indices that are drawn here."""
+        """True if this epoch's batches are those of the first indices that are drawn here."""
+        if self._trained() != self._pass.before and not self._is_in_order():
+            return False
         begun = self._begins_late or (self._pool.asked and not self._pool.expected)
         draws = begun and self._drawn >= self._trained() - self._pass.before
         return (draws or self._resume is not None) and not self._pool.interrupted
+
+    def _is_in_order(self) -> bool:
+        """False where workers' batches come as they are ready; said once."""
+        loader = self._loader()
+        if getattr(loader, "in_order", True) or not getattr(loader, "num_workers", 0):
+            return True
+        if not self._said:
+            self._said = True
+            log.info("Trials are stored between epochs only: their loader has in_order=False.")
+        return False
 
     def __iter__(self) -> Iterator[Any]:
         if self._pool.is_extra_call():  # torch draws the workers' seed after this first call

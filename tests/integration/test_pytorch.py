@@ -784,6 +784,32 @@ def test_what_collects_epochs_keeps_the_trial_in_memory(
     assert "a call such as next() or sum() is around run.epochs()" in caplog.text
 
 
+def test_a_loader_whose_batches_come_as_they_are_ready(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Which of them were trained cannot be told within an epoch; between epochs it is stored."""
+    caplog.set_level("INFO")
+    session = FakeSession({1: "disk", 5: "disk"}, checkpoint_dir=tmp_path)
+    loader = DataLoader(
+        torch.arange(4.0),
+        num_workers=2,
+        in_order=False,
+        multiprocessing_context="fork",
+    )
+
+    def loop() -> None:
+        run = Run(new_trial(), {}, session)
+        for epoch in run.epochs(3):
+            for _ in run.batches(loader):
+                session.tick()
+            run.report(float(epoch))
+
+    loop()
+    assert session.parks[0] == "resident"
+    assert session.states
+    assert "stored between epochs only: their loader has in_order=False" in caplog.text
+
+
 def test_batches_in_another_thread_are_refused(tmp_path: Path) -> None:
     """It would pass the points between batches while the loop trains on."""
     run = Run(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path))
