@@ -115,6 +115,7 @@ class Driver:
             note=self._note,
         )
         self._last: StudyStatus | None = None
+        self._welcome: Welcome | None = None
         self._devices: tuple[str, ...] = ()
         self._silence_noted_at = -math.inf
         self._root: Path | None = None
@@ -239,7 +240,11 @@ class Driver:
             begin = math.inf
             try:
                 connecting = connect_or_start(
-                    "driver", settings.devices, settings.power, self._look_while_silent
+                    "driver",
+                    settings.devices,
+                    settings.power,
+                    self._look_while_silent,
+                    as_before=self._welcome,
                 )
                 with contextlib.closing(connecting) as connection:
                     begin = time.monotonic()
@@ -294,7 +299,7 @@ class Driver:
 
     def _attend(self, connection: Connection, spec: StudySpec, ledger: Ledger) -> None:
         self._pool.starts.forget()  # the broker's end may have been theirs
-        self._devices = connection.welcome.device_ids
+        self._welcome, self._devices = connection.welcome, connection.welcome.device_ids
         self._note_other_devices(connection.welcome)
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):

@@ -90,6 +90,19 @@ def test_other_devices_are_refused_while_it_is_used(broker: Connection) -> None:
     )
 
 
+def test_the_next_broker_has_the_devices_of_the_one_before(runtime_dir: Path) -> None:
+    """A call that took a running broker as it was goes on as on that one's devices."""
+    connect_or_start("viewer", "cpu:3").close()
+    first = connect_or_start("driver")
+    os.kill(first.welcome.pid, signal.SIGKILL)
+    with pytest.raises(BrokerError):
+        first.receive()
+    first.close()
+    second = connect_or_start("driver", as_before=first.welcome)
+    assert second.welcome.device_ids == ("cpu:0", "cpu:1", "cpu:2")
+    second.close()
+
+
 def test_an_idle_broker_makes_way_for_other_devices(runtime_dir: Path) -> None:
     """A request for other devices replaces the broker when nobody is connected."""
     first = connect_or_start("viewer", "cpu:2")

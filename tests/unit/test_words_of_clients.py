@@ -277,7 +277,7 @@ def test_brokers_that_end_at_once(
 ) -> None:
     """Each is replaced with a word about it; after ten in a row its reason is the error."""
 
-    def gone(role: str, devices: str, power: Any, on_silence: Any) -> Any:
+    def gone(role: str, devices: str, power: Any, on_silence: Any, as_before: Any) -> Any:
         raise BrokerError("It is gone.")
 
     monkeypatch.setattr(_driver, "connect_or_start", gone)
@@ -299,7 +299,7 @@ def test_no_other_broker_is_started_once_the_call_is_to_end(
     """A signal, or the end of the call's time, is heeded while no broker comes."""
     ended: list[str] = []
 
-    def gone(role: str, devices: str, power: Any, on_silence: Any) -> Any:
+    def gone(role: str, devices: str, power: Any, on_silence: Any, as_before: Any) -> Any:
         raise BrokerError("It did not listen.")
 
     monkeypatch.setattr(_driver, "connect_or_start", gone)

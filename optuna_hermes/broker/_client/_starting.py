@@ -51,6 +51,8 @@ def connect_or_start(
     devices: str = "auto",
     power: PowerCommands | None = None,
     on_silence: OnSilence | None = None,
+    *,
+    as_before: wire.Welcome | None = None,
 ) -> Connection:
     """Connect to the broker, after starting one if there is none.
 
@@ -61,6 +63,8 @@ def connect_or_start(
         power: the commands with which it must power devices down and up; None takes a running
             broker as it is.
         on_silence: as that of ``Connection``.
+        as_before: what the broker has said that this client had. If it is gone, one is started with
+            its devices and commands, as far as no others were asked for.
 
     Raises:
         DeviceSpecError: there are no such devices.
@@ -74,6 +78,9 @@ def connect_or_start(
         devices = absolute(devices)
         parse_devices(devices)
     texts = () if power is None else power.texts
+    start_with = devices, texts
+    if as_before is not None:
+        start_with = as_before.devices if devices == "auto" else devices, texts or as_before.power
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         try:
@@ -83,7 +90,7 @@ def connect_or_start(
         except BrokerError:
             if time.monotonic() > deadline:
                 raise
-            _start_one(devices, texts)
+            _start_one(*start_with)
             time.sleep(POLL_SECONDS)  # its socket may be the dying one of an older broker
             continue
         if devices not in ("auto", connection.welcome.devices):
