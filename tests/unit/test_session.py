@@ -299,14 +299,34 @@ def test_a_trial_that_is_set_up_says_so_to_the_next_broker(
     assert session.holds
 
 
+def lose_in_creation(brokers: Brokers, session: TrialSession, wait_for: Callable[..., Any]) -> Wire:
+    """The broker dies while a worker creates the trial that it was told to set up."""
+    brokers.last.say(wire.SetUp(name="o"))
+    session.wait_for_grant()
+    brokers.last.close()
+    wait_for(lambda: len(brokers.wires) == 2 and session._connection._up, 10)
+    return brokers.last
+
+
+def test_a_trial_that_was_created_while_there_was_no_broker_is_registered(
+    brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Its worker does not say that it waits: it would be given another trial's lease."""
+    session = connect()
+    after = lose_in_creation(brokers, session, wait_for)
+    assert after.sent == []
+    session.begin(3, 3)
+    assert after.sent == [wire.Register(study=SPEC, number=3, trial_id=3)]
+    after.say(grant(9, 3))
+    wait_for(lambda: session.holds)
+
+
 def test_a_lease_for_another_trial_is_not_taken_for_one_that_was_created(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
 ) -> None:
     """The next broker has taken the worker for one that waits."""
     session = connect()
-    brokers.last.say(wire.SetUp(name="o"))
-    session.wait_for_grant()
-    after = lose(brokers, wait_for)
+    after = lose_in_creation(brokers, session, wait_for)
     after.say(grant(9, 5))
     wait_for(lambda: session.holds)
     with pytest.raises(BrokerError, match="another one"):
@@ -486,6 +506,7 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     after.say(wire.Refused(reason="Its lease (epoch 7) is over."))
     wait_for(lambda: after.of(wire.Register))
     assert session.must_yield
+    session.report(unit=1, step=1, value=0.5)  # under no lease, so no broker takes it
     thread = threading.Thread(target=session.park, args=(None,))
     thread.start()
     after.say(grant(11, 3))
@@ -493,6 +514,7 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     assert not thread.is_alive()
     assert after.of(wire.Parked) == []
     assert after.of(wire.FirstBatch)[-1].epoch == 11
+    assert [(each.epoch, each.unit) for each in after.of(wire.Report)] == [(0, 1), (11, 1)]
 
 
 def test_the_text_of_an_error_is_cut_to_what_a_message_may_hold(

@@ -122,6 +122,8 @@ class TrialSession:
         self._had_seconds = 0.0
         self._granted_at: float | None = None
         self._phase = _Phase.TAKES_TURNS
+        self._told_to_set_up = False
+        """True if the present broker has said so."""
         self._refused: str | None = None
         """The reason not to go on here; None unless the lease is another process's by now."""
         self._noted_end = False
@@ -179,6 +181,7 @@ class TrialSession:
             if isinstance(message, wire.SetUp):
                 # The trial waits at its first batch as if it were asked to yield there.
                 self._phase, self.must_yield = _Phase.SETTING_UP, True
+                self._told_to_set_up = True
                 self.alone = False  # others train meanwhile
                 return message
             if isinstance(message, wire.Prepare):
@@ -196,8 +199,10 @@ class TrialSession:
                 begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
                 self._connection.send(begin)
             else:
-                self._connection.send(wire.Created(number=number, trial_id=trial_id))
                 self._ask = wire.Register(study=self._study, number=number, trial_id=trial_id)
+                created = wire.Created(number=number, trial_id=trial_id)
+                # A broker that came meanwhile knows of no trial that is set up here.
+                self._connection.send(created if self._told_to_set_up else self._ask)
 
     def wait_for_device(self) -> None:
         """Wait for the trial's first lease, if it has none yet; to be called where it has begun.
@@ -529,6 +534,8 @@ class TrialSession:
 
     def _introduce(self) -> Iterable[wire.FromClient]:
         lease = self._lease
+        if self._phase is _Phase.SETTING_UP and lease.resume.number is None:
+            return []  # it does not wait for a trial, and has none yet: see ``begin``
         first = self._resume() if lease.epoch else self._ask
         return [first] if lease.end is None else [first, lease.end]
 
@@ -538,6 +545,7 @@ class TrialSession:
     def _forget_requests(self) -> None:
         """Drop requests of a dead broker that are not begun; keep grants: the ledger has them."""
         with self._connection.lock:
+            self._told_to_set_up = False
             kept: list[wire.FromBroker | None] = []
             with contextlib.suppress(queue.Empty):
                 while True:
@@ -581,7 +589,11 @@ class TrialSession:
 
     def _granted(self, grant: wire.Grant) -> None:
         now = time.monotonic()
+        # After the trial had to give up a lease, and before it had another one.
+        unheard = [(at, report) for at, report in self._lease.reports if report.epoch == 0]
         self._lease.granted(grant, now)
+        for at, report in unheard:
+            self._say_again(report, now - at)
         self._had_seconds, self._granted_at = grant.device_seconds, now
         self.trains = False
         if grant.batch_size is not None:

@@ -470,6 +470,9 @@ class EventHandler:
                 study.workers.add(connection)
             if is_new:
                 _event_log.admitted(turn, trial)
+                created = self.state.clients[connection].role == "worker" and study.driver
+                if created and not study.was_counted(trial.number):
+                    study.leave_unstarted(-1)  # by its worker, while a broker was missing
             turn.save(trial)
         else:
             known = set(study.trials)
