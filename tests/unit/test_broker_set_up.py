@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import WritesFailed
+from optuna_hermes.broker._core._events import Observed, WritesFailed
+from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, LOOK_SECONDS
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot
 from optuna_hermes.policies import Policy
 from optuna_hermes.policies.base import opened, place, unopened
@@ -50,6 +51,22 @@ def test_the_next_trial_is_set_up_while_another_trains() -> None:
     broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
     grant = broker.last(setter, "Grant")
     assert (grant.number, grant.devices) == (1, ("cpu:0",))
+    broker.check()
+
+
+def test_a_worker_that_hangs_in_its_creation_is_killed() -> None:
+    """Nobody else could create a trial, and the study would never end."""
+    broker, workers, _ = served(unstarted=2)
+    (setter,) = told(broker, workers)
+    broker.advance(LOOK_SECONDS)
+    assert setter in broker.handler.silent(broker.now)
+    broker.apply(Observed(activities={setter: "idle"}))
+    broker.advance(GRACE_SECONDS - LOOK_SECONDS - 1.0)
+    assert setter not in broker.killed()
+    broker.advance(2.0)
+    assert setter in broker.killed()
+    broker.hang_up(setter)
+    assert len(told(broker, workers)) == 2  # another one creates it
     broker.check()
 
 

@@ -144,6 +144,7 @@ class Client:
         prepared: the trial whose checkpoint it has read ahead of time.
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
+        opening_at: since when it creates one.
         take: the listed trial that it is about to take for that.
         dismissed: why it was sent away, before its trial had begun or for its study's problem;
             empty if it was not.
@@ -166,6 +167,7 @@ class Client:
     study: str | None = None
     prepared: int | None = None
     opening: tuple[str, ...] | None = None
+    opening_at: float = 0.0
     take: int | None = None
     dismissed: str = ""
     leaving: tuple[str, ...] = ()

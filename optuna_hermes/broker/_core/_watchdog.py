@@ -56,6 +56,9 @@ class Watchdog:
             if trial.connection is not None:
                 yield trial.connection
         yield from self._leaving()
+        for connection, client in self._creating().items():
+            if now - client.opening_at >= LOOK_SECONDS:
+                yield connection
 
     def observed(self, event: Observed, now: float) -> None:
         for connection, activity in event.activities.items():
@@ -84,6 +87,9 @@ class Watchdog:
         for connection, client in self._leaving().items():
             since = self._idle_from(connection, client.left_at)
             yield since + self._hang_seconds(client.study)
+        for connection, client in self._creating().items():
+            since = self._idle_from(connection, client.opening_at)
+            yield since + self._hang_seconds(client.study)
 
     def restart_timeouts(self, now: float) -> None:
         """Begin silences anew: the broker was stopped, and has messages to read."""
@@ -95,6 +101,7 @@ class Watchdog:
             client.idle_since = client.stopped_since = None
             if client.leaving:
                 client.left_at = now
+            client.opening_at = now
 
     def end(self, turn: Turn) -> None:
         """Kill workers that hang; each kill opens another period.
@@ -118,6 +125,11 @@ class Watchdog:
             if turn.now >= since + self._hang_seconds(client.study):
                 client.left_at = turn.now
                 self._kill(turn, connection, None)
+        for connection, client in self._creating().items():
+            since = self._idle_from(connection, client.opening_at)
+            if turn.now >= since + self._hang_seconds(client.study):
+                client.opening_at = turn.now
+                self._kill(turn, connection, None)
 
     def _uses_device(self, connection: int) -> bool:
         leases = (lease for lease in self._state.leases() if lease.connection == connection)
@@ -131,6 +143,15 @@ class Watchdog:
         """Workers that announced that they leave and are still there."""
         clients = self._state.clients.items()
         return {key: each for key, each in clients if each.leaving and each.role == "worker"}
+
+    def _creating(self) -> dict[int, Client]:
+        """Workers that create a trial to set it up, while their database is there."""
+        clients = self._state.clients.items()
+        return {key: each for key, each in clients if each.opening and not self._is_away(each)}
+
+    def _is_away(self, client: Client) -> bool:
+        study = self._state.studies.get(client.study or "")
+        return study is not None and study.away_since is not None
 
     def _hang_seconds(self, key: str | None) -> float:
         study = self._state.studies.get(key or "")
