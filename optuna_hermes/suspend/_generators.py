@@ -86,6 +86,8 @@ def holders_in(*roots: GeneratorOwner) -> list[GeneratorOwner]:
         found.append(holder._replace(place=_numbered(holder.place, places[holder.place])))
         if depth < _MOST_DEPTH:
             waiting += [(depth + 1, part) for part in parts if not kinds.is_leaf(part.owner)]
+    if waiting:
+        _warn_of_many(roots[0].place)
     return found
 
 
@@ -418,6 +420,17 @@ def _made(kind: str, state: Any) -> Any:
     if kind == "Generator":
         return np.random.Generator(_BITS[state["bit_generator"]]())
     return _KINDS[kind]() if kind in _KINDS else torch.Generator(kind)
+
+
+@functools.cache
+def _warn_of_many(place: str) -> None:
+    log.warning(
+        "The random generators in %s are looked for among its first %d values: one that is beyond "
+        "those begins anew when the trial comes back from disk. Keep samples in arrays, or make "
+        "what draws from a generator an attribute that is set before them.",
+        place,
+        _MOST_VALUES,
+    )
 
 
 @functools.cache

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from optuna_hermes import _heap
 from optuna_hermes.errors import CheckpointError
@@ -41,6 +41,9 @@ PASS_SECONDS = 30.0
 MOST_STATES = 1000
 """Most random states of fetches that are kept, of 8 KB each."""
 
+MOST_INNER = 100
+"""Most data sets inside of one whose attributes are kept."""
+
 PLACEHOLDER = object()
 """Stands in for a batch that was fetched before the position was restored."""
 
@@ -56,7 +59,7 @@ class Streams:
 
     def __init__(self, known: Known) -> None:
         self.known = known
-        self._found: list[_Attributes] = []
+        self._found: list[_Nested] = []
         self._now: Callable[[], Any] = lambda: None
         self._saved_now: dict[str, Any] | None = None
         self._saved_others: list[dict[str, Any]] = []
@@ -71,7 +74,7 @@ class Streams:
         """Begin an epoch over a data set."""
         self._now = weakref.ref(data)
 
-    def of(self, data: Any, opened: dict[str, Any] | None = None) -> Attributes:
+    def of(self, data: Any, opened: dict[str, Any] | None = None) -> _Nested:
         """The attributes of one data set, which are restored if it is seen for the first time.
 
         Args:
@@ -81,8 +84,7 @@ class Streams:
         for attributes, living in self._living():
             if living is data:
                 return attributes
-        attributes = _Attributes(type(data).__name__, data, known=self.known())
-        attributes.begin()
+        attributes = _Nested(data, self.known())
         saved = self._saved_of(data)
         attributes.load_state_dict(saved if opened is None else opened)
         self._found.append(attributes)
@@ -110,12 +112,48 @@ class Streams:
             return self._saved_others.pop(0)
         return {}
 
-    def _living(self) -> list[tuple[_Attributes, Any]]:
+    def _living(self) -> list[tuple[_Nested, Any]]:
         """The data sets that are left, with their attributes."""
         found = [(each, each.data()) for each in self._found]
         living = [(each, data) for each, data in found if data is not None]
         self._found = [each for each, _ in living]
         return living
+
+
+class _Nested:
+    """The attributes of a data set, and of the iterable ones inside of it.
+
+    Args:
+        data: the data set, which is held weakly.
+        known: see ``Known``.
+    """
+
+    def __init__(self, data: Any, known: Collection[int]) -> None:
+        self.data = weakref.ref(data)
+        inside = reachable([data], through_data=True).values()
+        inner = [each for each in inside if each is not data and _is_iterable(each)]
+        every = [data, *inner[:MOST_INNER]]
+        self._parts = [_Attributes(type(each).__name__, each, known=known) for each in every]
+        for each in self._parts:
+            each.begin()
+
+    @property
+    def lost(self) -> set[str]:
+        """Names of attributes that have changed and cannot be stored."""
+        return {name for each in self._parts if each.data() is not None for name in each.lost}
+
+    def state_dict(self) -> dict[str, Any]:
+        states = [{} if each.data() is None else each.state_dict() for each in self._parts]
+        return {"sets": states} if any(states) else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for attributes, saved in zip(self._parts, state.get("sets", ()), strict=False):
+            if attributes.data() is not None:
+                attributes.load_state_dict(saved)
+
+
+def _is_iterable(value: object) -> bool:
+    return issubclass(type(value), IterableDataset)  # isinstance may run the code of proxies
 
 
 class _Attributes(Attributes):
@@ -130,6 +168,10 @@ class _Attributes(Attributes):
     @_owner.setter
     def _owner(self, owner: object) -> None:
         self.data = weakref.ref(owner)
+
+
+def _is_map_style(value: object) -> bool:
+    return issubclass(type(value), Dataset) and not _is_iterable(value)
 
 
 def _iterable_data_sets() -> list[weakref.ref[Any]]:
@@ -228,9 +270,13 @@ class Stream:
     def _holders(self) -> list[GeneratorOwner]:
         loader = self._loader()
         data, collate = data_of(loader)
-        # The others of the data set are among its attributes.
-        in_code = (each for each in holders_in(data) if each.in_code)
-        return [GeneratorOwner("loader", loader), *holders_in(collate), *in_code]
+        found = holders_in(data)
+        # The others of iterable data sets are among their attributes, but not those of what these
+        # read: the attributes of a map-style data set may hold all samples.
+        read = [each.place for each in found if _is_map_style(each.owner)]
+        below = tuple(f"{place}." for place in read)
+        more = [e for e in found if e.in_code or e.place in read or e.place.startswith(below)]
+        return [GeneratorOwner("loader", loader), *holders_in(collate), *more]
 
     def ends_here(self) -> bool:
         """True after the epoch's last batch: the next one is fetched to know, and given later."""

@@ -18,6 +18,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from torch.utils.data import (
+    ChainDataset,
     ConcatDataset,
     DataLoader,
     Dataset,
@@ -255,6 +256,15 @@ def test_a_generator_within_parts_of_a_data_set(workers: int, tmp_path: Path) ->
     check(
         one_loader(lambda: DataLoader(Nested(), batch_size=SIZE, num_workers=workers)), tmp_path, 6
     )
+
+
+def test_a_search_that_is_given_up_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """A generator behind ten thousand values is not found."""
+    data = Nested()
+    vars(data)["samples"] = [{str(key): [object()] for key in range(20)} for _ in range(900)]
+    for _ in range(2):
+        holders_in(GeneratorOwner("many samples", data))
+    assert caplog.text.count("generators in many samples are looked for among its first 10000") == 1
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -717,6 +727,58 @@ class Shards(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for shard in numbers().chunk(2):
             yield from shard[torch.randperm(len(shard))]
+
+
+class Counted(Shuffled):
+    """Counts its passes, as a data set does that shuffles by seed and epoch."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.passes += 1
+        return (each + 100 * self.passes for each in super().__iter__())
+
+
+class Buffered(IterableDataset[torch.Tensor]):
+    """Shuffles what another data set gives within a buffer."""
+
+    def __init__(self, source: Any) -> None:
+        self.pipeline = [{"source": source}]
+        self.rng = random.Random(9)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        buffer: list[torch.Tensor] = []
+        for each in self.pipeline[0]["source"]:
+            buffer.append(each)
+            if len(buffer) == 3:
+                yield buffer.pop(self.rng.randrange(3))
+        yield from buffer
+
+
+class Reading(IterableDataset[torch.Tensor]):
+    """Reads a data set whose samples are augmented by a generator of its own."""
+
+    def __init__(self) -> None:
+        self.base = Nested()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (self.base[index] for index in range(SAMPLES))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["buffered", "chained", "reading"])
+def test_data_sets_inside_of_a_stream(kind: str, workers: int, tmp_path: Path) -> None:
+    """Their generators and counters come back, also in later epochs."""
+
+    def make() -> Any:
+        data: Any = Reading() if kind == "reading" else Buffered(Counted(0))
+        if kind == "chained":
+            data = ChainDataset([Counted(1), Counted(2)])
+        return DataLoader(data, batch_size=SIZE, num_workers=workers)
+
+    check(one_loader(make), tmp_path, 3, 10)
 
 
 @pytest.mark.parametrize("stop", [2, 3, 4])
