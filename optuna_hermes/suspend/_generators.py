@@ -14,7 +14,7 @@ import random
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,7 +143,8 @@ def generator_state(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
+        bits = generator.bit_generator
+        return {**bits.state, "seeds": seeds_of(bits)}
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
     return generator.getstate()
@@ -153,12 +154,29 @@ def set_generator_state(generator: Any, state: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
+        if state["seeds"] is not None:
+            set_seeds(generator.bit_generator, state["seeds"])
+        generator.bit_generator.state = {k: v for k, v in state.items() if k != "seeds"}
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
         version, words, gauss = state
         generator.setstate((version, tuple(words), gauss))
+
+
+def seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
+    """The seeds that ``spawn`` makes children from, which a generator's state is without."""
+    seeds = bits.seed_seq
+    if type(seeds) is not np.random.SeedSequence:
+        return None
+    names = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
+    return {name: getattr(seeds, name) for name in names}
+
+
+def set_seeds(bits: Any, seeds: Mapping[str, Any]) -> None:
+    """Restore what ``seeds_of`` returned; the state is to be set after that."""
+    # Only its constructor sets these, and the generator must stay the same object.
+    bits.__init__(np.random.SeedSequence(**seeds))
 
 
 def _is_own(value: object) -> bool:

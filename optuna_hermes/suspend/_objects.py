@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes.errors import SuspendError, UnstorableError
+from optuna_hermes.suspend._generators import seeds_of, set_seeds
 from optuna_hermes.suspend._tree import NUMBERS
 
 _NUMBERS = "biufc"  # NumPy's kinds
@@ -152,7 +153,7 @@ class _Writer:
             return ["generator", "RandomState", self.node(value.get_state(legacy=False), place)]
         if kind is np.random.Generator:
             bits = value.bit_generator
-            state = [self.node(bits.state, place), self.node(_seeds_of(bits), place)]
+            state = [self.node(bits.state, place), self.node(seeds_of(bits), place)]
             return ["generator", type(bits).__name__, *state]
         if package_of(kind) in self._packages:
             name = [kind.__module__, kind.__qualname__]
@@ -326,15 +327,6 @@ def package_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def _seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
-    """The seeds that ``spawn`` makes children from, which a generator's state is without."""
-    seeds = bits.seed_seq
-    if type(seeds) is not np.random.SeedSequence:
-        return None
-    names = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
-    return {name: getattr(seeds, name) for name in names}
-
-
 def _generator(name: str, parts: list[Any], present: Any) -> Any:
     """Return a generator with this state: ``present``, if it is of the same kind."""
     state, *seeds = parts
@@ -349,7 +341,6 @@ def _generator(name: str, parts: list[Any], present: Any) -> Any:
     same = type(present) is np.random.Generator and type(present.bit_generator) is bits
     generator: Any = present if same else np.random.Generator(bits())
     if seeds and seeds[0] is not None:
-        # Only its constructor sets these, and the generator must stay the same object.
-        generator.bit_generator.__init__(np.random.SeedSequence(**seeds[0]))
+        set_seeds(generator.bit_generator, seeds[0])
     generator.bit_generator.state = state
     return generator

@@ -258,6 +258,30 @@ def test_a_generator_within_parts_of_a_data_set(workers: int, tmp_path: Path) ->
     )
 
 
+class Spawning(Dataset[torch.Tensor]):
+    """Gives each sample a child of its generator, which draws nothing itself."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        (child,) = self.rng.spawn(1)
+        return torch.tensor([float(child.normal())])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_children_of_a_generator_are_not_spawned_again(workers: int, tmp_path: Path) -> None:
+    """Their number is not in its state, but among its seeds."""
+    check(
+        one_loader(lambda: DataLoader(Spawning(), batch_size=SIZE, num_workers=workers)),
+        tmp_path,
+        6,
+    )
+
+
 def test_a_search_that_is_given_up_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """A generator behind ten thousand values is not found."""
     data = Nested()
