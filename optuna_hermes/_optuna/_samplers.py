@@ -158,9 +158,8 @@ class StudyView(optuna.Study):
         feasible = _get_feasible_trials(shown)
         if self._is_multi_objective() or not feasible:
             return super()._get_best_trial(deepcopy)  # raises the error that says why
-        best = (max if self.direction == StudyDirection.MAXIMIZE else min)(
-            feasible, key=lambda each: each.value
-        )
+        sign = -1.0 if self.direction == StudyDirection.MAXIMIZE else 1.0
+        best = min(feasible, key=lambda each: sign * cast("float", each.value))
         return copy.deepcopy(best) if deepcopy else best
 
     def get_trials(

@@ -77,7 +77,7 @@ def connect_or_start(
 
         devices = absolute(devices)
         parse_devices(devices)
-    texts = () if power is None else power.texts
+    texts: tuple[str, ...] = () if power is None else power.texts
     start_with = devices, texts
     if as_before is not None:
         start_with = as_before.devices if devices == "auto" else devices, texts or as_before.power
