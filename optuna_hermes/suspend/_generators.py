@@ -86,8 +86,8 @@ def holders_in(*roots: GeneratorOwner) -> list[GeneratorOwner]:
         found.append(holder._replace(place=_numbered(holder.place, places[holder.place])))
         if depth < _MOST_DEPTH:
             waiting += [(depth + 1, part) for part in parts if not kinds.is_leaf(part.owner)]
-    if waiting:
-        _warn_of_many(roots[0].place)
+    if any(each.place.startswith("dataset") and not each.in_code for _, each in waiting):
+        _note_many()
     return found
 
 
@@ -441,12 +441,11 @@ def _made(kind: str, state: Any) -> Any:
 
 
 @functools.cache
-def _warn_of_many(place: str) -> None:
-    log.warning(
-        "The random generators in %s are looked for among its first %d values: one that is beyond "
-        "those begins anew when the trial comes back from disk. Keep samples in arrays, or make "
-        "what draws from a generator an attribute that is set before them.",
-        place,
+def _note_many() -> None:
+    log.info(
+        "Random generators in data sets are looked for among %d values: one that is beyond those "
+        "begins anew when the trial comes back from disk. Keep samples in arrays, or set the "
+        "attribute that leads to a generator before them.",
         _MOST_VALUES,
     )
 

@@ -115,7 +115,8 @@ class Ledgers:
             LedgerError: it would be one ledger too many.
         """
         if url not in self._by_url and len(self._by_url) >= MOST_LEDGERS:
-            self._close_unused(0.0)  # studies in memory may follow each other fast
+            # Studies in memory may follow each other fast.
+            self._close_unused(0.0, {each for each, w in self._by_url.items() if w.rests})
             if len(self._by_url) >= MOST_LEDGERS:
                 raise LedgerError(
                     f"A broker serves {MOST_LEDGERS} databases at most: start it again when "
@@ -208,13 +209,13 @@ class Ledgers:
                 self._by_url[self._url_of[study]].read(methodcaller("unlock_study", study))
                 del self._url_of[study], self._written[study]
                 self._terms.limits.pop(study, None)
-        self._close_unused(UNUSED_SECONDS)
+        self._close_unused(UNUSED_SECONDS, resting)
 
-    def _close_unused(self, seconds: float) -> None:
-        """Close ledgers that no study has had for so long."""
+    def _close_unused(self, seconds: float, resting: Collection[str]) -> None:
+        """Close ledgers that have no work, and that no study has had for so long."""
         now = time.monotonic()
         for url in [url for url, at in self._used.items() if now - at > seconds]:
-            if not self._studies(url) and self._by_url[url].rests:
+            if not self._studies(url) and url in resting:
                 # It has no work, so that its end waits for nothing.
                 self._by_url.pop(url).close(0.0)
                 if url in self._readers:
