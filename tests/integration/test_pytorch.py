@@ -1292,9 +1292,14 @@ def test_what_is_kept_must_be_storable(value: object, tmp_path: Path) -> None:
     session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
     run = Run(new_trial(), {}, session)
     run.kept["it"] = value
-    batches = (session.tick() for _ in run.epochs(1) for _ in run.batches(range(5)))
+
+    def loop() -> None:
+        for _ in run.epochs(1):
+            for _ in run.batches(range(5)):
+                session.tick()
+
     with pytest.raises(UnstorableError, match=r"run\.kept\['it'\] must be made of") as raised:
-        list(batches)
+        loop()
     assert is_misuse(raised.value, anything_reported=False)
 
 
