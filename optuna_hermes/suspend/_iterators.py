@@ -69,20 +69,32 @@ def collecting(frame: FrameType | None) -> str | None:
             continue
         if asking.f_code.co_name in _COMPREHENSIONS:
             return "a comprehension"
-        if dis.opname[asking.f_code.co_code[asking.f_lasti]] not in _LOOPS:
+        if _opcode(asking, _at(asking)) not in _LOOPS:
             return "a call such as next() or sum()"
         if _appends(asking):
             return "a comprehension"
     return None
 
 
+def _at(frame: FrameType) -> int:
+    """Offset of the instruction that a frame is at; a specialised one may stand in its cache."""
+    offset = frame.f_lasti
+    while offset > 0 and _opcode(frame, offset) == "CACHE":
+        offset -= 2
+    return offset
+
+
+def _opcode(frame: FrameType, offset: int) -> str:
+    return dis.opname[frame.f_code.co_code[offset]]
+
+
 def _appends(frame: FrameType) -> bool:
     """True in a comprehension, which from Python 3.12 on has no frame of its own."""
-    end = inner_end = -1
+    begin, end, inner_end = _at(frame), -1, -1
     for each in dis.get_instructions(frame.f_code):
-        if each.offset == frame.f_lasti:
+        if each.offset == begin:
             end = each.argval if each.opname == "FOR_ITER" else -1
-        elif frame.f_lasti < each.offset < end:
+        elif begin < each.offset < end:
             if each.opname == "FOR_ITER":
                 inner_end = max(inner_end, each.argval)
             # With 1 it appends to a list in the loop's body, as ``[*some, another]`` does.
