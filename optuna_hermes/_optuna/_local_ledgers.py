@@ -68,9 +68,8 @@ def claim_ledger(study: optuna.Study, url: str | None = None) -> None:
         others = _claimed(study, here)
         if others and time.monotonic() > end:
             raise StorageError(
-                f"{others[0].rpartition(' ')[0] or others[0]} claims study {study.study_name!r} at "
-                "this moment, or has died over it: run the same command again in "
-                f"{CLAIM_SECONDS / 60:.0f} minutes."
+                f"{_shown(others[0])} claims study {study.study_name!r} at this moment, or has "
+                f"died over it: run the same command again in {CLAIM_SECONDS / 60:.0f} minutes."
             )
         if others:
             time.sleep(random.uniform(0.0, _LONGEST_PAUSE_SECONDS))
@@ -162,10 +161,15 @@ def _here() -> str:
         return name
 
 
+def _shown(mark: str) -> str:
+    """The host and folder of a mark, without what was drawn."""
+    return mark.rpartition(" ")[0] or mark
+
+
 def _elsewhere(study: optuna.Study, marked: str) -> StorageError:
     return StorageError(
         f"A study without a database has one ledger, and that of {study.study_name!r} is in "
-        f"{marked.rpartition(' ')[0] or marked}: go on there. A study of several hosts is kept in "
+        f"{_shown(marked)}: go on there. A study of several hosts is kept in "
         "PostgreSQL or MySQL, or begins with --ledger. If that ledger is lost, with all that was "
         f"suspended, call study.set_user_attr({LEDGER_ATTRIBUTE!r}, '') and begin again."
     )

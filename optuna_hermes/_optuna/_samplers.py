@@ -13,7 +13,6 @@ import numpy as np
 import optuna
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.study import StudyDirection
-from optuna.study._constrained_optimization import _get_feasible_trials
 from optuna.trial import FrozenTrial, TrialState
 
 
@@ -155,7 +154,7 @@ class StudyView(optuna.Study):
     def _get_best_trial(self, deepcopy: bool) -> FrozenTrial:
         """The best of the trials that are shown as COMPLETE: see ``Study.best_trial``."""
         shown = self._get_trials(deepcopy=False, states=(TrialState.COMPLETE,), use_cache=True)
-        feasible = _get_feasible_trials(shown)
+        feasible = list(filter(is_feasible, shown))
         if self._is_multi_objective() or not feasible:
             return super()._get_best_trial(deepcopy)  # raises the error that says why
         sign = -1.0 if self.direction == StudyDirection.MAXIMIZE else 1.0

@@ -6,6 +6,7 @@ import importlib
 import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class SurrogateSampler(BaseSampler):
         rng = np.random.default_rng(self._rng.rng.randint(2**31, size=4))
         # With failed ones: else what fails for its parameters, as for want of memory, would be
         # proposed for ever.
-        tried = sorted([*_of_many(known, sign(study)), *_failed(placed)], key=_number)
+        tried = sorted([*_of_many(known, sign(study)), *_failed(placed)], key=attrgetter("number"))
         taken = [each.params for each in [*tried, *begun]]
         from optuna_hermes._optuna._surrogate_model import proposals  # SciPy is long to import
 
@@ -191,10 +192,6 @@ def _failed(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     again = {number for each in trials for number in each.system_attrs.get("retry_history", ())}
     failed = [each for each in trials if each.state == TrialState.FAIL and each.number not in again]
     return failed[-(MOST_KNOWN // 4) :]
-
-
-def _number(trial: FrozenTrial) -> int:
-    return trial.number
 
 
 def _has_value(trial: FrozenTrial) -> bool:

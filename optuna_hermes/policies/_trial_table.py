@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,19 +81,19 @@ class TrialTable:
         units[reported] = self.curves.units[curve_rows]
         seconds[reported] = self.curves.seconds[curve_rows]
         states = [each.state for each in trials]
-        numbers = np.array([each.number for each in trials], dtype=np.int64)
-        self.numbers = np.append(self.numbers, numbers)
-        waits = np.array([each in ("parked", "stored") for each in states], dtype=np.bool_)
-        self.waits = np.append(self.waits, waits)
-        begun = np.array([each != "pending" for each in states], dtype=np.bool_)
-        self.begun = np.append(self.begun, begun)
-        bound = np.array([bool(each.bound_to) for each in trials], dtype=np.bool_)
-        self.bound = np.append(self.bound, bound)
-        left = np.array([each.units_left for each in trials], dtype=np.float64)  # None becomes NaN
-        self.left = np.append(self.left, left)
-        self.starts = np.append(self.starts, starts)
-        self.units = np.append(self.units, units)
-        self.seconds = np.append(self.seconds, seconds)
+        self.numbers = _extended(self.numbers, [each.number for each in trials])
+        self.waits = _extended(self.waits, [each in ("parked", "stored") for each in states])
+        self.begun = _extended(self.begun, [each != "pending" for each in states])
+        self.bound = _extended(self.bound, [bool(each.bound_to) for each in trials])
+        self.left = _extended(self.left, [each.units_left for each in trials])  # None becomes NaN
+        self.starts = _extended(self.starts, starts)
+        self.units = _extended(self.units, units)
+        self.seconds = _extended(self.seconds, seconds)
         for row, each in enumerate(trials, len(self._trials)):
             self._known[id(each)] = row
         self._trials += trials
+
+
+def _extended(column: NDArray[Any], values: Any) -> NDArray[Any]:
+    """A column with more values, of its own type also where there are none."""
+    return np.append(column, np.asarray(values, dtype=column.dtype))

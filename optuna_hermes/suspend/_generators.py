@@ -14,7 +14,7 @@ import random
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -154,9 +154,11 @@ def set_generator_state(generator: Any, state: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
+        bits: Any = generator.bit_generator
         if state["seeds"] is not None:
-            set_seeds(generator.bit_generator, state["seeds"])
-        generator.bit_generator.state = {k: v for k, v in state.items() if k != "seeds"}
+            # Only its constructor sets these, and the generator must stay the same object.
+            bits.__init__(np.random.SeedSequence(**state["seeds"]))
+        bits.state = {name: each for name, each in state.items() if name != "seeds"}
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
@@ -171,12 +173,6 @@ def seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
         return None
     names = ("entropy", "spawn_key", "pool_size", "n_children_spawned")
     return {name: getattr(seeds, name) for name in names}
-
-
-def set_seeds(bits: Any, seeds: Mapping[str, Any]) -> None:
-    """Restore what ``seeds_of`` returned; the state is to be set after that."""
-    # Only its constructor sets these, and the generator must stay the same object.
-    bits.__init__(np.random.SeedSequence(**seeds))
 
 
 def _is_own(value: object) -> bool:

@@ -32,7 +32,6 @@ def begun_anew(frame: FrameType | None) -> str | None:
     Returns:
         None if there is none.
     """
-    # It looks through all objects of the process: what frames alone show is asked first.
     running = {id(each) for each in _generators(frame)}
     generators = _heap.objects(GeneratorType)
     found: list[object] = [g for g in generators if g.gi_running and id(g.gi_frame) in running]
@@ -69,14 +68,15 @@ def collecting(frame: FrameType | None) -> str | None:
             continue
         if asking.f_code.co_name in _COMPREHENSIONS:
             return "a comprehension"
-        if _opcode(asking, _at(asking)) not in _LOOPS:
+        place = _place(asking)
+        if _opcode(asking, place) not in _LOOPS:
             return "a call such as next() or sum()"
-        if _appends(asking):
+        if _appends(asking, place):
             return "a comprehension"
     return None
 
 
-def _at(frame: FrameType) -> int:
+def _place(frame: FrameType) -> int:
     """Offset of the instruction that a frame is at; a specialised one may stand in its cache."""
     offset = frame.f_lasti
     while offset > 0 and _opcode(frame, offset) == "CACHE":
@@ -88,9 +88,9 @@ def _opcode(frame: FrameType, offset: int) -> str:
     return dis.opname[frame.f_code.co_code[offset]]
 
 
-def _appends(frame: FrameType) -> bool:
-    """True in a comprehension, which from Python 3.12 on has no frame of its own."""
-    begin, end, inner_end = _at(frame), -1, -1
+def _appends(frame: FrameType, begin: int) -> bool:
+    """True in a comprehension's loop, which from Python 3.12 on has no frame of its own."""
+    end = inner_end = -1
     for each in dis.get_instructions(frame.f_code):
         if each.offset == begin:
             end = each.argval if each.opname == "FOR_ITER" else -1

@@ -41,8 +41,11 @@ def state_of(owner: Any) -> dict[str, Any]:
 
 def with_places(state: Any) -> dict[str, Any]:
     """A state with the places of its tensors on accelerators: a checkpoint is in main memory."""
-    places = [place for place, each in tensors_in(state, ()) if each.device.type != "cpu"]
-    return {"state": state, "on_device": [list(each) for each in places]}
+    try:
+        places = [place for place, each in tensors_in(state, ()) if each.device.type != "cpu"]
+    except RecursionError:  # ``pack`` raises its error
+        places = []
+    return {"state": state, "on_device": list(map(list, places))}
 
 
 def at_places(saved: Mapping[str, Any]) -> Any:

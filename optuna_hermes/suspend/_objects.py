@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._generators import seeds_of, set_seeds
+from optuna_hermes.suspend._generators import seeds_of, set_generator_state
 from optuna_hermes.suspend._tree import NUMBERS
 
 _NUMBERS = "biufc"  # NumPy's kinds
@@ -340,7 +340,5 @@ def _generator(name: str, parts: list[Any], present: Any) -> Any:
         raise SuspendError(f"it holds a {name}, which is no generator of NumPy")
     same = type(present) is np.random.Generator and type(present.bit_generator) is bits
     generator: Any = present if same else np.random.Generator(bits())
-    if seeds and seeds[0] is not None:
-        set_seeds(generator.bit_generator, seeds[0])
-    generator.bit_generator.state = state
+    set_generator_state(generator, {**state, "seeds": seeds[0] if seeds else None})
     return generator

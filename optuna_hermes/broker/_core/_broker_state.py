@@ -144,12 +144,12 @@ class Client:
         prepared: the trial whose checkpoint it has read ahead of time.
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
-        opening_at: since when it creates one.
         take: the listed trial that it is about to take for that.
         dismissed: why it was sent away, before its trial had begun or for its study's problem;
             empty if it was not.
         leaving: the devices whose memory it still has, after it said that it leaves, since
-            ``left_at``.
+            ``silent_from``.
+        silent_from: since when it has been leaving, or creating a trial, without a lease.
         started: when its process did, as its kernel counts.
         hung: it was sent SIGKILL because it hung.
         worked_at: when it was last seen to work while it was silent.
@@ -167,11 +167,10 @@ class Client:
     study: str | None = None
     prepared: int | None = None
     opening: tuple[str, ...] | None = None
-    opening_at: float = 0.0
     take: int | None = None
     dismissed: str = ""
     leaving: tuple[str, ...] = ()
-    left_at: float = 0.0
+    silent_from: float = 0.0
     hung: bool = False
     worked_at: float = -math.inf
     idle_since: float | None = None

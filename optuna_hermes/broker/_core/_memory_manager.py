@@ -176,7 +176,7 @@ class MemoryManager:
         """Note that a trial's process ends, or will: until then it has its memory."""
         client = self._state.client_of(trial.connection)
         if client is not None:
-            client.leaving, client.left_at = trial.devices, now
+            client.leaving, client.silent_from = trial.devices, now
         self.left(trial.devices, now)
 
     def shares(self, slot: Slot, trial: LiveTrial) -> bool:

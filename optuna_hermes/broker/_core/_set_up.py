@@ -201,7 +201,7 @@ def _set_up(turn: Turn, study: Study, connection: int, take: int | None) -> None
     name = f"{state.instance}:{state.openings}"
     lost = study.lost_openings.pop() if study.lost_openings else ()
     client.opening, client.take = (name, *lost), take
-    client.prepared, client.opening_at = None, turn.now
+    client.prepared, client.silent_from = None, turn.now
     study.idle.remove(connection)
     study.leave_unstarted(-1)
     turn.send(connection, wire.SetUp(name=name, lost=lost, take=take))

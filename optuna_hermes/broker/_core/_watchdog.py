@@ -55,9 +55,8 @@ class Watchdog:
         for trial in self._asked():
             if trial.connection is not None:
                 yield trial.connection
-        yield from self._leaving()
-        for connection, client in self._creating().items():
-            if now - client.opening_at >= LOOK_SECONDS:
+        for connection, client in self._without_lease().items():
+            if client.leaving or now - client.silent_from >= LOOK_SECONDS:
                 yield connection
 
     def observed(self, event: Observed, now: float) -> None:
@@ -84,11 +83,8 @@ class Watchdog:
             yield self._idle_from(trial.connection, trial.asked_at) + self._hang_seconds(
                 trial.study
             )
-        for connection, client in self._leaving().items():
-            since = self._idle_from(connection, client.left_at)
-            yield since + self._hang_seconds(client.study)
-        for connection, client in self._creating().items():
-            since = self._idle_from(connection, client.opening_at)
+        for connection, client in self._without_lease().items():
+            since = self._idle_from(connection, client.silent_from)
             yield since + self._hang_seconds(client.study)
 
     def restart_timeouts(self, now: float) -> None:
@@ -99,9 +95,7 @@ class Watchdog:
             trial.asked_at = now
         for client in self._state.clients.values():
             client.idle_since = client.stopped_since = None
-            if client.leaving:
-                client.left_at = now
-            client.opening_at = now
+            client.silent_from = now
 
     def end(self, turn: Turn) -> None:
         """Kill workers that hang; each kill opens another period.
@@ -120,15 +114,10 @@ class Watchdog:
                 trial.asked_at = turn.now
                 if not self._kill(turn, trial.connection or 0, trial):
                     trial.asked, trial.stores, trial.moves = None, False, False
-        for connection, client in self._leaving().items():
-            since = self._idle_from(connection, client.left_at)
+        for connection, client in self._without_lease().items():
+            since = self._idle_from(connection, client.silent_from)
             if turn.now >= since + self._hang_seconds(client.study):
-                client.left_at = turn.now
-                self._kill(turn, connection, None)
-        for connection, client in self._creating().items():
-            since = self._idle_from(connection, client.opening_at)
-            if turn.now >= since + self._hang_seconds(client.study):
-                client.opening_at = turn.now
+                client.silent_from = turn.now
                 self._kill(turn, connection, None)
 
     def _uses_device(self, connection: int) -> bool:
@@ -139,17 +128,17 @@ class Watchdog:
         """Parked trials that have not answered yet."""
         return [trial for trial in self._state.trials() if trial.asked and trial.state == "parked"]
 
-    def _leaving(self) -> dict[int, Client]:
-        """Workers that announced that they leave and are still there."""
-        clients = self._state.clients.items()
-        return {key: each for key, each in clients if each.leaving and each.role == "worker"}
-
-    def _creating(self) -> dict[int, Client]:
-        """Workers that create a trial to set it up, while their database is there."""
-        clients = self._state.clients.items()
-        return {key: each for key, each in clients if each.opening and not self._is_away(each)}
+    def _without_lease(self) -> dict[int, Client]:
+        """Workers that announced that they leave and are still there, or that create a trial."""
+        return {
+            key: each
+            for key, each in self._state.clients.items()
+            if each.role == "worker"
+            and (each.leaving or (each.opening and not self._is_away(each)))
+        }
 
     def _is_away(self, client: Client) -> bool:
+        """True while the database that a trial is created in does not answer."""
         study = self._state.studies.get(client.study or "")
         return study is not None and study.away_since is not None
 
