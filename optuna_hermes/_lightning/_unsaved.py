@@ -134,7 +134,7 @@ def _data_module(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
 class _HyperParameters(Attributes):
     """The ``hparams`` of a module or data module."""
 
-    def _attributes(self) -> dict[str, Any]:
+    def _all(self) -> dict[str, Any]:
         found = vars(self._owner).get("_hparams")
         return found if isinstance(found, dict) else {}  # another is one of OmegaConf's
 

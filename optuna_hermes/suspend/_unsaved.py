@@ -94,7 +94,7 @@ class Attributes:
         """Classes of the present values and their parts, for ``note``; see ``needed_of``."""
         return {
             (name, *place): kind
-            for name, value in self._all().items()
+            for name, value in self._watched().items()
             for place, kind in _classes_in(value, self._known).items()
         }
 
@@ -137,13 +137,13 @@ class Attributes:
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprints of the present values, by name."""
-        return {name: self._fingerprint(each) for name, each in self._all().items()}
+        return {name: self._fingerprint(each) for name, each in self._watched().items()}
 
     def _changed_from(self, before: dict[str, int], now: dict[str, int]) -> None:
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
         self._changed |= self._gone(before)
         for name in changed:
-            value = self._attributes()[name]
+            value = self._all()[name]
             try:
                 self._written(name, value)
             except Exception:
@@ -156,11 +156,11 @@ class Attributes:
         """The changed attributes, as trees."""
         gone = self._gone({*self._before, *self._changed})
         self._changed |= gone
-        return {**self._trees(self._all()), **dict.fromkeys(gone, _GONE)}
+        return {**self._trees(self._watched()), **dict.fromkeys(gone, _GONE)}
 
     def _gone(self, names: Iterable[str]) -> set[str]:
         """Those of the names that are no attributes any more; parts of modules are restored so."""
-        own = self._attributes()
+        own = self._all()
         kinds = ("_parameters", "_buffers", "_modules")
         parts = {name for kind in kinds for name in own.get(kind, {}).keys()}  # noqa: SIM118
         return {name for name in names if name not in own and name not in parts}
@@ -168,7 +168,7 @@ class Attributes:
     def find_unmade(self) -> set[str]:
         """Names of those that hold what the next process would lack at present; see ``note``."""
         # At each suspension, not with each checkpoint only: so what takes long is left out.
-        attributes = self._all().items()
+        attributes = self._watched().items()
         self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
         return self.unmade
 
@@ -204,7 +204,7 @@ class Attributes:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore changed attributes; to be called before ``begin``."""
         self.note_made()  # before they are replaced
-        attributes = self._attributes()
+        attributes = self._all()
         self._changed |= state.keys()
         others: dict[str, list[Any]] = {}
         for name, node in state.items():
@@ -236,7 +236,7 @@ class Attributes:
     def _fingerprint(self, value: Any) -> int:
         known = self._known
         if bound_to(value) is not None:  # which may be the value of another attribute
-            others = [each for each in self._all().values() if each is not value]
+            others = [each for each in self._watched().values() if each is not value]
             known = {*known, id(self._owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
@@ -286,16 +286,16 @@ class Attributes:
         is_code = isinstance(there, type) and issubclass(there, CODE)
         return there is type(value) or (is_code and isinstance(value, CODE))
 
-    def _all(self) -> dict[str, Any]:
-        every = self._attributes().items()
+    def _watched(self) -> dict[str, Any]:
+        every = self._all().items()
         return {name: value for name, value in every if not self._ignores(name, value)}
 
-    def _attributes(self) -> dict[str, Any]:
+    def _all(self) -> dict[str, Any]:
         return vars(self._owner)
 
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
-        roots = [each for each in self._all().values() if not outside(each)]
+        roots = [each for each in self._watched().values() if not outside(each)]
         found = reachable(roots, known=self._known)
         return WeakValueDictionary(
             (key, each)
