@@ -99,8 +99,11 @@ def study_key(study: optuna.Study) -> str:
     # First of all: a key that the ledger does not know is taken for that of a copied study.
     with contextlib.closing(open_ledger(url)) as ledger:
         ledger.add_study(fresh)
-    _known.add((url, fresh))
-    return str(_given(study, name, fresh, partial(_is_in, url)))
+        _known.add((url, fresh))
+        key = str(_given(study, name, fresh, partial(_is_in, url)))
+        if key != fresh:  # another process was faster
+            ledger.forget_study(fresh)
+    return key
 
 
 def known_key(study: optuna.Study) -> str | None:

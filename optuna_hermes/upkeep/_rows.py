@@ -72,7 +72,8 @@ def remove_rows(study: _optuna.Study, ledger: Ledger, rows: Rows) -> None:
     for instance in rows.hosts:
         # It is asked again there: a broker that was only slow may have come back.
         ledger.forget_host(instance, dead_after_seconds=FORGET_HOST_SECONDS)
-    for key in rows.studies:
+    # Again: a study that was beginning when it was looked for has its key by now.
+    for key in set(rows.studies).intersection(_deleted(study, ledger, ())):
         ledger.forget_study(key)
     if rows.events:
         ledger.trim_events(_optuna.study_key(study), rows.events_before)

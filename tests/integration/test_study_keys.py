@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import socket
@@ -25,6 +26,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna
 from optuna_hermes._optuna import _studies
+from optuna_hermes.ledger import open_ledger
 
 N_PROCESSES = 2
 DEADLINE_SECONDS = 60.0
@@ -163,3 +165,7 @@ def test_processes_that_meet_a_study_at_once_agree_on_its_key(
     assert len(heard) == 1
     ((first, _, later),) = heard
     assert first == later
+    study = optuna.load_study(study_name="s", storage=storage_at(place))
+    if "://" in place:  # a database, which has the ledger as well
+        with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+            assert ledger.load_studies() == [first]

@@ -11,6 +11,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna, upkeep
+from optuna_hermes._tables import key_attribute
 from optuna_hermes.ledger import (
     CheckpointRecord,
     EventRecord,
@@ -179,6 +180,18 @@ def test_a_study_that_optuna_has_no_more_is_forgotten(house: House) -> None:
     house.clear(rows)
     assert "deleted" not in house.ledger.load_studies()
     assert house.key in house.ledger.load_studies()
+
+
+def test_a_study_that_was_beginning_when_gc_looked_is_kept(house: House) -> None:
+    """Its key is in the ledger before it is in Optuna's table, and gc may look in between."""
+    house.ledger.add_study("fresh")
+    rows = house.rows()
+    assert rows.studies == ("fresh",)
+    begun = optuna.create_study(storage=house.study._storage, study_name="begun")
+    name = key_attribute(begun._study_id)
+    house.study._storage.set_study_system_attr(begun._study_id, name, "fresh")
+    house.clear(rows)
+    assert _optuna.known_key(begun) == "fresh"
 
 
 def test_a_study_of_another_storage_is_not_taken_for_deleted(house: House, tmp_path: Path) -> None:
