@@ -367,6 +367,7 @@ class Snapshot:
             device memory is said by the devices.
         wanted: devices that the study could use at once, if it had as many and a process for
             each; None where that is no more than ``trials`` and ``unstarted`` say.
+        wanted_is_all: no trials can come but those that ``wanted`` counts.
         held: devices that it has, or is about to have, beside those that ``trials`` name.
         left: what is left of the study's budget.
         opening_seconds: expected device time from a new trial's lease to its first batch.
@@ -381,6 +382,7 @@ class Snapshot:
     unstarted: Unstarted = Unstarted()
     room: Resources = Resources()
     wanted: int | None = None
+    wanted_is_all: bool = False
     held: tuple[str, ...] = ()
     left: Budget = Budget()
     opening_seconds: float = 0.0

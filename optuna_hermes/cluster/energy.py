@@ -179,10 +179,10 @@ class Energy(Policy):
         """The devices that need no power, and the demand with a new lock if some are woken."""
         ours, needed = _ours(snapshot, decision)
         n_powered = sum(device.powered for device in ours)
-        # While demand has only ever fallen the study has a fixed number of trials: it is known. It
-        # rises where trials come from elsewhere; then the past counts, and the time of day: a
+        # Also while demand has only ever fallen the study has a fixed number of trials. It rises
+        # where trials come from elsewhere; then the past counts, and the time of day: a
         # seasonal mean, since fitting trees takes longer than a decision may, and gained nothing.
-        is_known = not demand.has_risen
+        is_known = snapshot.wanted_is_all or not demand.has_risen
         wanted = self.rules.wanted(
             n_nodes=len(ours),
             powered=n_powered,

@@ -102,6 +102,19 @@ def test_demand_that_has_risen_may_do_so_again() -> None:
     assert study.decide(1).powered_down == ("cpu:2", "cpu:3")
 
 
+def test_a_study_that_goes_on_with_more_trials_has_told_how_many() -> None:
+    """Demand that has risen may not rise again where the broker knows all that is to come."""
+    devices = tuple(Device(id=f"cpu:{index}", free=index > 0) for index in range(4))
+    policy, memory, down = make_policy("energy:fifo"), None, []
+    for hour, wanted in ((0, 4), (1, 1), (24, 4), (25, 1)):
+        snapshot = Snapshot(now=hour * HOUR, devices=devices, wanted=wanted, held=("cpu:0",))
+        decision = policy.decide(replace(snapshot, wanted_is_all=True, memory=memory))
+        memory = decision.memory
+        down.append(len(decision.powered_down))
+    assert down == [0, 2, 0, 2]
+    assert policy.decide(replace(snapshot, memory=memory)).powered_down == ()
+
+
 def test_devices_are_awake_before_the_load_of_every_day() -> None:
     """After some days what comes at this time is expected, and its devices have power."""
     study = Played(8, EnergyRules(look_back_ticks=6))

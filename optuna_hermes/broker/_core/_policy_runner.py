@@ -132,6 +132,7 @@ class PolicyRunner:
             finished=tuple(finished),
             unstarted=unstarted,
             wanted=None if self._power is None else self._power.wanted(study),
+            wanted_is_all=study.driver is not None,  # it has told how many are left
             held=() if self._power is None else self._power.held(study),
             left=self._left(study, now),
             opening_seconds=study.opening_seconds,
