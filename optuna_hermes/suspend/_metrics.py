@@ -55,20 +55,30 @@ def metric_state(metric: Any) -> dict[str, Any]:
 
 
 def restore_metrics(module: nn.Module, states: Mapping[str, Any]) -> None:
-    """Restore the metrics of a module and its parts, also those that trackers have added."""
-    grow_trackers(module, states)
+    """Restore the metrics of a module and its parts, as many of them as trackers had."""
+    fit_trackers(module, states)
     for name, metric in metrics_in(module):
         if name in states:
             restore_metric(metric, moved(states[name], metric.device))
 
 
-def grow_trackers(module: nn.Module, names: Collection[str]) -> None:
-    """Let trackers add metrics until there are all of these names."""
+def fit_trackers(module: nn.Module, names: Collection[str]) -> None:
+    """Let trackers have the metrics of these ``names``: add those that lack, remove all others.
+
+    An epoch's code that runs again has added some once more.
+    """
+
+    def has(place: str) -> bool:
+        return any(f"{name}.".startswith(f"{place}.".lstrip(".")) for name in names)
+
     kind = _of_torchmetrics("MetricTracker")
     trackers = [(place, part) for place, part in module.named_modules() if isinstance(part, kind)]
     for place, part in trackers:
-        while any(f"{name}.".startswith(f"{place}.{len(part)}.".lstrip(".")) for name in names):
+        while has(f"{place}.{len(part)}"):
             part.increment()
+        if has(f"{place}._base_metric"):  # of which it adds copies: the first of its parts
+            while len(part) > 1 and not has(f"{place}.{len(part) - 1}"):
+                del part._modules[str(len(part) - 1)]
 
 
 def restore_metric(metric: Any, state: dict[str, Any]) -> None:

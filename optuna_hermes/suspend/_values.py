@@ -28,7 +28,7 @@ from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._fingerprint import SCALARS, is_iterator, outside
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._metrics import (
-    grow_trackers,
+    fit_trackers,
     is_metric,
     metric_state,
     parts_with_metrics,
@@ -381,7 +381,7 @@ class ValueReader(_Reader):
             if not _is_a(present, *rest[:2]):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
             if kind == "metrics":
-                grow_trackers(present, [at for at, _, _ in rest[3]])
+                fit_trackers(present, [at for at, _, _ in rest[3]])
             state = self.node(rest[2])
             if isinstance(present, GENERATORS):
                 set_generator_state(present, state)

@@ -20,6 +20,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torchmetrics import MeanMetric, MetricTracker
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
@@ -120,6 +121,32 @@ def test_a_kept_part_of_an_optimizers_state_is_restored_with_it(tmp_path: Path) 
     with pytest.raises(Suspended):
         near_the_start(session, kept_part=True)
     assert len(near_the_start(session.again(), kept_part=True)) == 4 * 4 + 4
+
+
+def tracked(session: FakeSession) -> list[float]:
+    """A tracker gets a new metric at the begin of each epoch."""
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker = MetricTracker(MeanMetric(), maximize=False)
+    named = {"model": model, "optimizer": optimizer, "tracker": tracker}
+    run = Run(optuna.create_study().ask(), named, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(4):
+        tracker.increment()
+        for (x,) in run.batches(DataLoader(DATA, batch_size=4, shuffle=True)):
+            loss = (model(x) - 1).square().mean()
+            tracker.update(loss.detach())
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    assert len(tracker.compute_all()) == 4
+    return [*losses, *tracker.compute_all().tolist()]
+
+
+@pytest.mark.parametrize("stops", [(1,), (3, 3), (2, 2, 2)])
+def test_a_metric_that_is_added_again_counts_once(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """A tracker has as many as it had, whatever the epoch's code has added since."""
+    assert by_way_of_disk(tracked, tmp_path, *stops) == tracked(FakeSession())
 
 
 def subset(order: torch.Tensor) -> DataLoader[Any]:
