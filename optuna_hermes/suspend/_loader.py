@@ -42,6 +42,8 @@ class PassState:
     own: dict[str, Any] = field(default_factory=dict)
     seed: torch.Tensor | None = None
     workers: list[Any] | None = None
+    data: list[dict[str, Any]] | None = None
+    """Values in the data sets at the start of worker processes that persist."""
     batches_before: int | None = None
     """Trained batches when they got this ``size``; both are None in all but ``ElasticReplay``."""
     size: int | None = None
@@ -49,7 +51,7 @@ class PassState:
     """Random states under which the batches ahead were fetched: of ``_LazyReplay``, else None."""
 
     def to_tree(self) -> dict[str, Any]:
-        optional = ("batches_before", "size", "under")
+        optional = ("data", "batches_before", "size", "under")
         return {k: v for k, v in vars(self).items() if v is not None or k not in optional}
 
 

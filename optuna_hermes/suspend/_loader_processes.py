@@ -45,7 +45,9 @@ class LoaderProcesses:
         self._iterator: Callable[[], Any] = lambda: None
         self._seed: torch.Tensor | None = None
         self._revived: dict[str, Any] | None = None
-        self._kept: tuple[Any, Any] | None = None
+        self._kept: tuple[Any, Any, Any] | None = None
+        self._data: list[dict[str, Any]] | None = None
+        """The data sets' values at the start of processes that persist."""
         self._extra_call = False
         self._first = 0
         self._skipped = 0
@@ -79,17 +81,19 @@ class LoaderProcesses:
         loader, workers = self._loader(), self._workers
         idle = trained is None and not getattr(loader, "persistent_workers", False)
         if self._revived is not None:
-            return {name: self._revived[name] for name in ("seed", "workers")}
+            return {name: self._revived.get(name) for name in ("seed", "workers", "data")}
         if workers is None or idle:
-            return {"seed": None, "workers": None}
+            return {"seed": None, "workers": None, "data": None}
         iterator = self._iterator()
         last = self._sent(iterator) if trained is None else trained - self._skipped
         if isinstance(getattr(loader, "dataset", None), IterableDataset):
-            return {"seed": self._seed, "workers": None}  # a worker may have ended early
+            # A worker may have ended early.
+            return {"seed": self._seed, "workers": None, "data": self._data}
         counts = self._counts(last)
         return {
             "seed": self._seed,
             "workers": [workers.state(worker, count) for worker, count in enumerate(counts)],
+            "data": self._data,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -133,15 +137,21 @@ class LoaderProcesses:
         return extra
 
     def before_seed(self) -> None:
-        """Remember the state from which the seed is drawn next, or set the restored one."""
+        """Remember the state from which the seed is drawn next, or set the restored one.
+
+        The same with the data sets of processes that persist, which are copies of the present ones.
+        """
         loader = self._loader()
         generator = getattr(loader, "generator", None)
+        persists, values = getattr(loader, "persistent_workers", False), self._own.data_values()
         if self._revived is None:
             own = torch.default_generator if generator is None else generator
-            self._seed = own.get_state()
+            self._seed, self._data = own.get_state(), values if persists else None
             return
-        self._kept = rng_state(), None if generator is None else generator.get_state()
-        self._seed = self._revived["seed"]
+        self._kept = rng_state(), None if generator is None else generator.get_state(), values
+        self._seed, self._data = self._revived["seed"], self._revived.get("data")
+        if self._data is not None:
+            self._own.set_data_values(self._data)
         (torch.default_generator if generator is None else generator).set_state(self._seed)
         self._revived = None
 
@@ -161,6 +171,8 @@ class LoaderProcesses:
             set_rng_state(kept[0])
             if kept[1] is not None:
                 self._loader().generator.set_state(kept[1])  # type: ignore[union-attr]
+            if self._data is not None:
+                self._own.set_data_values(kept[2])
             return
         iterator = self._iterator()
         if iterator is not None and hasattr(iterator, "_send_idx"):  # the processes persist

@@ -33,8 +33,8 @@ _seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDiction
 class OwnStates:
     """Generators, counters and index lists that a loader, its samplers and its data set keep.
 
-    Of data sets, only the numbers, text and flags that the training sets: with worker processes,
-    where these do not persist, they hold from its next epoch on.
+    Of data sets, only the numbers, text and flags that the training sets: with worker processes
+    they hold from its next epoch on, and where these persist those of the first epoch hold.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
@@ -48,12 +48,12 @@ class OwnStates:
             inner = getattr(sampler, "batch_sampler", None)
             sampler = getattr(sampler, "sampler", inner)
         self._attributes = [_attributes_of(each, _order_attributes) for each in self._samplers]
-        # Workers that persist have data sets of their own, in which the training sets nothing.
-        if not getattr(loader, "persistent_workers", False):
-            for each in _data_sets(getattr(loader, "dataset", None)):
-                reads, together = _set_by_reading(type(each)), _set_together(type(each))
-                find = functools.partial(_set_by_training, reads=reads, together=together)
-                self._attributes.append(_attributes_of(each, find))
+        self._data: list[_PlainAttributes] = []
+        for each in _data_sets(getattr(loader, "dataset", None)):
+            reads, together = _set_by_reading(type(each)), _set_together(type(each))
+            find = functools.partial(_set_by_training, reads=reads, together=together)
+            self._data.append(_attributes_of(each, find))
+        self._attributes += self._data
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
@@ -63,6 +63,15 @@ class OwnStates:
             # These are filled when they are restored: the objective may hold them, too.
             "in_place": [each.in_place() for each in self._attributes],
         }
+
+    def data_values(self) -> list[dict[str, Any]]:
+        """What ``state`` has of the data sets, also where the values are the first ones."""
+        return [each.values() for each in self._data]
+
+    def set_data_values(self, values: list[dict[str, Any]]) -> None:
+        """Restore what ``data_values`` returned."""
+        for attributes, own in zip(self._data, values, strict=False):
+            attributes.set(own)
 
     def unwrap(self) -> None:
         """Do nothing: unlike a ``Replay`` it changes nothing in its loader."""
@@ -106,6 +115,13 @@ class _PlainAttributes:
         now = self._find(self._owner())
         self._changed |= {n for n, value in now.items() if not _same(value, self._first.get(n))}
         return {name: _copy(value) for name, value in now.items() if name in self._changed}
+
+    def values(self) -> dict[str, Any]:
+        return {name: _copy(value) for name, value in self._find(self._owner()).items()}
+
+    def set(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            _set_attribute(self._owner(), name, value, in_place=False)
 
     def in_place(self) -> list[str]:
         """Names of the arrays that are those of the beginning."""

@@ -985,17 +985,25 @@ def test_what_the_training_sets_in_data_of_another_loader(tmp_path: Path) -> Non
     check(objective, tmp_path, 6, 5)
 
 
-def test_persistent_workers_have_their_own_data_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("stops", [(2, 2), (6,), (6, 1, 4)])
+def test_persistent_workers_have_their_own_data_set(
+    stops: tuple[int, ...], before: bool, tmp_path: Path
+) -> None:
     """Values that the training sets after their start never reach them, also after a return."""
 
     def objective(trial: Trial) -> None:
         data = Harder()
         loader = DataLoader(data, batch_size=SIZE, num_workers=1, persistent_workers=True)
         for epoch in trial.epochs():
+            if before:
+                data.level = 1 + epoch
             trial.go_through(epoch, loader)
-            data.level += 1
+            trial.seen[epoch, "level"] = data.level
+            if not before:
+                data.level += 1
 
-    check(objective, tmp_path, 6)
+    check(objective, tmp_path, *stops)
 
 
 # -- loaders beside the one that is trained on ----------------------------------------------------
