@@ -194,7 +194,7 @@ class LoaderPosition:
                 "data set, nor stateful, nor a sequence"
             )
         if self.length is None:
-            return "the length of its loader is unknown"
+            return "the length of its loader is unknown (its data set, or it, may have __len__)"
         return None
 
 

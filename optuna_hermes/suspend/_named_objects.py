@@ -28,6 +28,7 @@ from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import (
     Attributes,
     Unsaved,
+    engine_attributes,
     is_private,
     optimizer_attributes,
     tensor_attributes,
@@ -267,6 +268,7 @@ def _attributes(
             parts[place] = Attributes(place, tensor, is_private, known)
     for name, owner in owners.items():
         parts |= optimizer_attributes(name, owner, known)
+        parts |= engine_attributes(name, owner, known)
     return {**parts, **others}
 
 

@@ -7,6 +7,7 @@ import dis
 import functools
 import logging
 import math
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -358,6 +359,23 @@ def _of_every_optimizer() -> frozenset[str]:
     bare = torch.optim.SGD([torch.zeros(1)])
     added = ("step", "_opt_called", "_step_supports_amp_scaling", "grad_scale", "found_inf")
     return frozenset({*vars(bare), *added})
+
+
+def engine_attributes(name: str, engine: Any, known: Collection[int]) -> dict[str, Attributes]:
+    """The values in the ``state`` of an engine of Ignite, of whose ``state_dict`` few are part.
+
+    Args:
+        name: the engine's name in messages.
+        known: ids of objects that are saved elsewhere.
+    """
+    kind = getattr(sys.modules.get("ignite.engine"), "Engine", ())
+    if not isinstance(engine, kind):
+        return {}
+    # Each run sets these.
+    ignored = vars(type(engine.state)()).keys() - {"metrics"}
+    place = f"{name}.state"
+    state = Attributes(place, engine.state, lambda name, value: name in ignored, known)
+    return {f"engine {place}": state}
 
 
 def tensor_attributes(

@@ -1,5 +1,28 @@
 """Test support for packages of your own: a suite for policies, and sessions without a broker."""
 
-from optuna_hermes.testing.policy import PolicyContract as PolicyContract
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from optuna_hermes.testing.session import FakeSession as FakeSession
 from optuna_hermes.testing.session import RankedSession as RankedSession
+
+if TYPE_CHECKING:
+    from optuna_hermes.testing.policy import PolicyContract as PolicyContract
+
+
+def __getattr__(name: str) -> Any:
+    # Sessions need no Hypothesis.
+    if name != "PolicyContract":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from optuna_hermes.testing.policy import PolicyContract
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ModuleNotFoundError(
+            "optuna_hermes.testing.PolicyContract needs hypothesis, which is not installed: run "
+            "`pip install hypothesis`.",
+            name="hypothesis",
+        ) from error
+    return PolicyContract

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -157,3 +158,14 @@ def test_a_broker_imports_from_where_its_driver_does(
     assert folders() == (str(tmp_path), "/nowhere")
     look_in([os.fspath(tmp_path), "/nowhere"])
     assert sys.path == ["", "/nowhere", str(tmp_path)]
+
+
+def test_only_the_suite_for_policies_needs_hypothesis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions for tests of a framework come without it, and what lacks is named."""
+    for name in ("optuna_hermes.testing", "optuna_hermes.testing.policy"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    module = importlib.import_module("optuna_hermes.testing")
+    assert module.FakeSession
+    with pytest.raises(ModuleNotFoundError, match=r"run `pip install hypothesis`\."):
+        _ = module.PolicyContract
