@@ -17,6 +17,7 @@ from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendErro
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._code import Code
+from optuna_hermes.suspend._early_calls import EarlyCalls
 from optuna_hermes.suspend._iterators import begun_anew, collecting
 from optuna_hermes.suspend._kept import can_keep
 from optuna_hermes.suspend._loader_position import LoaderPosition
@@ -91,6 +92,9 @@ class Run(CooperativeLoop):
         self._without_batches = False
         self._epoch_rng: dict[str, Any] = {}
         self._epoch_state: dict[str, Any] = {}
+        self._epoch_modules: dict[str, Any] | None = None
+        """States of the modules at the epoch's begin, if code before its batches calls one."""
+        self._early_calls = EarlyCalls(self._copy_modules)
         self._epoch_code: list[Any] = []
         self._code = Code()
         self._locals = Locals()
@@ -130,7 +134,8 @@ class Run(CooperativeLoop):
 
         Code between here and ``batches`` runs again when a trial is resumed within an epoch: with
         the same random numbers, schedules, settings of optimizers and small kept values as then,
-        and its effects on the named objects are undone. Weights are those of the present batch.
+        and its effects on the named objects are undone. If it calls a named module, that has the
+        weights that it had, too; else they are those of the present batch.
 
         Raises:
             InvalidInputError: it is neither a number nor a range, or this is the second loop.
@@ -198,6 +203,7 @@ class Run(CooperativeLoop):
                 "uses it outside or again: iterate over other loaders as they are."
             )
         self._batches_due = self._without_batches = False
+        self._early_calls.end()
         iterator = self._iterate(loader)
         if self._session is not None:
             self._locals.batches(sys._getframe().f_back, self._stored_objects())
@@ -355,16 +361,24 @@ class Run(CooperativeLoop):
         self._epoch, self._batches_due, self._position.batch = epoch, True, 0
         if self._session is None:
             return
+        self._early_calls.end()
+        self._epoch_modules = None
         self._code.enter(sys._getframe())
         if self._restored is not None:
             # Code before the epoch's batches runs again, and must draw what it drew.
             set_rng_state(self._restored["epoch_rng"])
             self._code.set_states(sys._getframe(), self._restored["epoch_code"])
             self._named.load_small_state(frozen(self._restored["epoch_state"]))
+            self._named.load_modules_state(self._restored.get("epoch_modules") or {})
         if self._session.checkpoint_dir is not None:  # else no checkpoint will hold them
             self._epoch_rng = rng_state()
             self._epoch_state = self._named.small_state()
             self._epoch_code = self._code.states(sys._getframe())
+            if not self._without_batches:
+                self._early_calls.begin(self._named.modules)
+
+    def _copy_modules(self) -> None:
+        self._epoch_modules = self._named.modules_state()
 
     def _iterate(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         session, restored = self._session, self._restored
@@ -382,7 +396,9 @@ class Run(CooperativeLoop):
 
     def storable_here(self) -> bool:
         """See ``CooperativeLoop``: a stream, or what is around it, may hold what no file can."""
-        stores = self._batches_due or self._position.stores_here()
+        # Before its first batch an epoch's code has left all weights as they were.
+        exact = not self._early_calls.missed or not self._position.batch
+        stores = self._batches_due or (exact and self._position.stores_here())
         return stores and not self._would_begin_anew()
 
     def _would_begin_anew(self) -> bool:
@@ -427,6 +443,7 @@ class Run(CooperativeLoop):
             "epoch_rng": self._epoch_rng,
             "epoch_state": self._epoch_state,
             "epoch_code": self._epoch_code,
+            "epoch_modules": None if self._batches_due else self._epoch_modules,
             "code": self._code.states(self._caller),
             "other_loaders": self._other_loaders.state(
                 self._position.idle(between=self._batches_due)
@@ -467,6 +484,7 @@ class Run(CooperativeLoop):
     def leave(self) -> None:
         """See ``CooperativeLoop``; the loaders are released, too."""
         super().leave()
+        self._early_calls.end()
         self._position.leave()
         self._other_loaders.leave()
 

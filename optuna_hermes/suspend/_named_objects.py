@@ -188,6 +188,22 @@ class NamedObjects:
                 self._owners[name].load_state_dict(at_places(own))
         self._kept.load_state_dict(state, self._tensors)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The named modules."""
+        return [each for each in self._owners.values() if isinstance(each, nn.Module)]
+
+    def modules_state(self) -> dict[str, Any]:
+        """A copy of the states of the modules."""
+        owners = self._owners.items()
+        states = {name: state_of(each) for name, each in owners if isinstance(each, nn.Module)}
+        return cast("dict[str, Any]", frozen(states))
+
+    def load_modules_state(self, states: dict[str, Any]) -> None:
+        """Restore what ``modules_state`` has returned; its tensors may be taken over."""
+        for name, state in states.items():
+            put_back(self._owners[name], state)
+
     def _tensors(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The tensors of the named objects, at the same places in each process."""
         found: dict[str, Any] = {}

@@ -149,6 +149,73 @@ def test_a_metric_that_is_added_again_counts_once(stops: tuple[int, ...], tmp_pa
     assert by_way_of_disk(tracked, tmp_path, *stops) == tracked(FakeSession())
 
 
+class Policy(nn.Module):
+    """Its parts are called by a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        self.head = nn.Linear(3, 1)
+
+    def act(self, x: torch.Tensor) -> torch.Tensor:
+        noise: torch.Tensor = torch.rand(1)
+        return self.head(self.body(x)) + noise
+
+
+def by_method(model: Policy, x: torch.Tensor) -> torch.Tensor:
+    return model.act(x)
+
+
+def by_part(model: Policy, x: torch.Tensor) -> torch.Tensor:
+    return model.head(model.body.eval()(x))  # type: ignore[no-any-return]
+
+
+def by_function(model: Policy, x: torch.Tensor) -> torch.Tensor:
+    halved = {name: each / 2 for name, each in model.head.named_parameters()}
+    return torch.func.functional_call(model.head, halved, (x[:, :3],))  # type: ignore[no-any-return]
+
+
+def roll_out(
+    session: FakeSession, ask: Callable[[Policy, torch.Tensor], torch.Tensor]
+) -> list[float]:
+    """What a policy does at an epoch's begin is trained on in all its batches, as by PPO."""
+    torch.manual_seed(1)
+    model = Policy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    x = DATA.tensors[0]
+    for _ in run.epochs(4):
+        with torch.no_grad():
+            done = ask(model, x)
+        model.train()
+        for places in run.batches([slice(0, 8), slice(8, 16), slice(0, 16)]):
+            loss = (model.act(x[places]) - done[places] - 1).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("ask", [by_method, by_part])
+@pytest.mark.parametrize("stops", [(1,), (2, 3), (5, 1, 1), (3, 2)])
+def test_what_a_model_does_before_an_epochs_batches_is_the_same(
+    stops: tuple[int, ...], ask: Callable[..., torch.Tensor], tmp_path: Path
+) -> None:
+    """It has the weights and statistics that it had at the epoch's begin."""
+    train_again = functools.partial(roll_out, ask=ask)
+    assert by_way_of_disk(train_again, tmp_path, *stops) == train_again(FakeSession())
+
+
+def test_a_model_with_weights_that_are_not_its_own_is_not_stored_within_an_epoch(
+    tmp_path: Path,
+) -> None:
+    """They may be those of a transformation, which have no values."""
+    session = FakeSession({4: "disk", 5: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert roll_out(session, by_function) == roll_out(FakeSession(), by_function)
+    assert [each.units for each in session.checkpoints] == [3, 2]
+    assert session.parks == ["resident", "resident"]
+
+
 def subset(order: torch.Tensor) -> DataLoader[Any]:
     return DataLoader(Subset(DATA, order.tolist()), batch_size=4, shuffle=True)
 
