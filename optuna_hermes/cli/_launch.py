@@ -223,16 +223,17 @@ def _job(
     elsewhere: bool = False,
     **others: Any,
 ) -> Job:
-    """Check the arguments of ``optimize`` here, and take the storage out of them.
+    """Check the arguments of ``optimize`` here, and take those out that are fields of a job.
 
     Raises:
-        InvalidInputError: `optimize` would refuse them.
+        InvalidInputError: `optimize` would refuse them, or they contradict the launcher's.
     """
     from optuna_hermes.launch import Job
     from optuna_hermes.ledger import is_database
 
-    given = _given(arguments)
-    _check(given, elsewhere)
+    context = _parsed(arguments)
+    _check(context, elsewhere)
+    given = context.params
     storage = given["storage"]
     if (elsewhere or hosts > 1) and not given["ledger"] and not is_database(storage):
         raise InvalidInputError(
@@ -241,8 +242,10 @@ def _job(
         )
     return Job(
         name=name or given["study_name"],
-        arguments=tuple(_without(arguments, "--storage")),
+        arguments=tuple(_without(arguments, "--storage", "--devices", "--checkpoint-dir")),
         storage=storage,
+        devices="" if _source(context, "devices") == "DEFAULT" else given["devices"],
+        checkpoint_dir=given["checkpoint_dir"] or "",
         password=os.environ.get("PGPASSWORD", ""),  # hosts may not have this environment
         hosts=hosts,
         gpus=gpus,
@@ -252,25 +255,38 @@ def _job(
     )
 
 
-def _given(arguments: list[str]) -> dict[str, Any]:
-    """The arguments of ``optimize`` by name, as its own parser reads them."""
+def _parsed(arguments: list[str]) -> typer.Context:
+    """The arguments of ``optimize``, as its own parser reads them."""
     from optuna_hermes.cli._app import app
 
     command = typer.main.get_command(app).commands["optimize"]  # type: ignore[attr-defined]
-    context = command.make_context(f"{PROGRAM} optimize", list(arguments))
-    return dict(context.params)
+    context: typer.Context = command.make_context(f"{PROGRAM} optimize", list(arguments))
+    return context
 
 
-def _check(given: dict[str, Any], elsewhere: bool) -> None:
-    """Refuse what each host would refuse, as far as it can be told here.
+def _source(context: typer.Context, parameter: str) -> str:
+    """The name of the source of an argument: COMMANDLINE, ENVIRONMENT or DEFAULT."""
+    source = context.get_parameter_source(parameter)
+    return "" if source is None else source.name
+
+
+def _check(context: typer.Context, elsewhere: bool) -> None:
+    """Refuse what each host has from its launcher or would refuse, as far as it can be told here.
 
     Raises:
-        InvalidInputError: it would.
+        InvalidInputError: it has or would.
     """
     from optuna_hermes.broker._devices._source import check_devices
     from optuna_hermes.policies import ENERGY, make_policy
     from optuna_hermes.workers._settings import OptimizeSettings
 
+    for name in ("grace", "requeue"):
+        if _source(context, name) == "COMMANDLINE":
+            raise InvalidInputError(
+                f"Hosts have --grace and --requeue from `launch` but got --{name} after the `--`: "
+                "leave it out there, and give --grace before the `--`."
+            )
+    given = context.params
     settings = {
         each.name: given[each.name] for each in fields(OptimizeSettings) if each.name in given
     }
@@ -284,11 +300,11 @@ def _check(given: dict[str, Any], elsewhere: bool) -> None:
         raise InvalidInputError(f"No file {file!r} here: hosts start where this command is run.")
 
 
-def _without(arguments: list[str], option: str) -> list[str]:
+def _without(arguments: list[str], *options: str) -> list[str]:
     kept, skip = [], False
     for each in arguments:
-        if skip or each == option:
+        if skip or each in options:
             skip = not skip
-        elif not each.startswith(f"{option}="):
+        elif each.partition("=")[0] not in options:
             kept.append(each)
     return kept

@@ -32,7 +32,7 @@ from optuna_hermes.cli._studies import (
     seconds,
     study_to_optimize,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import DatabaseAwayError, InvalidInputError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.view.progress import make_progress
 from optuna_hermes.view.tables import summary_view
@@ -178,12 +178,19 @@ def optimize(
         grace=grace,
         power=commands_for(policy, power_down_command, power_up_command),
     )
-    # Workers import the objective while the study is opened.
-    with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
-        result = run_shown(study, pool, settings)
-    document = result.document()
-    unprinted = show_result(lambda: show_json(document) if json else show(summary_view(document)))
-    status = conclude(result, same_command(), n_trials)
+    unprinted = 0
+    try:
+        # Workers import the objective while the study is opened.
+        with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
+            result = run_shown(study, pool, settings)
+    except DatabaseAwayError as error:
+        status = complain(str(error), SUSPENDED)
+    else:
+        document = result.document()
+        unprinted = show_result(
+            lambda: show_json(document) if json else show(summary_view(document))
+        )
+        status = conclude(result, same_command(), n_trials)
     if requeue and job is not None and status == SUSPENDED:
         _requeue(job)
     return status or unprinted

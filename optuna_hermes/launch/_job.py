@@ -16,8 +16,10 @@ class Job:
 
     Args:
         name: of the job, and of its parts in the engine.
-        arguments: of ``optuna-hermes optimize``, without the storage.
+        arguments: of ``optuna-hermes optimize``, without those that are fields here.
         storage: of the study; it may hold a password, and so is in no script or manifest.
+        devices: of each host, as ``--devices``; empty for GPUs, or for as many slots as ``cpus``.
+        checkpoint_dir: as ``--checkpoint-dir``; empty for the default.
         password: of the hosts' ``$PGPASSWORD``, which is in none either; empty for none.
         hosts: how many.
         gpus: of each host.
@@ -30,6 +32,8 @@ class Job:
     name: str
     arguments: tuple[str, ...]
     storage: str
+    devices: str = ""
+    checkpoint_dir: str = ""
     password: str = ""
     hosts: int = 1
     gpus: int = 0
@@ -57,16 +61,12 @@ class Job:
         return {"OPTUNA_STORAGE": self.storage, **password}
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """The option that names the devices, empty where the arguments have it or GPUs are used."""
-        if self.given("--devices") or self.gpus or not self.cpus:
-            return ()
-        return ("--devices", f"cpu:{self.cpus}")
-
-    def given(self, option: str) -> str | None:
-        """The value of an option among the arguments, None if it is not there."""
-        for index, each in enumerate(self.arguments):
-            name, separator, value = each.partition("=")
-            if name == option:
-                return value if separator else "".join(self.arguments[index + 1 : index + 2])
-        return None
+    def command(self) -> tuple[str, ...]:
+        """The arguments of each host's ``optimize``, without the storage."""
+        slots = f"cpu:{self.cpus}" if self.cpus and not self.gpus else ""
+        devices = self.devices or slots
+        return (
+            *(("--devices", devices) if devices else ()),
+            *(("--checkpoint-dir", self.checkpoint_dir) if self.checkpoint_dir else ()),
+            *self.arguments,
+        )

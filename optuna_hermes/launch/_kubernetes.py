@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from optuna_hermes._surroundings import GRACE_VARIABLE
+from optuna_hermes._tables import sqlite_file
 from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher, at_work
 from optuna_hermes.launch._job import Job
@@ -49,26 +50,33 @@ class Kubernetes(Launcher):
         """The Job of Kubernetes.
 
         Raises:
-            InvalidInputError: pods would keep no checkpoints, or there is no image.
+            InvalidInputError: pods would keep no checkpoints or no study, or there is no image.
         """
         if not self._image:
             raise InvalidInputError("A pod needs an image: give one by --image.")
-        folder = job.given("--checkpoint-dir")
-        if not (folder and "://" in folder):
-            kept = folder is None or PurePosixPath(folder).is_relative_to(CHECKPOINTS)
-            if not (self._claim and kept):
-                got = f" but got --checkpoint-dir {folder}" if folder else ""
-                raise InvalidInputError(
-                    f"A pod's files go with it{got}: name a claim of a volume for checkpoints, "
-                    f"mounted at {CHECKPOINTS}, by --claim, or an object store by "
-                    "--checkpoint-dir s3://BUCKET/FOLDER after the `--`."
-                )
-        more = [] if folder else ["--checkpoint-dir", f"{CHECKPOINTS}/{job.name}"]
+        folder, default = job.checkpoint_dir, f"{CHECKPOINTS}/{job.name}"
+        if not ("://" in folder or self._keeps(folder or default)):
+            got = f" but got --checkpoint-dir {folder}" if folder else ""
+            raise InvalidInputError(
+                f"A pod's files go with it{got}: name a claim of a volume for checkpoints, "
+                f"mounted at {CHECKPOINTS}, by --claim, or an object store by "
+                "--checkpoint-dir s3://BUCKET/FOLDER after the `--`."
+            )
+        # Without a scheme it is the file of a journal.
+        file = sqlite_file(job.storage) if "://" in job.storage else job.storage
+        if file is not None and not self._keeps(file):
+            raise InvalidInputError(
+                f"A pod's files go with it but got --storage {job.storage}: keep the study in "
+                f"PostgreSQL or MySQL, or in a file below {CHECKPOINTS}, the mount of --claim."
+            )
+        more = () if folder else ("--checkpoint-dir", default)
+        command = ("optuna-hermes", "optimize", *more, *job.command)
         labels = {"app.kubernetes.io/name": "optuna-hermes", "app.kubernetes.io/instance": job.name}
         container: dict[str, Any] = {
             "name": _CONTAINER,
             "image": self._image,
-            "command": ["optuna-hermes", "optimize", *job.devices, *more, *job.arguments],
+            # A kubelet replaces `$(NAME)` by a variable's value, and `$$` by `$`.
+            "command": [word.replace("$", "$$") for word in command],
             "env": [
                 *(_secret(each, f"{job.name}-storage") for each in job.environment),
                 {"name": GRACE_VARIABLE, "value": str(job.grace_seconds)},
@@ -125,6 +133,10 @@ class Kubernetes(Launcher):
             },
         }
 
+    def _keeps(self, path: str | PurePath) -> bool:
+        """True if a file of a pod is on the claimed volume."""
+        return bool(self._claim) and PurePosixPath(path).is_relative_to(CHECKPOINTS)
+
     def start(self, job: Job) -> Launch:
         manifest = self.render(job)
         secret = {
@@ -141,7 +153,7 @@ class Kubernetes(Launcher):
         ask([*kubectl, "delete", "job", job.name, "--ignore-not-found"])
         ask([*kubectl, "apply", "-f", "-"], json.dumps(secret))
         try:
-            ask([*kubectl, "create", "-f", "-"], manifest)
+            ask([*kubectl, "create", "-f", "-"], manifest, look=f"kubectl get job {job.name}")
         except LaunchError:
             with contextlib.suppress(LaunchError):  # nothing on record would lead to it
                 ask([*kubectl, "delete", "secret", f"{job.name}-storage", "--ignore-not-found"])

@@ -13,9 +13,15 @@ _ANSWER_SECONDS = 60.0
 
 
 def ask(
-    command: Sequence[str], text: str | None = None, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    text: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    *,
+    look: str = "",
 ) -> str:
     """Run a program with ``text`` as its input, and return what it prints.
+
+    ``look`` is the command that shows what the program has started although it does not answer.
 
     Raises:
         LaunchError: there is no such program, or it fails or does not answer.
@@ -35,8 +41,10 @@ def ask(
             "engine's programs are installed, or print what it would start by --dry-run."
         ) from None
     except subprocess.TimeoutExpired:
+        may_run = f" The job may have been started: look by `{look}`." if look else ""
         raise LaunchError(
             f"`{command[0]}` has not answered for {_ANSWER_SECONDS:.0f} s: is the engine up?"
+            + may_run
         ) from None
     # A log may be cut inside of a character.
     output, errors = (each.decode(errors="replace") for each in (done.stdout, done.stderr))

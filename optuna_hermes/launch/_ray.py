@@ -55,7 +55,7 @@ class Ray(Launcher):
             name=job.name,
             address=self._address,
             namespace=NAMESPACE,
-            arguments=(*job.devices, *job.arguments),
+            arguments=job.command,
             folder=os.getcwd(),
             hosts=job.hosts,
             resources=resources,
@@ -66,7 +66,8 @@ class Ray(Launcher):
         with _cluster(self._address):
             pass  # so that what is missing is said in words of its own
         # In a process of its own, as a user would run it: what is shown is what is started.
-        ask([sys.executable, "-"], self.render(job), job.environment)
+        look = f"ray list actors --filter name={job.name}"
+        ask([sys.executable, "-"], self.render(job), job.environment, look=look)
         return Launch(launcher=self.name, name=job.name, id=job.name, place=self._address)
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from optuna_hermes._surroundings import HOST_VARIABLE
+from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
 from optuna_hermes.launch._job import Job
@@ -42,8 +44,8 @@ class Slurm(Launcher):
 
     def render(self, job: Job) -> str:
         optimize = [
-            *(sys.executable, "-m", "optuna_hermes", "optimize", *job.devices),
-            *("--grace", str(job.grace_seconds), "--requeue", *job.arguments),
+            *(sys.executable, "-m", "optuna_hermes", "optimize"),
+            *("--grace", str(job.grace_seconds), "--requeue", *job.command),
         ]
         options = [
             f"--job-name={job.name}",
@@ -65,6 +67,8 @@ class Slurm(Launcher):
                 "#!/bin/bash",
                 *(f"#SBATCH {each}" for each in options),
                 ': "${OPTUNA_STORAGE:?must hold the URL of the storage}"',
+                # SLURM hands on those of the shell that launches; each job has its own.
+                f"unset {HOST_VARIABLE} {RUNTIME_DIR_VARIABLE}",
                 # In place of the shell: signals reach the driver, and its exit status the engine.
                 f"exec {shlex.join(optimize)}",
                 "",
@@ -72,7 +76,8 @@ class Slurm(Launcher):
         )
 
     def start(self, job: Job) -> Launch:
-        said = ask(["sbatch", "--parsable"], self.render(job), job.environment)
+        look = f"squeue --name {job.name}"
+        said = ask(["sbatch", "--parsable"], self.render(job), job.environment, look=look)
         number = said.strip().partition(";")[0]  # a federation's cluster may follow
         return Launch(launcher=self.name, name=job.name, id=number, folder=str(Path.cwd()))
 

@@ -114,6 +114,7 @@ class RayHost:
         folder: in which it runs, if the node has it.
         environment: added to that of the node.
         grace_seconds: from the signal to suspend to the end.
+        cpus: that Ray has assigned to it.
     """
 
     def __init__(
@@ -123,14 +124,18 @@ class RayHost:
         folder: str,
         environment: Mapping[str, str],
         grace_seconds: int,
+        cpus: int,
     ) -> None:
         self._command = [sys.executable, "-m", "optuna_hermes", "optimize", *arguments]
         self._folder = folder if Path(folder).is_dir() else None
         self._lines: deque[str] = deque(maxlen=SHOWN_LINES)
         self._process: asyncio.subprocess.Process | None = None
         self._stopped = False
+        own = dict(os.environ)
+        if own.get("OMP_NUM_THREADS") == str(cpus):  # set by Ray, where the node has no value
+            del own["OMP_NUM_THREADS"]  # else each trial would compute with so many
         self._environment = {
-            **os.environ,
+            **own,
             **environment,
             RUNTIME_DIR_VARIABLE: _runtime_dir(name),
             HOST_VARIABLE: name,
@@ -247,7 +252,9 @@ class Supervisor:
                     max_restarts=-1,
                     max_task_retries=-1,
                     scheduling_strategy=place,
-                ).remote(name=f"{self._name}-{index}", **self._others)
+                ).remote(
+                    name=f"{self._name}-{index}", cpus=int(self._resources["CPU"]), **self._others
+                )
             )
         runs = [asyncio.ensure_future(self._follow(index)) for index in range(self._count)]
         for run in asyncio.as_completed(runs):

@@ -44,16 +44,25 @@ class Bar(NamedTuple):
     epoch: int
 
 
-def end_of(bar: Bar, trials: Mapping[int, TrialHistory]) -> float | None:
+def end_of(bar: Bar, trials: Mapping[int, TrialHistory], held: Container[int] = ()) -> float | None:
     """The end of a bar, None while its trial, one of those by number, trains.
 
-    After a broker that was killed during the lease, the trial's last report is all that is known.
+    A new trial without a number trains if its epoch is among those that are ``held``. After a
+    broker that was killed during the lease, the trial's last report is all that is known.
     """
     trial = None if bar.trial is None else trials.get(bar.trial)
-    if bar.end is not None or (trial is not None and trial.state == "running"):
+    trains = bar.epoch in held if bar.trial is None else trial and trial.state == "running"
+    if bar.end is not None or trains:
         return bar.end
     points = () if trial is None else trial.points
     return max([bar.begin, *(point.at for point in points)])
+
+
+def held_epochs(broker: BrokerStatus | None, key: str) -> frozenset[int]:
+    """The epochs of the leases that a study has on a broker's devices now."""
+    holders = (device.holder for device in (broker.devices if broker else ()))
+    # Studies of two databases may have leases of one epoch.
+    return frozenset(each.epoch for each in holders if each and each.key == key)
 
 
 class Best(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -80,13 +80,16 @@ class BestInfo:
     x_label: str
 
 
-def schedule_info(history: StudyHistory, now: float) -> tuple[Box, ...]:
-    """The bars of the schedule, by device and begin; those of running trials end ``now``."""
+def schedule_info(history: StudyHistory, now: float, held: Container[int] = ()) -> tuple[Box, ...]:
+    """The bars of the schedule, by device and begin; those of running trials end ``now``.
+
+    ``held`` are the epochs of the leases that this host's broker knows to last.
+    """
     trials = {trial.number: trial for trial in history.trials}
     names = device_names(bar.device for bar in history.bars)
     order = sorted(names, key=_natural)
     bars = sorted(history.bars, key=lambda bar: (order.index(bar.device), bar.begin))
-    found = ((bar, end_of(bar, trials)) for bar in bars)
+    found = ((bar, end_of(bar, trials, held)) for bar in bars)
     ends = ((bar, now if end is None else end) for bar, end in found)
     return tuple(_box(bar, names[bar.device], end) for bar, end in ends if end > bar.begin)
 
@@ -146,13 +149,14 @@ def best_info(
 
 def _box(bar: Bar, device: str, end: float) -> Box:
     label = "" if bar.trial is None else str(bar.trial)
+    trial = f"trial {label}" if label else "new trial"
     return Box(
         device=device,
         label=label,
         colour=COLOURS[(bar.trial or 0) % len(COLOURS)],
         begin=bar.begin,
         end=end,
-        hover=f"trial {label}, {formats.duration(end - bar.begin)}",
+        hover=f"{trial}, {formats.duration(end - bar.begin)}",
     )
 
 

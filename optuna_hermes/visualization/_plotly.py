@@ -36,7 +36,7 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
     """
     go = _plotly()
     data = read_study(study)
-    boxes = plot_data.schedule_info(data.history, data.now)
+    boxes = plot_data.schedule_info(data.history, data.now, data.held)
     figure = go.Figure(layout=_layout("Schedule", "Time", "Device"))
     if not boxes:
         return figure

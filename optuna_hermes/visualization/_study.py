@@ -14,7 +14,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
 from optuna_hermes.errors import BrokerSilentError, InvalidInputError
-from optuna_hermes.view.history import StudyHistory, read_history
+from optuna_hermes.view.history import StudyHistory, held_epochs, read_history
 from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
@@ -28,10 +28,14 @@ _logger = optuna.logging.get_logger("optuna.hermes")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyData:
-    """The data of a study to plot, as of ``now``; the history is empty if it has no ledger."""
+    """The data of a study to plot, as of ``now``; the history is empty if it has no ledger.
+
+    ``held`` are the epochs of the leases that this host's broker knows to last.
+    """
 
     history: StudyHistory
     now: float
+    held: frozenset[int] = frozenset()
     curve_set: CurveSet | None = None
 
 
@@ -59,7 +63,8 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
         found = _replayable(study, ledger) if to_replay else None
-    return StudyData(history=history, now=time.time(), curve_set=found)
+    held = held_epochs(broker, history.key)
+    return StudyData(history=history, now=time.time(), held=held, curve_set=found)
 
 
 def _broker() -> tuple[BrokerStatus | None, bool]:

@@ -27,7 +27,7 @@ def plot_schedule(study: optuna.Study) -> Axes:
 
 
 def _draw_schedule(ax: Axes, data: StudyData) -> Axes:
-    boxes = plot_data.schedule_info(data.history, data.now)
+    boxes = plot_data.schedule_info(data.history, data.now, data.held)
     _name(ax, "Schedule", "Time", "Device")
     if not boxes:
         return ax

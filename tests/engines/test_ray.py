@@ -65,16 +65,19 @@ sys.stdout.write("\\nloaded\\nat work")
 
 
 def test_a_progress_bar_is_read_and_the_hosts_broker_ends_with_it(
-    runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wait_for: Callable[..., Any],
 ) -> None:
     """Of a line of 200 KB what a terminal would show is kept, whatever it was longer than."""
     ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
     monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(runtime_dir))
     connect_or_start("viewer", "cpu:1").close()
-    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20)
+    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20, 1)
     host._command = [sys.executable, "-c", PROGRESS_BAR]
     assert asyncio.run(host.run()) == (0, ["19999 of 20000", "loaded", "at work"])
-    assert not (runtime_dir / "broker.sock").exists()
+    wait_for(lambda: not (runtime_dir / "broker.sock").exists(), 10)
 
 
 def test_a_host_may_be_stopped_while_its_process_is_created(
@@ -83,7 +86,7 @@ def test_a_host_may_be_stopped_while_its_process_is_created(
     """Else it would train to its end."""
     ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
     monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(runtime_dir))
-    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20)
+    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20, 1)
     host._command = ["sleep", "60"]
 
     async def run_and_stop() -> tuple[int, list[str]]:
@@ -94,6 +97,20 @@ def test_a_host_may_be_stopped_while_its_process_is_created(
         return await asyncio.wait_for(running, 30)
 
     assert asyncio.run(run_and_stop()) == (75, [])
+
+
+@pytest.mark.parametrize(("threads", "left"), [("4", None), ("2", "2"), (None, None)])
+def test_threads_that_ray_has_set_are_not_those_of_each_trial(
+    threads: str | None, left: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sets an actor's number of CPUs where a node has none; a node's own number counts."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    monkeypatch.setattr(ray_actors, "_runtime_dir", lambda name: str(tmp_path))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    host = ray_actors.RayHost("s-0", (), str(tmp_path), {}, 20, 4)
+    assert host._environment.get("OMP_NUM_THREADS") == left
 
 
 def test_hosts_get_the_password_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -563,6 +563,26 @@ def test_the_job_is_requeued_without_a_reader(
     assert asked == ["17"]
 
 
+def test_the_job_is_requeued_after_an_outage(
+    runs_with: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its status is that of a suspended study; the reason is said before SLURM ends the job."""
+    asked: list[str] = []
+    optuna.create_study(storage="sqlite:///s.db", study_name="digits")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    monkeypatch.setattr("optuna_hermes.cli._optimize.ask_for_requeue", asked.append)
+    runs_with(raises=DatabaseAwayError("The database is away."))
+    assert run(OPTIMIZE) == 75
+    assert asked == []
+    capsys.readouterr()
+    assert run([*OPTIMIZE, "--requeue"]) == 75
+    assert asked == ["17"]
+    said = capsys.readouterr().err
+    assert said == "error: The database is away.\nAsking SLURM to begin job 17 again.\n"
+
+
 def test_progress_that_nobody_reads_does_not_change_the_status(
     runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.cli import run
-from optuna_hermes.cli._checks._host import kind_of, shared_memory, slurm, working_folder
+from optuna_hermes.cli._checks._host import kind_of, limits, shared_memory, slurm, working_folder
 from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     CheckpointRecord,
@@ -53,6 +54,23 @@ def test_it_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert names | {"working folder", "open files", "free disk here"} <= set(found)
     assert any(name.startswith("device ") for name in found)
     assert {check["state"] for check in found.values()} <= {"ok", "warn"}
+
+
+def test_a_broker_may_open_as_many_files_as_the_hard_limit_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It raises its own limit to that; a low soft one is no reason to warn."""
+
+    def found(soft: int, hard: int) -> tuple[str, str, str]:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+        check = next(limits())
+        return check.state, check.found, check.hint
+
+    assert found(256, 4096) == ("ok", "4096 at most", "")
+    assert found(256, resource.RLIM_INFINITY) == ("ok", "no limit", "")
+    state, files, hint = found(256, 512)
+    assert (state, files) == ("warn", "512 at most")
+    assert "`ulimit -Hn`" in hint
 
 
 def test_an_open_folder_fails_with_the_command_that_closes_it(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +17,7 @@ import yaml
 from optuna_hermes.cli._app import run
 from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.launch import LAUNCHERS, Job, Launch, kept, launcher, record
+from optuna_hermes.launch._programs import ask
 
 URL = "postgresql+psycopg://user:secret@db/optuna"
 ARGUMENTS = ("train.py:objective", "--study-name", "digits", "--n-trials", "64")
@@ -77,6 +80,8 @@ def test_a_script_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         "--signal=B:TERM@120", "--requeue", f"--chdir={tmp_path}", "--partition=gpu",
     ):  # fmt: skip
         assert f"#SBATCH {option}" in lines
+    # Each job has its own, but SLURM hands on those of this shell.
+    assert lines[-2] == "unset OPTUNA_HERMES_HOST OPTUNA_HERMES_RUNTIME_DIR"
     assert lines[-1] == (
         f"exec {sys.executable} -m optuna_hermes optimize --grace 120 --requeue "
         "train.py:objective --study-name digits --n-trials 64"
@@ -94,8 +99,9 @@ def test_cores_are_slots_unless_devices_are_named() -> None:
     """A host without GPUs has as many slots as cores; with GPUs, or devices named, it has those."""
     assert "--devices cpu:4" in launcher("slurm").render(job(cpus=4))
     assert "--devices" not in launcher("slurm").render(job(cpus=4, gpus=1))
-    named = (*ARGUMENTS, "--devices=cpu:2")
-    assert launcher("slurm").render(job(cpus=4, arguments=named)).count("--devices") == 1
+    named = launcher("slurm").render(job(cpus=4, devices="cpu:2"))
+    assert "--devices cpu:2" in named
+    assert named.count("--devices") == 1
 
 
 def test_a_manifest_of_kubernetes() -> None:
@@ -144,8 +150,7 @@ def test_pods_need_a_place_for_checkpoints() -> None:
     kubernetes = launcher("kubernetes", image="registry/train:1")
     with pytest.raises(InvalidInputError, match="--claim"):
         kubernetes.render(job())
-    stored = (*ARGUMENTS, "--checkpoint-dir", "s3://bucket/digits")
-    text = kubernetes.render(job(arguments=stored))
+    text = kubernetes.render(job(checkpoint_dir="s3://bucket/digits"))
     assert "persistentVolumeClaim" not in text
     assert "s3://bucket/digits" in text
     with pytest.raises(InvalidInputError, match="--image"):
@@ -161,19 +166,45 @@ def test_pods_need_a_place_for_checkpoints() -> None:
         ("", "s3://bucket/digits", True),
     ],
 )
-@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
-def test_a_folder_inside_of_a_pod_keeps_nothing(
-    claim: str, folder: str, kept: bool, form: str
-) -> None:
+def test_a_folder_inside_of_a_pod_keeps_nothing(claim: str, folder: str, kept: bool) -> None:
     """Checkpoints there would go with the pod, and no other pod would see them."""
-    words = form.format("--checkpoint-dir", folder).split()
     kubernetes = launcher("kubernetes", image="registry/train:1", claim=claim)
-    asked = job(arguments=(*ARGUMENTS, *words))
+    asked = job(checkpoint_dir=folder)
     if kept:
         assert kubernetes.render(asked).count("--checkpoint-dir") == 1
         return
     with pytest.raises(InvalidInputError, match=f"but got --checkpoint-dir {folder}.*--claim"):
         kubernetes.render(asked)
+
+
+@pytest.mark.parametrize("claim", ["checkpoints", ""])
+@pytest.mark.parametrize(
+    ("storage", "kept"),
+    [
+        ("sqlite:///study.db", False),
+        ("sqlite:////work/study.db", False),
+        ("sqlite:////checkpoints/study.db", True),
+        ("study.log", False),
+        ("/checkpoints/study.log", True),
+    ],
+)
+def test_a_study_inside_of_a_pod_is_not_kept(claim: str, storage: str, kept: bool) -> None:
+    """After a preemption the next pod would begin an empty one."""
+    kubernetes = launcher("kubernetes", image="registry/train:1", claim=claim)
+    asked = job(storage=storage, hosts=1, checkpoint_dir="s3://bucket/digits")
+    if claim and kept:
+        assert "OPTUNA_STORAGE" in kubernetes.render(asked)
+        return
+    with pytest.raises(InvalidInputError, match=f"but got --storage {storage}: keep the study in"):
+        kubernetes.render(asked)
+
+
+def test_a_kubelet_puts_no_variable_into_an_argument() -> None:
+    """It would replace `$(NAME)`, and make one dollar of two."""
+    words = ("train.py:objective", "--study-name", "$(HOME) for 5 $$")
+    text = launcher("kubernetes", image="train:1", claim="c").render(job(arguments=words))
+    (container,) = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    assert container["command"][-1] == "$$(HOME) for 5 $$$$"
 
 
 def test_a_script_of_slurm_from_a_folder_with_a_space(
@@ -374,6 +405,33 @@ def test_what_an_engine_says_against_it(engine: Engine) -> None:
         launcher("slurm").start(job())
 
 
+@pytest.mark.parametrize(
+    ("name", "look"),
+    [
+        ("slurm", "squeue --name digits"),
+        ("kubernetes", "kubectl get job digits"),
+        ("ray", "ray list actors --filter name=digits"),
+    ],
+)
+def test_an_engine_that_answers_late_may_have_started_the_job(
+    name: str, look: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not on record: the error has the command that shows it."""
+
+    def answer(command: list[str], **others: Any) -> subprocess.CompletedProcess[bytes]:
+        if command[:2] in (["kubectl", "create"], ["sbatch", "--parsable"], [sys.executable, "-"]):
+            raise subprocess.TimeoutExpired(command, 60.0)
+        return subprocess.CompletedProcess(command, 0, b"", b"")
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    monkeypatch.setattr("optuna_hermes.launch._ray._cluster", contextlib.nullcontext)
+    told = {"image": "train:1", "claim": "c"} if name == "kubernetes" else {}
+    with pytest.raises(LaunchError, match=f"may have been started: look by `{look}`"):
+        launcher(name, **told).start(job())
+    with pytest.raises(LaunchError, match=r"is the engine up\?$"):
+        ask(["sbatch", "--parsable"])
+
+
 def test_an_engine_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is said, with what can be done."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -463,6 +521,60 @@ def test_arguments_that_optimize_would_refuse(
         assert word in capsys.readouterr().err
     named = ["--devices", "GPU-8a0d,cpu:1"]
     assert run(["launch", "slurm", "--dry-run", "--", *objective, *named]) == 0
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("words", [["--grace", "300"], ["--grace=300"], ["--requeue"]])
+def test_options_of_the_launcher_come_before_the_arguments(
+    name: str, words: list[str], objective: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hosts would suspend for longer than the engine waits, or refuse to begin."""
+    launch = ["launch", name, *(["--image", "i", "--claim", "c"] if name == "kubernetes" else [])]
+    assert run([*launch, "--dry-run", "--", *objective, *words]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"got {words[0][:9].partition('=')[0]} after the `--`" in said
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_the_shell_that_launches_acts_on_each_engine_alike(
+    name: str,
+    objective: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its devices are those of the hosts, unless others are named; its grace period is not."""
+    launch = ["launch", name, *(["--image", "i", "--claim", "c"] if name == "kubernetes" else [])]
+
+    def devices(*words: str) -> list[str]:
+        assert run([*launch, "--cpus", "4", "--dry-run", "--", *objective, *words]) == 0
+        shown = capsys.readouterr().out
+        assert "77" not in shown
+        found: list[str] = re.findall(r"--devices\W+([a-z:0-9]+)", shown)
+        return found
+
+    assert devices() == ["cpu:4"]
+    monkeypatch.setenv("OPTUNA_HERMES_DEVICES", "cpu:2")
+    monkeypatch.setenv("OPTUNA_HERMES_GRACE_SECONDS", "77")
+    assert devices() == ["cpu:2"]
+    assert devices("--devices=cpu:3", "--devices", "cpu:1") == ["cpu:1"]
+    assert devices("--devices", "auto") == ["auto"]
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_of_an_option_that_is_repeated_the_last_counts(
+    form: str, objective: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As for `optimize`: it is what a pod would use."""
+    launch = ["launch", "kubernetes", "--image", "train:1", "--dry-run", "--", *objective]
+    bucket, folder = (
+        form.format("--checkpoint-dir", each).split() for each in ("s3://bucket/x", "/tmp/y")
+    )
+    assert run([*launch, *bucket, *folder]) == 2
+    assert "but got --checkpoint-dir /tmp/y" in " ".join(capsys.readouterr().err.split())
+    assert run([*launch, *folder, *bucket]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("--checkpoint-dir") == 1
+    assert "s3://bucket/x" in shown
 
 
 def test_started_shown_and_stopped(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib as mpl
@@ -22,7 +23,7 @@ from optuna_hermes.view.history import Bar, StudyHistory
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
 from support.records import checkpoint, lease, report, trial_record
-from support.statuses import broker_status, study_status
+from support.statuses import broker_status, device_status, study_status
 
 mpl.use("agg")
 
@@ -187,6 +188,24 @@ def test_a_trial_that_trains_is_drawn_until_now(
     data = visualization._study.read_study(study)
     held = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in held if box.begin == BEGIN + 5] == [BEGIN + 100]
+
+
+def test_a_new_trial_that_trains_is_drawn_until_now(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no number yet: the broker knows that its lease lasts, and which leases were lost."""
+    key = _optuna.study_key(study)
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        for epoch in (8, 9):
+            ledger.commit_lease(lease(epoch, number=None, study=key, started=BEGIN + epoch))
+    device = device_status(holder={"key": key, "epoch": 9})
+    status = broker_status(study_status(key=key), devices=[device])
+    monkeypatch.setattr(visualization._study, "broker_status", lambda: status)
+    monkeypatch.setattr(visualization._study, "time", SimpleNamespace(time=lambda: BEGIN + 100))
+    (bars,) = visualization.plot_schedule(study).data
+    shown = zip(bars.x, bars.hovertext, strict=True)
+    assert [each for each in shown if "new" in each[1]] == [(91_000, "new trial, 1:31 min")]
+    assert len(by_matplotlib.plot_schedule(study).patches) == 5
 
 
 def test_hosts_are_named_where_there_are_several() -> None:

@@ -40,10 +40,11 @@ def room() -> Iterator[Check]:
 
 def limits() -> Iterator[Check]:
     """Check system limits that are reached only late in a study."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # a broker raises its limit to this one
     few = 0 <= files < FEW_FILES
-    problem = "A broker needs two files a worker: `ulimit -n 4096` before it starts." if few else ""
-    yield judged("open files", f"{files} at most", problem=problem)
+    problem = "A broker needs two files a worker: have root raise `ulimit -Hn` to 4096."
+    found = "no limit" if files < 0 else f"{files} at most"
+    yield judged("open files", found, problem=problem if few else "")
     if SHARED_MEMORY.is_dir() and os.path.ismount(SHARED_MEMORY):
         total = psutil.disk_usage(str(SHARED_MEMORY)).total
         yield shared_memory(total)

@@ -19,6 +19,7 @@ from optuna_hermes.view.history import (
     TrialHistory,
     best_so_far,
     end_of,
+    held_epochs,
 )
 from optuna_hermes.view.picture import ENDED
 
@@ -361,14 +362,10 @@ def _bars(source: PageInput, begin: float) -> Json:
     if history is None:
         return {}
     trials = {trial.number: trial for trial in history.trials}
-    devices = source.broker.devices if source.broker else ()
-    holders = (device.holder for device in devices if device.holder)
-    # Studies of two databases may have leases of one epoch.
-    held = {holder.epoch for holder in holders if holder.key == history.key}
+    held = held_epochs(source.broker, history.key)
 
     def entry(bar: Bar) -> list[Any]:
-        # A new trial has no number before it has begun.
-        end = bar.end if bar.trial is None and bar.epoch in held else end_of(bar, trials)
+        end = end_of(bar, trials, held)
         shown = None if end is None else round(end - begin, 2)
         return [bar.device, bar.trial, round(bar.begin - begin, 2), shown]
 
