@@ -2,13 +2,13 @@
 
     python benchmarks/decision_cost.py [--policy hermes,asha] [--trials 100,1000] [--json]
 
-Random power-law curves with noise, of two populations: in ``level`` every trial has 100 reports, in
-``spread`` from 1 to 100. One device is free: the trial that had it has just reported one more unit,
-as before every decision of a broker. Times are medians of processor milliseconds, with the slope
-of a line through their logarithms as the exponent of growth: 1 is linear; n log n gives 1.15 from
-100 to 10,000. ``the first`` is the first decision about the largest number of trials: some policies
-remember what they computed about a curve. Exit status 1 if ``hermes`` needs more than 10 ms for
-10,000 trials.
+Random power-law curves with noise, of three populations: in ``level`` every trial has 100 reports,
+in ``spread`` from 1 to 100, and ``budget`` is ``spread`` in a study with one. One device is free:
+the trial that had it has just reported one more unit, as before every decision of a broker. Times
+are medians of processor milliseconds, with the slope of a line through their logarithms as the
+exponent of growth: 1 is linear; n log n gives 1.15 from 100 to 10,000. ``the first`` is the first
+decision about the largest number of trials: some policies remember what they computed about a
+curve. Exit status 1 if ``hermes`` needs more than 10 ms for 10,000 trials.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from optuna_hermes.model import Curve, Device, Snapshot, TrialView
+from optuna_hermes.model import Budget, Curve, Device, Snapshot, TrialView
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 TRIALS = (100, 1_000, 3_000, 10_000)
-POPULATIONS = ("level", "spread")
+POPULATIONS = ("level", "spread", "budget")
 N_POINTS = 100
 N_UNITS = 150
 """Units of a trial in all."""
@@ -121,10 +121,14 @@ def decisions(policy: Policy, kind: str, n_trials: int) -> Iterator[float]:
     """Seconds of one decision after another; in between the trial that was chosen reports."""
     trials, values = population(kind, n_trials)
     devices = (Device(id="cpu:0", free=True),)
+    # So long that each trial can end, and none is due.
+    left = Budget(seconds=1e6) if kind == "budget" else Budget()
     now, last, memory = float(n_trials), 0, None
     while True:
         trials[last] = _reported(trials[last], values[last], now)
-        snapshot = Snapshot(now=now, devices=devices, trials=tuple(trials), memory=memory)
+        snapshot = Snapshot(
+            now=now, devices=devices, trials=tuple(trials), left=left, memory=memory
+        )
         start = time.process_time()
         decision = policy.decide(snapshot)
         yield time.process_time() - start
@@ -221,13 +225,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--trials", type=_numbers, default=TRIALS, help="how many live trials: n,m,..."
     )
-    parser.add_argument("--population", type=_names, default=POPULATIONS, help="level,spread")
+    parser.add_argument("--population", type=_names, default=POPULATIONS, help="level,spread,...")
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     for kind in options.population:
         if kind not in POPULATIONS:
-            parser.error(f"a population must be level or spread but got {kind!r}")
+            parser.error(f"a population must be one of {', '.join(POPULATIONS)} but got {kind!r}")
     if options.repetitions < 1 or min(options.trials) < 1:
         parser.error("--repetitions and --trials must be at least 1")
     return options

@@ -102,7 +102,7 @@ class Hermes(Policy):
         listed = _listed_trials(snapshot) if snapshot.unstarted.fixed else []
         if not listed:
             return Decision(
-                assignments=place(snapshot, _with_due(snapshot, self._by_index(snapshot))),
+                assignments=place(snapshot, self._by_index(snapshot)),
                 # Of a list that is shown again once there is a process for it.
                 memory=snapshot.memory if snapshot.unstarted.fixed else None,
             )
@@ -120,18 +120,17 @@ class Hermes(Policy):
         openings = ((price * opening, trial) for opening, trial in by_rank)
         order = chain(ranking.first(), _unlisted(snapshot, listed), _merged(ranking, openings))
         return Decision(
-            assignments=place(snapshot, _with_due(snapshot, order)),
+            assignments=place(snapshot, _with_first(ranking.due, order)),
             memory=None if foreseen is None else foreseen.to_memory(),
         )
 
     def _by_index(self, snapshot: Snapshot) -> Iterator[TrialView | None]:
         ranking = _Ranking(self._measured, snapshot, self.alpha)
-        yield from ranking.first()
         new = unopened(snapshot)
-        if snapshot.unstarted.fixed:
-            yield from new
-            new = []
-        yield from _merged(ranking, self._openings(snapshot, new, ranking))
+        listed = new if snapshot.unstarted.fixed else []
+        openings = self._openings(snapshot, [] if listed else new, ranking)
+        order = chain(ranking.first(), listed, _merged(ranking, openings))
+        yield from _with_first(ranking.due, order)
 
     def _openings(
         self, snapshot: Snapshot, new: Sequence[TrialView | None], ranking: _Ranking
@@ -149,9 +148,10 @@ _Opening: TypeAlias = tuple[float, TrialView | None]
 """A trial that can be opened, with the index that those that wait must reach before."""
 
 
-def _with_due(snapshot: Snapshot, order: Iterable[TrialView | None]) -> Iterator[TrialView | None]:
-    """An order in which a trial that must end now comes first."""
-    first = due(snapshot)
+def _with_first(
+    first: TrialView | None, order: Iterable[TrialView | None]
+) -> Iterator[TrialView | None]:
+    """An order in which a trial, if one is given, comes first."""
     if first is not None:
         yield first
     for trial in order:
@@ -204,6 +204,8 @@ class _Ranking:
         rows = table.rows(self._all)
         self.n_begun = int(table.begun[rows].sum())
         """Number of trials that have begun."""
+        self.due = due(snapshot, table, rows)
+        """The trial that must go on now to end within the budget."""
         waits = _can_go_on(snapshot, self._all, table, rows)
         # By number.
         waiting = np.flatnonzero(waits)

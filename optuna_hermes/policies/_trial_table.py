@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,6 +62,8 @@ class TrialTable:
         """True if it has begun and can go on [row]."""
         self.begun: Flags = np.zeros(0, dtype=np.bool_)
         """True if it has begun [row]."""
+        self.done: Flags = np.zeros(0, dtype=np.bool_)
+        """True if it was trained to its end [row]."""
         self.bound: Flags = np.zeros(0, dtype=np.bool_)
         """True if it can go on on some devices only [row]."""
         self.left: Floats = np.zeros(0)
@@ -71,6 +74,18 @@ class TrialTable:
         """Units [row]."""
         self.seconds: Floats = np.zeros(0)
         """Device time [row], as it was reported last."""
+        self._needed: Floats = np.zeros(0)
+        self._finals: Floats = np.zeros(0)
+
+    def ends(self) -> tuple[Floats, Floats]:
+        """Return seconds until its end, infinite if not known, and the expected last value [row].
+
+        Most studies have no budget, and nobody asks.
+        """
+        new = self._trials[len(self._finals) :]
+        self._needed = _extended(self._needed, [seconds_to_end(each) for each in new])
+        self._finals = _extended(self._finals, [_final(each) for each in new])
+        return self._needed, self._finals
 
     def _add(self, trials: Sequence[TrialView], curve_rows: Places) -> None:
         """Add trials; ``curve_rows`` are of those that have reported."""
@@ -84,6 +99,7 @@ class TrialTable:
         self.numbers = _extended(self.numbers, [each.number for each in trials])
         self.waits = _extended(self.waits, [each in ("parked", "stored") for each in states])
         self.begun = _extended(self.begun, [each != "pending" for each in states])
+        self.done = _extended(self.done, [each == "done" for each in states])
         self.bound = _extended(self.bound, [bool(each.bound_to) for each in trials])
         self.left = _extended(self.left, [each.units_left for each in trials])  # None becomes NaN
         self.starts = _extended(self.starts, starts)
@@ -97,3 +113,29 @@ class TrialTable:
 def _extended(column: NDArray[Any], values: Any) -> NDArray[Any]:
     """A column with more values, of its own type also where there are none."""
     return np.append(column, np.asarray(values, dtype=column.dtype))
+
+
+def seconds_to_end(trial: TrialView, reserve: float = 0.0) -> float:
+    """Time until its end, and for a share of its whole training; infinite if not known."""
+    units, left = trial.curve.units, trial.units_left
+    if left is None or not units:
+        return math.inf
+    used = trial.curve.device_seconds
+    # Its opening is in the first unit only.
+    pace = (used[-1] - used[0]) / (units - 1) if units > 1 else used[0]
+    # Device time passes on all of its devices at once.
+    n_devices = len(trial.current_devices) or trial.devices_wanted
+    return (left + reserve * (units + left)) * pace / n_devices
+
+
+def _final(trial: TrialView) -> float:
+    """Its last value, if it falls on as in its last half with the logarithm of its age."""
+    units = trial.curve.units
+    if not units or not math.isfinite(trial.curve.values[-1]):
+        return math.inf
+    last = trial.curve.values[-1]
+    fall = trial.curve.values[-1 - units // 2] - last
+    if not 0 < fall < math.inf:
+        return last
+    past = math.log(units / (units - units // 2))
+    return last - fall * math.log1p((trial.units_left or 0) / units) / past

@@ -34,6 +34,10 @@ def view(
     return TrialView(number=number, state=state, curve=curve, units_left=left, bound_to=bound_to)
 
 
+def left_is_known(trial: TrialView) -> bool:
+    return trial.units_left is not None and trial.curve.units > 0
+
+
 @given(st.lists(VIEWS, max_size=6))
 def test_a_table_that_remembers_is_one_that_was_made_now(
     calls: list[list[tuple[TrialStatus, list[float], int | None, tuple[str, ...]]]],
@@ -47,6 +51,10 @@ def test_a_table_that_remembers_is_one_that_was_made_now(
             assert table.waits[row] == (trial.state in ("parked", "stored"))
             assert table.begun[row] == (trial.state != "pending")
             assert table.bound[row] == bool(trial.bound_to)
+            assert table.done[row] == (trial.state == "done")
+            needed, finals = table.ends()
+            assert needed[row] == (trial.units_left or 0 if left_is_known(trial) else math.inf)
+            assert len(finals) == len(needed) == len(table.units)
             left = table.left[row]
             assert math.isnan(left) if trial.units_left is None else left == trial.units_left
             units = trial.curve.units
