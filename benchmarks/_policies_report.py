@@ -19,9 +19,9 @@ How many times as fast as `fifo`: geometric means over sets of the mean over see
 that ends best has finished; top 3: one of the best three has; near: some value is within 1 % of the
 span from the median first value to the best final one; auc: area under the regret of the best value
 seen. median set, worst set and families: of best. killed: how often the best trial was stopped for
-ever; it counts as the latest end of a trial where no device idles. `hermes` against: how many times
-as long as `hermes` the policy needs. **Bold: better than `hermes`.** The oracles know how every
-training ends: they are a bound, no rivals."""
+ever; it counts as the latest end of a trial where no device idles and every unit is a switch.
+`hermes` against: how many times as long as `hermes` the policy needs. **Bold: better than
+`hermes`.** The oracles know how every training ends: they are a bound, no rivals."""
 TIMES = {"best": "best_seconds", "top 3": "top3_seconds", "near": "near_seconds", "auc": "auc"}
 
 

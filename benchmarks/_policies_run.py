@@ -23,7 +23,6 @@ from optuna_hermes.simulator import (
     CurveSet,
     FixedList,
     Recording,
-    SwitchCosts,
     Trace,
     TrialSimulator,
     arrange,
@@ -92,7 +91,7 @@ def _result(curves: CurveSet, setting: Setting, name: str, seed: int) -> Result:
         make_rival(name, recordings) if name in RIVALS else make_policy(name),
         FixedList(as_reported(setting.case, recordings, seed)),
         n_devices=rules.n_devices,
-        costs=SwitchCosts(fraction=rules.switch_cost),
+        costs=rules.costs,
         seed=seed,
     )
     work = math.fsum(sum(each.seconds) for each in recordings) / rules.n_devices
@@ -108,7 +107,10 @@ def _result(curves: CurveSet, setting: Setting, name: str, seed: int) -> Result:
         policy=name,
         seed=seed,
         metrics=measure(
-            _true(trace, recordings) if setting.case else trace, recordings, rules.n_devices
+            _true(trace, recordings) if setting.case else trace,
+            recordings,
+            rules.n_devices,
+            rules.costs,
         ),
     )
 

@@ -46,15 +46,15 @@ LEAST = 1e-3
 """Added to every regret, since a mean of logarithms has no place for 0."""
 
 EXPLANATION = """\
-A sampler proposes, and a study ends when its budget is spent. any: regret of its best value
-by then; fin: that of its best finished trial; in % of the span from the median first value of the
-set to its best final one, geometric means over sets and seeds of it and 0.1 %. Without a finished
-trial it is 100 %. As fast: how many times as soon as plain Optuna, which is `fifo` with TPE, some
-value (any) or that of a finished trial (fin) is within 5 % or 1 % of that span of the best; never
-counts as at the end of the budget; geometric means over sets of the mean over seeds. `surrogate` is
-what `HermesSampler()` proposes by. `hermes`, not told: it knows neither the budget nor what an
-opening costs. The stopping rules are Optuna's own pruners. **Bold: better than `hermes` with
-`surrogate`.**"""
+A sampler proposes, and a study ends when its budget is spent. any: regret of its best value by
+then; fin: that of its best finished trial; in % of the span from the median first value of the set
+to its best final one, geometric means over sets and seeds of it and 0.1 %. It is 100 % at most, and
+without a finished trial. As fast: how many times as soon as plain Optuna, which is `fifo` with TPE,
+some value (any) or that of a finished trial (fin) is within 5 % or 1 % of that span of the best;
+never counts as at the end of the budget; geometric means over sets of the mean over seeds.
+`surrogate` is what `HermesSampler()` proposes by. `hermes`, not told: it knows neither the budget
+nor what an opening costs. The stopping rules are Optuna's own pruners. **Bold: better than `hermes`
+with `surrogate`.**"""
 
 
 class HermesUntold(Hermes):
@@ -118,7 +118,9 @@ def _ending(sets: Sequence[CurveSet], job: tuple[StudyRules, tuple[str, str], in
 
     def regret(values: Sequence[float]) -> float:
         known = [value for value in values if not math.isnan(value)]
-        return max(0.0, (min(known) - lowest) / span) if known else 1.0
+        above = min(known, default=math.inf) - lowest
+        # Without a span any value above the lowest is as far off as none.
+        return min(1.0, above / span if span else math.inf) if above > 0 else 0.0
 
     return Ending(
         any=regret([each.value for each in trace.slices]),

@@ -255,23 +255,27 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policy", type=_names, help="a,b,..., of --studies a/SAMPLER,...")
     parser.add_argument("--devices", type=_integers, help="n,m,...")
     parser.add_argument("--cost", type=_numbers, help="of a switch, in units")
-    parser.add_argument("--trials", type=_positive, default=100)
+    parser.add_argument("--trials", type=_positive, help="of each set; else 100")
     parser.add_argument("--seeds", type=_positive, help="0 to this number - 1")
-    parser.add_argument("--seeds-elsewhere", type=_positive, default=1)
+    parser.add_argument("--seeds-elsewhere", type=_positive, help="else 1")
     parser.add_argument("--processes", type=_positive, help="default: one for each core")
     parser.add_argument("--case", choices=list(CASES), default="", help="how trainings differ")
     parser.add_argument("--studies", action="store_true", help="with a sampler and a budget")
-    parser.add_argument(
-        "--budget", type=_numbers, default=(20.0,), help="of --studies, in trainings: a,b,..."
-    )
-    parser.add_argument(
-        "--opening", type=_numbers, default=OPENINGS, help="of --studies, what it costs, in units"
-    )
+    parser.add_argument("--budget", type=_numbers, help="of --studies, in trainings: a,b,...")
+    parser.add_argument("--opening", type=_numbers, help="of --studies, what it costs, in units")
     parser.add_argument("--quick", action="store_true", help="two sets, one seed, one device")
     parser.add_argument("--out", help="a folder for policies.md and policies.svg")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--check", action="store_true", help="status 1 if a target is missed")
     options = parser.parse_args()
+    rule = "goes without --studies" if options.studies else "needs --studies"
+    for name in _NOT_OF_STUDIES if options.studies else _OF_STUDIES:
+        if getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} {rule}")
+    if options.studies and options.case not in ("", NEARLY_EQUAL):
+        parser.error(f"--studies has no case but {NEARLY_EQUAL}")
+    options.trials, options.seeds_elsewhere = options.trials or 100, options.seeds_elsewhere or 1
+    options.budget, options.opening = options.budget or (20.0,), options.opening or OPENINGS
     main_devices, main_costs = ((1, 4), COSTS[:1]) if options.case else (DEVICES, COSTS)
     options.cost = options.cost or main_costs
     options.devices = options.devices or ((1, 2, 4) if options.studies else main_devices)
@@ -288,6 +292,10 @@ def _options() -> argparse.Namespace:
         options.trials = min(options.trials, 30)
         options.budget = tuple(min(each, 4.0) for each in options.budget)
     return options
+
+
+_OF_STUDIES = ("budget", "opening")
+_NOT_OF_STUDIES = ("cost", "trials", "seeds_elsewhere", "check")
 
 
 def _names(text: str) -> tuple[str, ...]:

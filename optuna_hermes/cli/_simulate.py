@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes.cli._output import libraries_to_stderr, note, show, show_json
+from optuna_hermes.cli._output import (
+    BAD_INPUT,
+    complain,
+    libraries_to_stderr,
+    note,
+    show,
+    show_json,
+)
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -36,6 +43,7 @@ MOST_SEED = 2**32 - 1
 
 
 def simulate(
+    context: typer.Context,
     curves: Annotated[
         list[Path] | None,
         typer.Argument(metavar="CURVES...", help="Curve sets in .npz files.", show_default=False),
@@ -67,7 +75,8 @@ def simulate(
         typer.Option(
             min=1,
             metavar="N",
-            help=f"Of recorded trials: so many drawn of each set, or all; else {DEFAULT_TRIALS}.",
+            help="Of recorded trials: so many drawn of each set, or all; else "
+            f"{DEFAULT_TRIALS}, and all of a study.",
         ),
     ] = None,
     seeds: Annotated[
@@ -111,7 +120,7 @@ def simulate(
         ),
     ] = None,
     json: Json = False,
-) -> None:
+) -> int:
     """Replay recorded trainings under several policies.
 
     Curve sets are files, or a study's own ledger: what would round-robin have done with my study?
@@ -146,6 +155,13 @@ def simulate(
         raise InvalidInputError(
             "--jobs goes without curves, --study-name and --sampler: name one of them only."
         )
+    # From $OPTUNA_STORAGE it is meant for other verbs.
+    source = context.get_parameter_source("storage")
+    if study_name is None and source is not None and source.name == "COMMANDLINE":
+        raise InvalidInputError(
+            f"--storage needs --study-name but got {storage!r} alone: add --study-name NAME, or "
+            "leave it out."
+        )
     if trials is not None and not (jobs is None and sampler is None):
         raise InvalidInputError(
             f"--trials goes without --jobs and --sampler but got {trials}: leave it out."
@@ -171,15 +187,21 @@ def simulate(
             )
             view = simulation.loop_view
         else:
-            n_trials = trials or DEFAULT_TRIALS
+            everything = DEFAULT_TRIALS if study_name is None else len(sets[0].recordings)
+            n_trials = trials or everything
             document = _simulations.of_lists(sets, names, n_trials, devices, switch_cost, draws)
             view = simulation.simulation_view
+    if left_out := document["settings"].get("left_out"):
+        note(f"{plural(left_out, 'job')} left out that had no device or took no time.")
     if refused := document["settings"].get("refused"):
         note(f"{plural(refused, 'job')} left out that want more than {plural(devices, 'device')}.")
     if json:
         show_json(document)
     else:
         show(view(document))
+    for problem in document["failed"].values():
+        complain(problem, BAD_INPUT)
+    return BAD_INPUT if document["failed"] else 0
 
 
 def _seeds(text: str) -> Sequence[int]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes import replay
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.cli._output import note
+from optuna_hermes.errors import HermesError, InvalidInputError
+from optuna_hermes.replay._simulate import simulate_one
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.simulation import counting
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
+Job = TypeVar("Job", bound=tuple[Any, ...])
+Answer = TypeVar("Answer")
 
 # The policy that others are compared with; always simulated.
 REFERENCE = "fifo"
@@ -43,13 +47,15 @@ def of_lists(
     for name in names:
         replay.check_policy(name)
     rules = replay.SimulationRules(n_devices=n_devices, n_trials=n_trials, switch_cost=switch_cost)
-    with counting(len(sets) * len(names) * len(seeds)) as step:
-        results = replay.simulate(sets, names, rules, seeds=seeds, on_result=step)
+    jobs = list(product(range(len(sets)), names, seeds))
+    answers, failed = _simulated(partial(simulate_one, sets, rules), jobs)
+    results = list(answers.values())
     return {
         "settings": {
             **_settings(sets, names, n_devices, switch_cost, seeds),
             "trials": n_trials,
         },
+        "failed": failed,
         "results": _results(results),
         "table": [
             {
@@ -89,14 +95,15 @@ def with_sampler(
     make_sampler(sampler, 0)
     setup = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
     jobs = list(product(range(len(sets)), names, seeds))
-    with counting(len(jobs)) as step:
-        results = replay.parallel_map(partial(_study_result, sets, setup), jobs, on_answer=step)
+    answers, failed = _simulated(partial(_study_result, sets, setup), jobs)
+    results = list(answers.values())
     return {
         "settings": {
             **_settings(sets, names, n_devices, switch_cost, seeds),
             "sampler": sampler,
             "budget": budget,
         },
+        "failed": failed,
         "results": _results(results),
         "table": [
             {
@@ -107,6 +114,36 @@ def with_sampler(
             for row in sorted(tabulate_studies(results), key=lambda row: row.means["fin1"])
         ],
     }
+
+
+def _simulated(
+    simulate: Callable[[Job], Answer], jobs: Sequence[Job]
+) -> tuple[dict[Job, Answer], dict[str, str]]:
+    """The answers to jobs, which end with a policy and a seed, but for policies that failed.
+
+    What each of those did comes beside them, by its name.
+    """
+    with counting(len(jobs)) as step:
+        found = replay.parallel_map(partial(_or_error, simulate), jobs, on_answer=step)
+    answers = dict(zip(jobs, found, strict=True))
+    failed = {job[-2]: each for job, each in answers.items() if isinstance(each, HermesError)}
+    if REFERENCE in failed:  # not for what it decided
+        raise failed[REFERENCE]
+    return (
+        {
+            job: each
+            for job, each in answers.items()
+            if job[-2] not in failed and not isinstance(each, HermesError)
+        },
+        {name: str(error) for name, error in failed.items()},
+    )
+
+
+def _or_error(simulate: Callable[[Job], Answer], job: Job) -> Answer | HermesError:
+    try:
+        return simulate(job)
+    except InvalidInputError as error:
+        return error
 
 
 def _study_result(
@@ -169,6 +206,7 @@ def of_jobs(
     """
     from optuna_hermes.cluster.job_files import read_jobs
     from optuna_hermes.cluster.job_replay import (
+        NEED_SLICES,
         ORACLE_SLICE_SECONDS,
         JobRules,
         check_job_policy,
@@ -179,6 +217,9 @@ def of_jobs(
     for name in names:
         check_job_policy(name)
     found = read_jobs(path)
+    alike = [name for name in names if name in NEED_SLICES]
+    if alike and slice_seconds is None:
+        note(f"Without --slice-seconds fifo-backfill decides as they do: {', '.join(alike)}.")
     jobs = [replace(job, group=None, params=_user(job)) for job in found.jobs]
     least = min(job.devices for job in jobs)
     if least > hosts[0]:
@@ -192,12 +233,12 @@ def of_jobs(
     _check_slices(jobs, hosts[0], slice_seconds, "--slice-seconds")
     rules = JobRules(groups=one_group(*hosts), slice_seconds=slice_seconds)
     each = list(product(names, seeds))
-    with counting(len(each)) as step:
-        results = replay.parallel_map(partial(_job_result, jobs, rules), each, on_answer=step)
+    results, failed = _simulated(partial(_job_result, jobs, rules), each)
     return {
         "settings": {
             "trace": found.name,
             "jobs": len(jobs),
+            "left_out": found.left_out,
             "refused": sum(job.devices > hosts[0] for job in jobs),
             "policies": names,
             "devices": hosts[0],
@@ -208,8 +249,9 @@ def of_jobs(
         },
         "results": [
             {"trace": found.name, "policy": name, "seed": seed, **result}
-            for (name, seed), result in zip(each, results, strict=True)
+            for (name, seed), result in results.items()
         ],
+        "failed": failed,
     }
 
 

@@ -38,6 +38,7 @@ class JobSet:
 
     name: str
     jobs: tuple[ClusterJob, ...]  # the jobs in the order of submission, numbered in that order
+    left_out: int = 0  # lines of jobs that had no device, or no time
 
 
 def read_jobs(path: str | Path) -> JobSet:
@@ -45,15 +46,17 @@ def read_jobs(path: str | Path) -> JobSet:
 
     ``submitted`` is a number of seconds or a date (ISO 8601), ``seconds`` the job's time on its
     ``devices`` (1 if there is no such column), ``group`` its virtual cluster and ``user`` its
-    owner. The names that ``COLUMNS`` lists are accepted too, other columns are ignored.
+    owner. The names that ``COLUMNS`` lists are accepted too, other columns are ignored. Published
+    traces have jobs of no device, or of no time; those are left out.
 
     Raises:
         InvalidInputError: it cannot be read, lacks a column, has no job, or an impossible value.
     """
     path = Path(path)
-    rows = [_job_row(row) for row in csv_rows(path)]
+    every = [_job_row(row) for row in csv_rows(path)]
+    rows = [row for row in every if row.devices and row.seconds]
     if not rows:
-        raise InvalidInputError(f"{path} must have a job at least but has none.")
+        raise InvalidInputError(f"{path} must have a job with a device and a time but has none.")
     if len({row.dated for row in rows}) > 1:
         raise InvalidInputError(f"{path}: submitted must be a date everywhere, or nowhere.")
     # Seconds since the Monday before the first: so an hour is one of the day, a day of the week.
@@ -73,6 +76,7 @@ def read_jobs(path: str | Path) -> JobSet:
             )
             for number, row in enumerate(rows)
         ),
+        left_out=len(every) - len(rows),
     )
 
 
@@ -139,7 +143,7 @@ def _job_row(row: CsvRow) -> _JobRow:
     return _JobRow(
         at,
         dated,
-        cell("seconds", _positive),
+        cell("seconds", _seconds),
         cell("devices", _count, "1"),
         cell("group", str, "") or None,
         cell("user", str, "") or None,
@@ -148,8 +152,8 @@ def _job_row(row: CsvRow) -> _JobRow:
 
 _MUST = {
     "submitted": "seconds from 0 to 1e15, or a date such as 2017-10-09 07:01:55,",
-    "seconds": "a number above 0 and below 1e15",
-    "devices": "a whole number above 0",
+    "seconds": "a number of 0 or more and below 1e15",
+    "devices": "a whole number, 0 or more",
 }
 
 
@@ -165,15 +169,15 @@ def _moment(text: str) -> tuple[float, bool]:
     return seconds, False
 
 
-def _positive(text: str) -> float:
+def _seconds(text: str) -> float:
     number = float(text)
-    if not 0 < number < MOST_SECONDS:
+    if not 0 <= number < MOST_SECONDS:
         raise ValueError
     return number
 
 
 def _count(text: str) -> int:
     number = float(text)
-    if number != int(number) or number < 1:
+    if number != int(number) or number < 0:
         raise ValueError
     return int(number)

@@ -45,6 +45,9 @@ JOB_POLICIES: Mapping[str, Callable[[int], tuple[Policy, Estimator | None]]] = {
 }
 """Makers of the policies for jobs, and of their predictors, from a seed; others can be used too."""
 
+NEED_SLICES = ("hermes", "hermes-slope", "round-robin", "slaq", "las", "asha", "freeze-thaw")
+"""Policies that decide by what jobs have had: without slices they do as ``fifo-backfill``."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobRules:

@@ -14,7 +14,7 @@ from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, JobRecord, JobTr
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Assignment, Snapshot, TrialView
 from optuna_hermes.policies import Policy
-from optuna_hermes.policies.decisions import named, plain
+from optuna_hermes.policies.decisions import check, named, plain
 from optuna_hermes.simulator import EventQueue
 
 # Priorities of events at one time: what becomes free first, then who wants it.
@@ -62,6 +62,7 @@ class JobSimulator:
         seed: int = 0,
     ) -> None:
         _check(jobs, groups, slice_seconds, restart_seconds)
+        self._policy = policy
         self._events = EventQueue[Callable[[], _Group]]()
         self._records: list[JobRecord] = []
         self._groups = {
@@ -108,7 +109,8 @@ class JobSimulator:
         waiting = [state.job for group in self._groups.values() for state in group.live.values()]
         if waiting and until == math.inf:
             raise InvalidInputError(
-                f"A policy must serve every job in the end but job {waiting[0].number} waits."
+                f"A policy must serve every job in the end but {type(self._policy).__name__} "
+                f"leaves job {waiting[0].number} waiting."
             )
         return JobTrace(
             records=tuple(self._records),
@@ -218,6 +220,9 @@ class _Group:
             snapshot = self._snapshot()
             with named(self.policy):
                 decision = plain(self.policy.decide(snapshot))
+                check(decision, snapshot)
+                if decision.pruned:
+                    raise ValueError(f"a policy stops no job for good but got {decision.pruned}")
             self.decisions += 1
             self._memory = decision.memory
             for assignment in decision.assignments:
@@ -260,17 +265,9 @@ class _Group:
             self.events.add(self._slices_end, self._end_slices, priority=_SLICES_END)
 
     def _start(self, assignment: Assignment) -> None:
-        if assignment.trial is None or assignment.trial not in self._queue:
-            raise InvalidInputError(
-                f"A policy may choose jobs that wait but got {assignment.trial}."
-            )
+        if assignment.trial is None:
+            raise InvalidInputError("A policy may choose jobs that wait but got a new one.")
         now, state = self.events.now, self.live[assignment.trial]
-        low, high = state.view.device_range
-        if not low <= len(set(assignment.devices)) == len(assignment.devices) <= high:
-            raise InvalidInputError(
-                f"Job {assignment.trial} takes {low} to {high} devices, none twice, but got "
-                f"{assignment.devices}."
-            )
         self.hosts.take(assignment.devices)
         before = state.hosts
         stayed = self._queue.remove(assignment.trial).waiting_since == now

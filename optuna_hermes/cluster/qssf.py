@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from operator import itemgetter
+from typing import Any, TypeAlias
 
-from optuna_hermes.cluster.similar import Service
+from optuna_hermes.cluster.similar import Service, import_trees
 from optuna_hermes.model import Decision, Snapshot, TrialView
+from optuna_hermes.policies._fifo import Fifo
 from optuna_hermes.policies.base import Ranked, opened, place, unopened
 
 # Number of finished trials that a prediction needs.
@@ -28,9 +30,9 @@ class Qssf(Ranked):
     This project's own: trials have no names and users, so their device time is learned from the
     finished ones, by distance between parameters and by trees over the parameters; without
     LightGBM (extra ``[qssf]``) by distance alone. Trials are ranked by the time left, since a trial
-    can be suspended. While fewer than 5 are finished, the least attained service goes first among
-    the trials that have begun, and new ones are opened when none of them waits. Shortest first is
-    best for the mean time to completion, not for the time to the best trial.
+    can be suspended; the first 500 of a list whose parameters are known, before they begin. While
+    fewer than 5 are finished, the order is that of ``fifo``. Shortest first is best for the mean
+    time to completion if the predictions are right, not for the time to the best trial.
 
     Args:
         backfill: whether those behind a trial that finds too few devices may have them; the
@@ -39,64 +41,51 @@ class Qssf(Ranked):
 
     def __init__(self, *, backfill: bool = True) -> None:
         super().__init__(backfill=backfill)
+        import_trees()
         self._learned: tuple[list[TrialView], Service] | None = None
 
     def rank(self, trial: TrialView) -> tuple[Any, ...] | None:
         """Rank by the expected time left; None where there is no prediction yet."""
         if trial.expected_seconds is None:
             return None
-        return self._place(trial, trial.expected_seconds)
+        return _place(trial, trial.expected_seconds)
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Serve the trials with the least expected time left first."""
-        waiting = opened(snapshot)
         new = unopened(snapshot)
-        trials = [*waiting, *(trial for trial in new if trial is not None)]
-        n_new = len(new) - (len(trials) - len(waiting))
-        unknown = [trial for trial in trials if trial.expected_seconds is None]
-        if not unknown and not n_new:
+        trials = [*opened(snapshot), *(trial for trial in new if trial is not None)]
+        n_new = new.count(None)
+        if not n_new and all(trial.expected_seconds is not None for trial in trials):
             return super().decide(snapshot)
         service = self._service(snapshot)
         if service is None:
-            order = self._by_attained(snapshot, trials, n_new)
+            order = [*sorted(trials, key=_IN_ORDER.rank), *[None] * n_new]
         else:
-            order = self._by_remaining(trials, unknown, n_new, service)
+            order = self._by_remaining(trials, n_new, snapshot.unstarted.listed, service)
         return Decision(assignments=place(snapshot, order, backfill=self.backfill))
-
-    def _by_attained(
-        self, snapshot: Snapshot, trials: Sequence[TrialView], n_new: int
-    ) -> list[TrialView | None]:
-        def rank(trial: TrialView) -> tuple[Any, ...]:
-            predicted = self.rank(trial)
-            return predicted or self._place(trial, trial.attained_seconds, unknown=True)
-
-        ranked: list[TrialView | None] = [*sorted(trials, key=rank)]
-        new: list[TrialView | None] = [None] * n_new
-        return [*new, *ranked] if snapshot.unstarted.fixed else [*ranked, *new]
 
     def _by_remaining(
         self,
         trials: Sequence[TrialView],
-        unknown: Sequence[TrialView],
         n_new: int,
+        listed: Sequence[TrialView],
         service: Service,
     ) -> list[TrialView | None]:
-        predicted = dict(zip((r.number for r in unknown), service.of(unknown), strict=True))
-        ranks: list[tuple[tuple[Any, ...], TrialView | None]] = [
-            (self.rank(trial) or self._place(trial, predicted[trial.number]), trial)
-            for trial in trials
-        ]
-        # A trial of a sampler that learns has no parameters yet: it is expected to be typical.
-        if n_new:
+        ranks = [*self._ranks(trials, service)]
+        if n_new and listed:
+            by_rank = sorted(self._ranks(listed[:MOST_LEARNED], service), key=_first)
+            ranks += by_rank[:n_new]
+        elif n_new:
+            # A trial of a sampler that learns has no parameters yet: it is expected to be typical.
             newcomer = TrialView(number=_LAST, state="pending", submitted=_LAST)
-            ranks += [(self._place(newcomer, service.typical), None)] * n_new
-        return [trial for _, trial in sorted(ranks, key=lambda each: each[0])]
+            ranks += [(_place(newcomer, service.typical), None)] * n_new
+        return [trial for _, trial in sorted(ranks, key=_first)]
 
-    def _place(
-        self, trial: TrialView, expected: float, *, unknown: bool = False
-    ) -> tuple[bool, float, float, int]:
-        left = expected if unknown else _left(expected, trial.attained_seconds)
-        return unknown, left, trial.submitted, trial.number
+    def _ranks(self, trials: Sequence[TrialView], service: Service) -> Iterator[_Rank]:
+        unknown = [trial for trial in trials if trial.expected_seconds is None]
+        predicted = dict(zip((r.number for r in unknown), service.of(unknown), strict=True))
+        for trial in trials:
+            yield self.rank(trial) or _place(trial, predicted[trial.number]), trial
 
     def _service(self, snapshot: Snapshot) -> Service | None:
         done = [r for r in snapshot.finished if r.state == "done" and r.attained_seconds > 0]
@@ -113,10 +102,17 @@ class Qssf(Ranked):
 # A number, and a time, after those of all trials: new trials go last among equal ones.
 _LAST = 2**62
 
+_IN_ORDER = Fifo()
+_Rank: TypeAlias = tuple[tuple[Any, ...], TrialView | None]
+_first = itemgetter(0)
 
-def _left(expected: float, attained: float) -> float:
-    # One that has overrun its prediction is expected to take as long again.
-    return expected - attained if attained < expected else attained
+
+def _place(trial: TrialView, expected: float) -> tuple[Any, ...]:
+    # One that has overrun its prediction is expected to need as much again as it is over: were it
+    # more at once, a trial whose prediction is a little too short would be put off just before its
+    # end.
+    left = abs(expected - trial.attained_seconds)
+    return left, trial.state == "pending", trial.submitted, trial.number
 
 
 def _same(one: Sequence[TrialView], other: Sequence[TrialView]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -146,6 +147,12 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
+
+
+def import_trees() -> None:
+    """Import LightGBM, if it is installed: that takes a second, too long for a decision."""
+    with suppress(ImportError):
+        import lightgbm  # noqa: F401
 
 
 def fit_trees(

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Generic, TypeVar
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.policies import POLICIES, make_policy
+from optuna_hermes.policies import ENERGY, POLICIES, make_policy
 from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.simulator import (
     CurveSet,
@@ -57,6 +57,11 @@ class SimulationRules:
     n_trials: int = 100
     switch_cost: float = 0.005
 
+    @property
+    def costs(self) -> SwitchCosts:
+        """The costs of switches as a simulation takes them."""
+        return SwitchCosts(fraction=self.switch_cost)
+
     def __post_init__(self) -> None:
         if self.n_devices < 1 or self.n_trials < 1:
             raise InvalidInputError(
@@ -96,7 +101,7 @@ def simulate(
     check_names(sets)
     jobs = list(product(range(len(sets)), policies, seeds))
     return parallel_map(
-        partial(_result, sets, rules), jobs, processes=processes, on_answer=on_result
+        partial(simulate_one, sets, rules), jobs, processes=processes, on_answer=on_result
     )
 
 
@@ -104,6 +109,11 @@ def check_policy(name: str) -> None:
     """Raise ``UnknownPolicyError`` with all names if no policy and no rival has this one."""
     if name in RIVALS or name in POLICIES:
         return
+    if name.startswith(ENERGY):
+        raise UnknownPolicyError(
+            f"In a simulation no device is powered down but got {name!r}: name "
+            f"{name.removeprefix(ENERGY)!r} alone."
+        )
     if ":" not in name:
         known = ", ".join([*POLICIES, *RIVALS])
         raise UnknownPolicyError(
@@ -131,14 +141,15 @@ def replay(
         make_rival(policy, trials) if policy in RIVALS else make_policy(policy),
         FixedList(trials),
         n_devices=rules.n_devices,
-        costs=SwitchCosts(fraction=rules.switch_cost),
+        costs=rules.costs,
         seed=seed,
     ).run()
 
 
-def _result(
+def simulate_one(
     sets: Sequence[CurveSet], rules: SimulationRules, job: tuple[int, str, int]
 ) -> Result[Metrics]:
+    """Replay the set of an index under a policy with a seed, and measure it."""
     index, name, seed = job
     chosen = sets[index]
     recordings = arrange(name, chosen.draw(rules.n_trials, seed))
@@ -148,5 +159,5 @@ def _result(
         family=chosen.family,
         policy=name,
         seed=seed,
-        metrics=measure(trace, recordings, rules.n_devices),
+        metrics=measure(trace, recordings, rules.n_devices, rules.costs),
     )

@@ -15,6 +15,7 @@ from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
 from optuna_hermes.replay._simulate import Result, check_policy
+from optuna_hermes.replay._table import means_of
 from optuna_hermes.sampler import HermesSampler
 from optuna_hermes.simulator import (
     RIVALS,
@@ -176,7 +177,8 @@ def tabulate_studies(trials: Sequence[Result[StudyMetrics]]) -> tuple[StudyRow, 
     """Summarise results, a row for each policy, in the order of their first results."""
     policies = list(dict.fromkeys(trial.policy for trial in trials))
     means = {
-        policy: _means([trial for trial in trials if trial.policy == policy]) for policy in policies
+        policy: means_of([trial for trial in trials if trial.policy == policy], MEASURES)
+        for policy in policies
     }
     pruners = [means[policy] for policy in policies if policy in PRUNERS]
     fifo = [means["fifo"]] if "fifo" in means else []
@@ -189,17 +191,6 @@ def tabulate_studies(trials: Sequence[Result[StudyMetrics]]) -> tuple[StudyRow, 
         )
         for policy in policies
     )
-
-
-def _means(trials: Sequence[Result[StudyMetrics]]) -> dict[str, float]:
-    names = sorted({trial.curve_set for trial in trials})
-    logs = {measure: 0.0 for measure in MEASURES}
-    for name in names:
-        of_set = [trial.metrics for trial in trials if trial.curve_set == name]
-        for measure in MEASURES:
-            mean = sum(getattr(each, measure) for each in of_set) / len(of_set)
-            logs[measure] += math.log(mean) / len(names)
-    return {measure: math.exp(log) for measure, log in logs.items()}
 
 
 def speed_ups(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:

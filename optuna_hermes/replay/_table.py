@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from optuna_hermes.replay._simulate import REFERENCES, Result
 from optuna_hermes.simulator import Metrics
 
 # The metrics that are compared as ratios.
 TIMES = ("best_seconds", "top3_seconds", "near_seconds", "auc")
+MEASURES = (*TIMES, "work_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,7 @@ class Row:
 
     Args:
         policy: name of the policy.
-        means: means of ``TIMES`` and ``work_seconds``.
+        means: by each of ``MEASURES``.
         switches: mean number of switches over all simulations.
         killed_best: fraction of all simulations in which the best trial was pruned.
         ratios: by reference and each of ``TIMES``, the reference's time over the policy's, without
@@ -39,7 +41,7 @@ def tabulate(results: Sequence[Result[Metrics]]) -> list[Row]:
     """A row for each policy, in the order of ``best_seconds``; all need the same sets and seeds."""
     policies = list(dict.fromkeys(result.policy for result in results))
     by_policy = {name: [each for each in results if each.policy == name] for name in policies}
-    means = {name: _means(found) for name, found in by_policy.items()}
+    means = {name: means_of(found, MEASURES) for name, found in by_policy.items()}
     families = {name: _by_family(found) for name, found in by_policy.items()}
     rows = [
         Row(
@@ -59,22 +61,23 @@ def tabulate(results: Sequence[Result[Metrics]]) -> list[Row]:
     return sorted(rows, key=lambda row: row.means["best_seconds"])
 
 
-def _means(results: Sequence[Result[Metrics]]) -> dict[str, float]:
-    by_set: dict[str, list[Result[Metrics]]] = {}
+def means_of(results: Sequence[Result[Any]], names: Iterable[str]) -> dict[str, float]:
+    """By name of a metric, the geometric mean over sets of the mean over seeds."""
+    by_set: dict[str, list[Result[Any]]] = {}
     for result in results:
         by_set.setdefault(result.curve_set, []).append(result)
     return {
         name: geometric_mean(
             [_mean(getattr(each.metrics, name) for each in found) for found in by_set.values()]
         )
-        for name in (*TIMES, "work_seconds")
+        for name in names
     }
 
 
 def _by_family(results: Sequence[Result[Metrics]]) -> dict[str, float]:
     families = dict.fromkeys(result.family for result in results)
     return {
-        family: _means([each for each in results if each.family == family])["best_seconds"]
+        family: means_of([each for each in results if each.family == family], TIMES[:1])[TIMES[0]]
         for family in families
     }
 

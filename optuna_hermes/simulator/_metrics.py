@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from optuna_hermes.simulator._values import Trace
+from optuna_hermes.simulator._values import SwitchCosts, Trace
 from optuna_hermes.simulator._workload import Recording
 
 # Distance that counts as near, as a share of the span from the median first value to the best.
@@ -19,15 +19,16 @@ NEAR = 0.01
 class Metrics:
     """Metrics of a policy on a list of trials.
 
-    An event that never came counts as the latest end of a trial where no device idles: the work
-    over the devices, and with several of them all but one n-th of the longest trial.
+    An event that never came counts as the latest end of a trial where no device idles and every
+    unit is a switch: the work over the devices, and with several of them all but one n-th of the
+    longest trial. It is the same for all policies, and no policy that trains all is later.
 
     Args:
         best_seconds: time until the trial with the lowest final value has finished.
         top3_seconds: time until one of the three with the lowest final values has.
         near_seconds: time until a value is within ``NEAR`` of the best final one.
         auc: mean regret of the best value seen: 1 at the median first value, 0 at the best final.
-        work_seconds: time of all trials to their ends, over the number of devices.
+        work_seconds: time of all trials to their ends without switches, over the number of devices.
         switches: number of times a device changed to another trial.
         killed_best: whether the trial with the lowest final value was pruned.
     """
@@ -41,12 +42,17 @@ class Metrics:
     killed_best: bool
 
 
-def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Metrics:
-    """Measure a simulation of a fixed list, given in its order."""
+def measure(
+    trace: Trace,
+    recordings: Sequence[Recording],
+    n_devices: int,
+    costs: SwitchCosts | None = None,
+) -> Metrics:
+    """Measure a simulation of a fixed list, given in its order, with its costs of switches."""
     work = sum(sum(recording.seconds) for recording in recordings) / n_devices
-    # Graham's bound of a list schedule (1969), without switches.
-    longest = max(sum(recording.seconds) for recording in recordings)
-    never = work + longest * (1 - 1 / n_devices)
+    slowest = [_switching(recording, costs or SwitchCosts()) for recording in recordings]
+    # Graham's bound of a list schedule (1969).
+    never = sum(slowest) / n_devices + max(slowest) * (1 - 1 / n_devices)
     order = by_final(recordings)
     lowest_3 = [each for each in order[:3] if math.isfinite(recordings[each].final)]
     lowest, span = span_of(recordings)
@@ -63,6 +69,14 @@ def measure(trace: Trace, recordings: Sequence[Recording], n_devices: int) -> Me
         work_seconds=work,
         switches=sum(each.switched for each in trace.slices),
         killed_best=order[0] in trace.pruned,
+    )
+
+
+def _switching(recording: Recording, costs: SwitchCosts) -> float:
+    """Time of a training whose device changes to it before every unit."""
+    return sum(
+        seconds + costs.of(seconds, is_new=not unit)
+        for unit, seconds in enumerate(recording.seconds)
     )
 
 

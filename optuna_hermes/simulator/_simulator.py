@@ -63,9 +63,10 @@ class EventQueue(Generic[Event]):
 class _Slot:
     """A device, the trial that it trains (``number``), and the one that it trained last."""
 
-    def __init__(self, device: Device, index: int) -> None:
-        self.device = device
+    def __init__(self, index: int) -> None:
         self.index = index
+        self.device = Device(id=f"cpu:{index}", host="host-0")
+        self.free = replace(self.device, free=True)
         self.number: int | None = None
         self.last: int | None = None
         self.start = 0.0
@@ -119,8 +120,8 @@ class TrialSimulator:
         self._trials = OpenedTrials(source, self._costs)
         self._seed = seed
         self._timeout = timeout
-        self._slots = [_Slot(Device(id=f"cpu:{i}", host="host-0"), i) for i in range(n_devices)]
-        self._devices_shown: dict[int, tuple[Device, ...]] = {}
+        self._slots = [_Slot(index) for index in range(n_devices)]
+        self._devices = [slot.device for slot in self._slots]
         self._events = EventQueue[Callable[[], _Slot | None]]()
         self._events.add(self._overheads.startup_seconds, lambda: self._slots[0], priority=-1)
         self._memory: Any = None
@@ -131,7 +132,8 @@ class TrialSimulator:
         """Replay until nothing is left to do, or until a time; another call goes on from there.
 
         Raises:
-            InvalidInputError: the policy raised, or a decision breaks the contract of policies.
+            InvalidInputError: the policy raised, a decision breaks the contract of policies, or
+                trials are left for ever.
         """
         until = min(until, math.inf if self._timeout is None else self._timeout)
         while self._events and self._events.next_time <= until:
@@ -143,6 +145,12 @@ class TrialSimulator:
                 for slot in self._slots:
                     if slot is not touched:
                         self._decide(slot)
+        if until == math.inf and self._trials_left:
+            waiting = [view.number for view in self._trials.live]
+            raise InvalidInputError(
+                f"A policy must serve every trial in the end but {type(self._policy).__name__} "
+                + (f"leaves trial {waiting[0]} waiting." if waiting else "opens no other.")
+            )
         return Trace(
             slices=tuple(self._slices),
             finished=dict(self._trials.ends["done"]),
@@ -154,7 +162,7 @@ class TrialSimulator:
     def _decide(self, slot: _Slot) -> None:
         """Ask the policy about one device, if it is idle and a trial could use it."""
         while slot.number is None:
-            if self._trials.n_waiting == 0 and not self._source.unstarted.any:
+            if not self._trials_left:
                 return
             snapshot = self._snapshot(slot)
             with named(self._policy):
@@ -168,11 +176,19 @@ class TrialSimulator:
                 return
             self._carry_out(slot, decision.assignments[0].trial)
 
+    @property
+    def _trials_left(self) -> bool:
+        """True if a trial waits, or can be opened."""
+        return self._trials.n_waiting > 0 or self._source.unstarted.any
+
     def _snapshot(self, slot: _Slot) -> Snapshot:
+        # Only the device in question is free.
+        devices = [*self._devices]
+        devices[slot.index] = slot.free
         return Snapshot(
             now=self._events.now,
             seed=self._seed,
-            devices=self._devices(slot),
+            devices=tuple(devices),
             trials=self._trials.live,
             finished=self._trials.over,
             unstarted=self._source.unstarted,
@@ -191,14 +207,6 @@ class TrialSimulator:
         if self._timeout is None:
             return Budget()
         return Budget(seconds=max(0.0, self._timeout - self._events.now))
-
-    def _devices(self, slot: _Slot) -> tuple[Device, ...]:
-        # Only the device in question is free; the tuples are kept, for they are most of a snapshot.
-        if slot.index not in self._devices_shown:
-            self._devices_shown[slot.index] = tuple(
-                replace(each.device, free=each is slot) for each in self._slots
-            )
-        return self._devices_shown[slot.index]
 
     def _start(self, slot: _Slot, view: TrialView) -> None:
         unit_seconds = self._trials.recordings[view.number].seconds[view.curve.units]

@@ -128,9 +128,15 @@ def _rules(settings: dict[str, Any]) -> str:
 def _title(settings: dict[str, Any], work_seconds: float) -> str:
     sets, trials = settings["sets"], settings["trials"]
     drawn = [min(trials, each["trials"]) for each in sets]
-    n_trials = f"{min(drawn)}" if min(drawn) == max(drawn) else f"{min(drawn)} to {max(drawn)}"
-    work = "" if len(sets) > 1 else f"\nAll training takes {formats.duration(work_seconds)}."
+    there = [each["trials"] for each in sets]
+    n_trials = _span(drawn) if drawn == there else f"{_span(drawn)} of {_span(there)}"
+    work = "" if len(sets) > 1 else f"\nTo train them all takes {formats.duration(work_seconds)}."
     return f"{_sets(settings)}: {n_trials} trials, {_rules(settings)}{work}"
+
+
+def _span(numbers: list[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def _policies(rows: list[dict[str, Any]]) -> Table:
@@ -150,7 +156,9 @@ def _policies(rows: list[dict[str, Any]]) -> Table:
 def jobs_view(document: dict[str, Any]) -> RenderableType:
     """The document of ``optuna-hermes simulate --jobs`` as a table, the shortest mean first."""
     settings, results = document["settings"], document["results"]
-    means = {name: _means(results, name) for name in settings["policies"]}
+    means = {
+        name: _means(results, name) for name in dict.fromkeys(row["policy"] for row in results)
+    }
     fifo = means["fifo"]
     table = _table("policy", "mean", "p99", "queue", "used", "energy", "sooner", "")
     for name, row in sorted(means.items(), key=lambda each: each[1]["mean_completion_seconds"]):

@@ -24,7 +24,7 @@ from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.replay import SimulationRules, read_curve_set, simulate, tabulate
 from optuna_hermes.replay._studies import StudyRules, simulate_study
-from optuna_hermes.simulator import RIVALS
+from optuna_hermes.simulator import RIVALS, CurveSet, Recording, Slice, Trace
 from support.benchmarks import BENCHMARKS, benchmark
 
 
@@ -106,11 +106,11 @@ def call(
 
 
 def test_decision_cost_grows_with_the_trials(tmp_path: Path) -> None:
-    """Every policy is timed on both populations, and the exponent is that of its times."""
+    """Every policy is timed on all populations, and the exponent is that of its times."""
     options = ["--trials=10,100", "--repetitions=3", "--json"]
     result = json.loads(run("decision_cost.py", *options, cwd=tmp_path).stdout)
     timed = [(row["policy"], row["population"]) for row in result["rows"]]
-    assert timed == [(name, kind) for name in POLICIES for kind in ("level", "spread")]
+    assert timed == [(name, kind) for name in POLICIES for kind in ("level", "spread", "budget")]
     for row in result["rows"]:
         few, many = row["median_ms"]["10"], row["median_ms"]["100"]
         assert few > 0
@@ -126,6 +126,7 @@ def test_decision_cost_prints_a_table(tmp_path: Path) -> None:
     assert [line.split(" | ")[:2] for line in lines if line.startswith("| fifo")] == [
         ["| fifo", "level"],
         ["| fifo", "spread"],
+        ["| fifo", "budget"],
     ]
 
 
@@ -226,6 +227,52 @@ def test_policies_in_studies_refuse_what_does_not_exist(
     """One line, and status 2."""
     done = call("policies.py", "--studies", wrong, f"--curves={curves}", status=2)
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--studies", "--cost=1"], "--cost goes without --studies"),
+        (["--studies", "--trials=9"], "--trials goes without --studies"),
+        (["--studies", "--seeds-elsewhere=2"], "--seeds-elsewhere goes without --studies"),
+        (["--studies", "--check"], "--check goes without --studies"),
+        (["--studies", "--case=noise-30"], "--studies has no case but nearly-equal"),
+        (["--budget=9"], "--budget needs --studies"),
+        (["--opening=0"], "--opening needs --studies"),
+    ],
+)
+def test_policies_refuses_options_without_effect(
+    call: Callable[..., Any], options: list[str], says: str
+) -> None:
+    """They are not left out in silence."""
+    assert call("policies.py", *options, status=2).stderr.endswith(f"error: {says}\n")
+
+
+@pytest.mark.parametrize(
+    ("finals", "any_value", "fin"), [((1.0, 1.0), 0.0, 0.0), ((0.5, math.inf), 0.0, 1.0)]
+)
+def test_the_regret_of_a_study_is_a_share(
+    monkeypatch: pytest.MonkeyPatch, finals: tuple[float, float], any_value: float, fin: float
+) -> None:
+    """Also where the set has no span, or where all that was finished diverged."""
+    studies = benchmark("_policies_studies")
+    recordings = tuple(
+        Recording(values=(finals[0], final), seconds=(1.0, 1.0), params={"x": number})
+        for number, final in enumerate(finals)
+    )
+    found = CurveSet(name="s", family="f", recordings=recordings)
+    # Only the last one was finished.
+    slices = tuple(Slice(0.0, 1.0, 0, n, 1, finals[0], True) for n in range(2))
+    trace = Trace(
+        slices=slices,
+        finished={1: 2.0},
+        pruned={},
+        recordings=dict(enumerate(recordings)),
+        decisions=2,
+    )
+    monkeypatch.setattr(studies, "study_trace", lambda *args, **options: trace)
+    ending = studies._ending([found], (StudyRules(budget=2.0), ("fifo", "TPESampler"), 0, 0))
+    assert (ending.any, ending.fin) == (any_value, fin)
 
 
 def test_policies_is_what_simulate_says(curves: Path, call: Callable[..., Any]) -> None:

@@ -35,7 +35,7 @@ Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 OWN_POLICY = """
 from optuna_hermes.model import Assignment, Decision
-from optuna_hermes.policies import Policy
+from optuna_hermes.policies import Fifo, Policy
 
 
 class LastFirst(Policy):
@@ -44,6 +44,15 @@ class LastFirst(Policy):
         waiting = sorted(trial.number for trial in snapshot.trials if trial.state == "parked")
         trial = None if snapshot.unstarted.any else waiting[-1] if waiting else None
         return Decision(assignments=(Assignment(trial=trial, devices=(free[0],)),))
+
+
+class Stops(Fifo):
+    def decide(self, snapshot):
+        return Decision() if snapshot.finished else super().decide(snapshot)
+
+class Raises(Policy):
+    def decide(self, snapshot):
+        raise KeyError("x")
 
 
 class NoPolicy:
@@ -170,6 +179,15 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "nothing": ([], "Name either files with curves, or a study"),
     "files and a study": (["a1.npz", "--study-name", "s"], "Name either files"),
     "a study without a storage": (["--study-name", "s"], "add --storage URL"),
+    "a storage without a study": (
+        ["a1.npz", "--storage", "sqlite:///x.db"],
+        "--storage needs --study-name",
+    ),
+    "jobs and a storage": (
+        ["--jobs", "j.csv", "--storage", "sqlite:///x.db"],
+        "--storage needs --study-name",
+    ),
+    "devices that power down": (["a1.npz", "--policy", "energy:fifo"], "name 'fifo' alone"),
     "no such study": (["--storage", "sqlite:///x.db", "--study-name", "s"], "'x.db'"),
     "no such file": (["b.npz"], "b.npz"),
     "a wrong file": (["mine.py"], "must be an .npz file"),
@@ -222,6 +240,30 @@ def test_bad_input_is_one_line(
     assert says in err
 
 
+@pytest.mark.parametrize("words", [["a1.npz"], ["--jobs", "jobs.csv"]], ids=["trials", "jobs"])
+def test_a_policy_that_fails_leaves_the_others_their_lines(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Status 2, and what it did: one raises, one assigns nothing while trials or jobs are left."""
+    save(tmp_path, "a1")
+    (tmp_path / "jobs.csv").write_text("submitted,seconds\n0,9\n1,9\n2,9\n")
+    (tmp_path / "mine.py").write_text(OWN_POLICY)
+    monkeypatch.chdir(tmp_path)
+    assert run(["simulate", *words, "--policy", "mine:Raises,mine:Stops,qssf", "--json"]) == 2
+    out, err = capsys.readouterr()
+    document = strict_json(out)
+    assert {each["policy"] for each in document["results"]} >= {"qssf", "fifo"}
+    assert set(document["failed"]) == {"mine:Raises", "mine:Stops"}
+    raised, stopped = err.splitlines()
+    assert raised.startswith("error: Policy Raises raised KeyError('x') at ")
+    assert re.match("error: A policy must serve every (trial|job) in the end but Stops ", stopped)
+    assert run(["simulate", *words, "--policy", "mine:Stops"]) == 2
+    assert "fifo" in capsys.readouterr().out
+
+
 def test_with_a_sampler_studies_are_replayed(cli: Cli, tmp_path: Path) -> None:
     """Trials are proposed until the budget is spent; the table says how soon they were good."""
     file = save(tmp_path, "a1", params=np.arange(8.0)[:, None], param_names=np.array(["lr"]))
@@ -254,6 +296,7 @@ def test_a_study_of_ones_own(cli: Cli, tmp_path: Path, storage_url: str) -> None
     assert (done.returncode, done.stderr) == (0, "")
     document = strict_json(done.stdout)
     assert document["settings"]["sets"] == [{"name": "mine", "family": "study", "trials": 6}]
+    assert document["settings"]["trials"] == 6, "all of them, however many"
     (oracle,) = (each for each in document["results"] if each["policy"] == "oracle")
     assert 0 < oracle["best_seconds"] < oracle["work_seconds"]
 

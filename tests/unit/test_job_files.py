@@ -13,6 +13,7 @@ from optuna_hermes.cluster.job_files import read_jobs
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import (
     JOB_POLICIES,
+    NEED_SLICES,
     JobRules,
     check_job_policy,
     one_group,
@@ -67,8 +68,13 @@ def test_columns_of_published_traces(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("submitted,seconds\n", "must have a job"),
+        ("submitted,seconds\n1,0\n", "must have a job with a device and a time"),
+        ("submitted,seconds,devices\n1,2,-1\n", "devices must be a whole number"),
         ("submitted,devices\n1,2\n", "line 2: a job must have 'seconds'"),
-        ("submitted,seconds\n1,2\n1,-2\n", "line 3: seconds must be a number above 0 .* got '-2'"),
+        (
+            "submitted,seconds\n1,2\n1,-2\n",
+            "line 3: seconds must be a number of 0 or more .* got '-2'",
+        ),
         ("submitted,seconds\n1,1e308\n", "line 2: seconds must be .* below 1e15 but got '1e308'"),
         ("submitted,seconds\n1e308,2\n", "line 2: submitted must be"),
         ("submitted,seconds\nsoon,2\n", "line 2: submitted must be"),
@@ -147,6 +153,38 @@ def test_simulate_jobs_as_a_table(tiny: Path, capsys: pytest.CaptureFixture[str]
     assert "tiny: 20 of 40 jobs, 1 device" in shown.out
     assert "1.00x" in shown.out
     assert shown.err == "20 jobs left out that want more than 1 device.\n"
+
+
+def test_jobs_of_no_device_or_no_time_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Published traces have jobs of processors alone, and some that ended as they began."""
+    path = tmp_path / "helios.csv"
+    path.write_text("submit_time,duration,gpu_num\n0,60,0\n5,60,1\n6,0,1\n7,9,2\n")
+    found = read_jobs(path)
+    assert [(job.number, job.submitted) for job in found.jobs] == [(0, 5.0), (1, 7.0)]
+    assert found.left_out == 2
+    assert run(["simulate", "--jobs", str(path), "--devices", "2"]) == 0
+    shown = capsys.readouterr()
+    assert "helios: 2 jobs, 2 devices" in shown.out
+    assert shown.err == "2 jobs left out that had no device or took no time.\n"
+
+
+def test_policies_that_need_slices_are_named(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing interrupts jobs they decide as another one, and do so with that."""
+    options = ["simulate", "--jobs", str(tiny), "--devices", "2", "--policy", "las,qssf"]
+    assert run(options) == 0
+    said = capsys.readouterr().err
+    assert said == "Without --slice-seconds fifo-backfill decides as they do: las.\n"
+    assert run([*options, "--slice-seconds", "600"]) == 0
+    assert capsys.readouterr().err == ""
+    jobs, rules = read_jobs(tiny).jobs, JobRules(groups={"a": [2, 1], "b": [4]})
+    (backfill, *others) = (
+        simulate_jobs(jobs, name, rules).records for name in ("fifo-backfill", *NEED_SLICES)
+    )
+    assert others == [backfill] * len(NEED_SLICES)
 
 
 def test_srtf_interrupts_jobs_by_itself(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -204,20 +205,24 @@ def test_a_policy_is_held_to_its_contract() -> None:
     """Devices that are taken or too few, and jobs that do not wait, are refused."""
 
     class Wrong(Policy):
-        def __init__(self, *assignments: Assignment) -> None:
-            self.answer = Decision(assignments=assignments)
+        def __init__(self, *assignments: Assignment, **more: Any) -> None:
+            self.answer = Decision(assignments=assignments, **more)
 
         def decide(self, snapshot: Snapshot) -> Decision:
             return self.answer
 
     first = Assignment(trial=0, devices=("0:0",))
-    for answers, message in (
-        ([first, Assignment(trial=1, devices=("0:0",))], "that are free"),
-        ([first, first], "that wait"),
-        ([Assignment(trial=0, devices=("0:0", "0:1"))], "takes 1 to 1 devices"),
-        ([Assignment(trial=None, devices=("0:0",))], "that wait"),
+    for wrong, message in (
+        (Wrong(first, Assignment(trial=1, devices=("0:0",))), "each once .* device 0:0"),
+        (Wrong(first, first), "each once .* trial 0"),
+        (Wrong(Assignment(trial=0, devices=("0:0", "0:1"))), "as many devices .* but got 2"),
+        (Wrong(Assignment(trial=None, devices=("0:0",))), "that wait"),
+        (Wrong(replace(first, batch_size=-7)), "batch sizes .* but got -7"),
+        (Wrong(replace(first, slice_seconds=-1.0)), "slices .* but got -1.0"),
+        (Wrong(first, powered_down=("nope",)), "powers down .* but got nope"),
+        (Wrong(first, pruned=(1,)), "stops no job for good but got"),
     ):
-        cluster = JobSimulator(Wrong(*answers), [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
+        cluster = JobSimulator(wrong, [job(0, 0, 1), job(1, 0, 1)], groups={None: [2]})
         with pytest.raises(InvalidInputError, match=message):
             cluster.run()
 

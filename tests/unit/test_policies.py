@@ -21,8 +21,17 @@ from optuna_hermes.model import (
     TrialView,
     Unstarted,
 )
-from optuna_hermes.policies import POLICIES, Fifo, Hermes, Policy, RoundRobin, base, make_policy
-from optuna_hermes.policies._deadline import due
+from optuna_hermes.policies import (
+    POLICIES,
+    Fifo,
+    Hermes,
+    Policy,
+    RoundRobin,
+    _deadline,
+    base,
+    make_policy,
+)
+from optuna_hermes.policies._trial_table import TrialTable
 from optuna_hermes.testing.policy import snapshots
 
 
@@ -485,6 +494,11 @@ def test_what_can_end_goes_on_when_little_is_left() -> None:
     assert last(Budget(seconds=3.2), BEST, YOUNG, POOR) == 0
     assert last(Budget(seconds=2.0), BEST, YOUNG, POOR) == 0
     assert last(Budget(device_seconds=3.2), BEST, YOUNG, POOR) == 0
+
+
+def due(snapshot: Snapshot) -> TrialView | None:
+    table = TrialTable()
+    return _deadline.due(snapshot, table, table.rows((*snapshot.trials, *snapshot.finished)))
 
 
 def test_what_is_due_is_due_until_it_ends() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import subprocess
 import sys
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from optuna_hermes.cluster.jobs import ClusterJob, FixedWork, JobRecord
 from optuna_hermes.cluster.similar import Service
 from optuna_hermes.model import Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Fifo, Qssf
+from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
 
 ONE = (Device(id="cpu:0", free=True),)
 
@@ -84,6 +88,16 @@ def test_trials_that_lack_a_choice_are_alike(monkeypatch: pytest.MonkeyPatch) ->
     assert service.of([parked(99, 0.0, x=1.0, kernel="b")]) == [pytest.approx(100.0)]
 
 
+def test_no_decision_imports_lightgbm() -> None:
+    """It is imported when the policy is made: trials wait for a decision."""
+    code = (
+        "import sys; from optuna_hermes.policies import make_policy; make_policy('qssf'); "
+        "print('lightgbm' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_what_has_least_left_goes_first(lightgbm: bool) -> None:
     """A long trial that is nearly done goes before a short one that has just begun."""
     trials = (parked(50, 380.0, layers=4), parked(51, 10.0, layers=1), parked(52, 10.0, layers=3))
@@ -94,17 +108,19 @@ def test_what_has_least_left_goes_first(lightgbm: bool) -> None:
         assert chosen(Qssf(), snapshot) == left[:1]
 
 
-def test_a_trial_that_overran_is_expected_to_take_as_long_again() -> None:
-    """After 300 s instead of 100 another 300 are expected, not nothing."""
-    trials = (parked(50, 300.0, layers=1), parked(51, 50.0, layers=3))
-    snapshot = Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS))
-    assert chosen(Qssf(), snapshot) == [51]
+def test_a_trial_that_overran_is_expected_to_overrun_by_as_much_again() -> None:
+    """Just over its prediction it is nearly done; far over it a shorter one goes first."""
+    other = parked(51, 50.0, layers=3)
+    for attained, expected in ((101.0, 50), (400.0, 51)):
+        trials = (parked(50, attained, layers=1), other)
+        snapshot = Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS))
+        assert chosen(Qssf(), snapshot) == [expected]
 
 
-def test_before_five_are_finished_the_least_attained_goes_first() -> None:
+def test_before_five_are_finished_the_order_is_that_of_arrival() -> None:
     """With four finished trials nothing is predicted, with five it is."""
-    trials = (parked(50, 30.0, layers=1), parked(51, 20.0, layers=4))
-    for n, expected in ((4, 51), (5, 50)):
+    trials = (parked(50, 30.0, layers=4), parked(51, 20.0, layers=1))
+    for n, expected in ((4, 50), (5, 51)):
         assert chosen(Qssf(), Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS[:n]))) == [
             expected
         ]
@@ -122,7 +138,44 @@ def test_a_new_trial_is_a_typical_one() -> None:
         snapshot = Snapshot(devices=ONE, trials=(trial,), finished=tuple(finished), unstarted=some)
         assert chosen(Qssf(), snapshot) == [expected]
     fixed = Snapshot(devices=ONE, trials=(long,), unstarted=Unstarted(count=3, fixed=True))
-    assert chosen(Qssf(), fixed) == [None], "a list is opened first"
+    assert chosen(Qssf(), fixed) == [51], "those of a list too"
+
+
+def lasting(*seconds: float) -> list[Recording]:
+    return [Recording(values=(0.5,) * 4, seconds=(s,) * 4, params={"size": s}) for s in seconds]
+
+
+def test_equal_trials_of_a_list_end_one_after_another() -> None:
+    """No trial waits half trained for the others: each ends when it would under `fifo`."""
+    trace, fifo = (
+        TrialSimulator(policy, FixedList(lasting(*[1.0] * 12)), n_devices=2).run()
+        for policy in (Qssf(), Fifo())
+    )
+    assert trace.finished == fifo.finished
+
+
+def test_of_a_list_the_shortest_are_opened_first(lightgbm: bool) -> None:
+    """So the mean completion is sooner than in their order, as parameters say what each takes."""
+    recordings = lasting(*random.Random(0).choices([1.0, 2.0, 4.0, 8.0], k=30))
+    means = {
+        name: fmean(TrialSimulator(policy, FixedList(recordings)).run().finished.values())
+        for name, policy in (("qssf", Qssf()), ("fifo", Fifo()))
+    }
+    assert means["qssf"] < 0.9 * means["fifo"]
+
+
+def test_no_more_of_a_list_are_opened_than_are_left_to_open() -> None:
+    """Three devices and two trials to open: the two shortest of the list, by their numbers."""
+    listed = tuple(
+        TrialView(number=60 + layers, state="pending", params={"layers": layers})
+        for layers in (4, 3, 2, 1)
+    )
+    snapshot = Snapshot(
+        devices=tuple(Device(id=f"cpu:{n}", free=True) for n in range(3)),
+        finished=tuple(LAYERS),
+        unstarted=Unstarted(count=2, fixed=True, listed=listed),
+    )
+    assert set(chosen(Qssf(), snapshot)) == {61, 62}
 
 
 def test_a_short_trial_goes_before_one_that_has_begun() -> None:

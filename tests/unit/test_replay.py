@@ -526,13 +526,22 @@ def test_a_line_for_each_policy_fits_80_columns() -> None:
     lines = drawn(document(rows=3, families=1))
     assert lines[:2] == [
         "set-0: 50 trials, 1 device, 2 seeds, switch cost 0.5 %",
-        "All training takes 1:40 min.",
+        "To train them all takes 1:40 min.",
     ]
     (line,) = (line for line in lines if "policy-number-2" in line)
     assert line.split() == [
         *("policy-number-2", "5.0", "%", "123x", "10.5x", "0.50x", "-", "12346", "38", "%")
     ]
     assert max(map(len, lines)) <= 80
+
+
+def test_the_title_says_of_how_many_trials_some_were_drawn() -> None:
+    """Where not all are replayed."""
+    large = document(rows=1, families=2)
+    large["settings"]["sets"][0]["trials"] = 300
+    assert drawn(large)[0].startswith("2 curve sets: 50 to 100 of 50 to 300 trials, 1 device")
+    large["settings"]["sets"] = large["settings"]["sets"][:1]
+    assert drawn(large)[0].startswith("set-0: 100 of 300 trials, 1 device")
 
 
 @pytest.mark.parametrize(("families", "says"), [(1, None), (3, None), (6, "2 more families")])

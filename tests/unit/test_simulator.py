@@ -162,11 +162,19 @@ class TestOneDevice:
         trace = TrialSimulator(make_policy("fifo"), FixedList([])).run()
         assert (trace.slices, trace.finished, trace.decisions) == ((), {}, 0)
 
-    def test_a_policy_that_wants_nobody_ends_it(self) -> None:
-        """Nothing will ever happen where all devices stay idle."""
-        trace = TrialSimulator(timetable({(0, 0): None}), FixedList([trial(2, 1)])).run()
+    def test_a_policy_that_wants_nobody(self) -> None:
+        """Nothing will ever happen where all devices stay idle: an error, unless it is to end."""
+        simulator = TrialSimulator(timetable({(0, 0): None}), FixedList([trial(2, 1)]))
+        trace = simulator.run(until=9.0)
         assert lines(trace) == [(0.0, 1.0, 0, 0, 1)]
         assert trace.finished == {}
+        with pytest.raises(InvalidInputError, match=r"every trial .* but Rule leaves trial 0"):
+            simulator.run()
+        policy = timetable({(0, 0): None, (1, 0): 0})
+        with pytest.raises(InvalidInputError, match=r"every trial .* but Rule opens no other"):
+            TrialSimulator(policy, FixedList([trial(2, 1)] * 2)).run()
+        policy = timetable({(0, 0): None})
+        assert TrialSimulator(policy, FixedList([trial(2)] * 2), timeout=9.0).run().finished
 
 
 class TestTwoDevices:
@@ -233,7 +241,7 @@ class TestIdle:
         """A device has changed run if its last one trained elsewhere while it stood idle."""
         policy = timetable({(0, 0): None, (0, 1): None, (1.5, 1): 0, (3, 0): 0})
         source = FixedList([trial(2, 1, 0), trial(4, 3)])
-        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run(until=9.0)
         assert lines(trace) == [
             (0.0, 1.5, 0, 0, 1),
             (0.0, 1.5, 1, 1, 1),
@@ -245,7 +253,7 @@ class TestIdle:
         """A trial that is on one device goes on there for nothing, whatever its former one does."""
         policy = timetable({(0, 0): None, (1.5, 1): 0, (3, 0): None, (4.5, 1): 0})
         source = FixedList([trial(3, 2, 1), trial(5, 4)])
-        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run(until=9.0)
         assert lines(trace)[-2:] == [(3.0, 4.5, 0, 1, 1), (4.5, 5.5, 1, 0, 3)]
         (at_the_end,) = (s for s in policy.seen if (s.now, free(s)) == (4.5, "cpu:1"))
         assert view(at_the_end, 0).switch_cost_seconds == 0.0
@@ -328,7 +336,7 @@ class TestSwitchSeconds:
         """To its own device or to another one; a trial that goes on pays nothing."""
         policy = timetable({(0, 0): None, (1.5, 0): None, (3, 0): 0, (4.75, 0): 0, (4.75, 1): 1})
         source = FixedList([trial(3, 2, 1), trial(5, 4)])
-        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run()
+        trace = TrialSimulator(policy, source, n_devices=2, costs=self.costs).run(until=9.0)
         assert lines(trace)[2:] == [
             (3.0, 4.75, 0, 0, 2),
             (4.75, 5.75, 0, 0, 3),
@@ -338,7 +346,7 @@ class TestSwitchSeconds:
     def test_policies_see_what_it_costs(self) -> None:
         """All that wait are on their devices; the one that trained last goes on for nothing."""
         policy = Rule(lambda s: None if s.unstarted.any else "idle")
-        TrialSimulator(policy, FixedList([trial(2, 1)] * 3), costs=self.costs).run()
+        TrialSimulator(policy, FixedList([trial(2, 1)] * 3), costs=self.costs).run(until=9.0)
         shown = [(r.tier, r.state, r.switch_cost_seconds) for r in policy.seen[-1].trials]
         assert shown == [("resident", "parked", 0.75)] * 2 + [("resident", "parked", 0.0)]
 

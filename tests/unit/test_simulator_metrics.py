@@ -119,6 +119,19 @@ class TestMeasure:
         assert metrics.work_seconds == 1.5
         assert metrics.best_seconds == metrics.top3_seconds == metrics.near_seconds == 3.0
 
+    @pytest.mark.parametrize("n_devices", [1, 2, 3])
+    def test_killing_is_not_sooner_where_switches_are_dear(self, n_devices: int) -> None:
+        """What never came counts as no sooner than any policy ends that trains all."""
+        costs = SwitchCosts(fraction=1.0, seconds=0.5)
+        pruned, trained = (
+            TrialSimulator(policy, FixedList(TRIALS), n_devices=n_devices, costs=costs).run()
+            for policy in (PrunesAtOnce(), make_policy("round-robin"))
+        )
+        never = measure(pruned, TRIALS, n_devices, costs).best_seconds
+        assert never >= max(trained.finished.values()) > 8.0 / n_devices
+        assert never == measure(pruned, TRIALS, n_devices, costs).near_seconds
+        assert n_devices > 1 or never == 4 * (2 * 2.0 + 0.5)
+
     def test_one_of_three(self) -> None:
         """The end of one of the best three counts if it has finished, however late."""
         trace = replace(simulate(make_policy("fifo"), 4), finished={1: 9.0})
