@@ -25,12 +25,14 @@ class EarlyCalls:
         """True if ``first`` could not be called in this epoch before the module was."""
         self._first = first
         self._modules: Collection[nn.Module] = ()
+        self._parts: frozenset[int] = frozenset()
+        """Ids of all their parts, once a module was called."""
         self._hook: Any = None
 
     def begin(self, modules: Collection[nn.Module]) -> None:
         """Watch these modules and their parts from here on, until ``end``."""
         self.end()
-        self._modules, self.missed = modules, False
+        self._modules, self._parts, self.missed = modules, frozenset(), False
         if modules:
             # For all modules at once, as a compiled one compiles again where its own hooks change.
             self._hook = register_module_forward_pre_hook(self._before_call)
@@ -42,7 +44,11 @@ class EarlyCalls:
             self._hook = None
 
     def _before_call(self, module: nn.Module, arguments: Any) -> None:
-        if not any(part is module for each in self._modules for part in each.modules()):
+        # Made once: others may be called often here, as one that extracts features.
+        self._parts = self._parts or frozenset(
+            id(part) for each in self._modules for part in each.modules()
+        )
+        if id(module) not in self._parts:
             return
         self.end()
         # Within torch.func.functional_call a module has other tensors than its own.
