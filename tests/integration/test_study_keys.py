@@ -165,7 +165,9 @@ def test_processes_that_meet_a_study_at_once_agree_on_its_key(
     assert len(heard) == 1
     ((first, _, later),) = heard
     assert first == later
-    study = optuna.load_study(study_name="s", storage=storage_at(place))
     if "://" in place:  # a database, which has the ledger as well
+        storage = RDBStorage(place)
+        study = optuna.load_study(study_name="s", storage=storage)
         with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
             assert ledger.load_studies() == [first]
+        storage.engine.dispose()
