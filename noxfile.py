@@ -18,7 +18,8 @@ nox.options.default_venv_backend = "venv"
 
 CONSTRAINED = ("-c", "constraints.txt")
 # Not by the number of their tests: the longest ones are few.
-SIDE_BY_SIDE = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30")
+# More processes than cores, since most tests wait for processes that start.
+SIDE_BY_SIDE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "--durations=30")
 
 # The sampler, the pruner, the callback and `optimize`, with what they rely on in libraries.
 CORNER_TESTS = (
@@ -74,7 +75,7 @@ FOLLOWING = ("optuna", "lightning", "pytorch-lightning", "torch", "fsspec", "pac
 def tests(session: nox.Session) -> None:
     """Every test that is not slow, or with `-- fast` those that start no process.
 
-    Files are side by side: most tests wait for processes that start.
+    Files are side by side.
     """
     session.install(*CONSTRAINED, "-e", ".[lightning,test,docs]")
     fast = session.posargs[:1] == ["fast"]

@@ -376,7 +376,7 @@ def test_a_buffer_that_gets_another_dtype_comes_back(tmp_path: Path) -> None:
     assert by_way_of_disk(lambda now: changing(now, count_in_double), tmp_path, 8, 3) == losses
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("change", "name"),
     [

@@ -268,18 +268,23 @@ def _one_thread() -> None:
 # -- exactness ---------------------------------------------------------------------------------
 
 
+def slow(case: str) -> Any:
+    """A case whose parts are tested in others."""
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "case",
     [
         "shuffled",
         "stateful",
-        "own-generator",
+        slow("own-generator"),
         "own-sampler",
-        "workers",
+        slow("workers"),
         "persistent-workers",
         "stateful-workers",
         "by-hand",
-        "accumulated",
+        slow("accumulated"),
         "twice-an-epoch",
         "frozen-later",
     ],

@@ -510,7 +510,7 @@ def test_a_generator_of_a_function(kind: str, tmp_path: Path) -> None:
     check(one_loader(lambda: of_function(kind)), tmp_path, 6, 3)
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["closure", "late-global", "method"])
 def test_a_generator_of_a_function_in_workers(kind: str, persistent: bool, tmp_path: Path) -> None:
     """The copies of such generators in worker processes go on, too."""
@@ -1101,7 +1101,7 @@ def test_two_alike_loaders_of_which_one_was_used(tmp_path: Path) -> None:
     check(objective, tmp_path, 6)
 
 
-@pytest.mark.parametrize("stops", [(6,), (10, 3), (14, 1)])
+@pytest.mark.parametrize("stops", [(6,), pytest.param((10, 3), marks=pytest.mark.slow), (14, 1)])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_training_loaders_in_turn(
     workers: int, persistent: bool, stops: tuple[int, ...], tmp_path: Path

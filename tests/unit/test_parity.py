@@ -306,7 +306,7 @@ def told(trial: TrialView) -> object:
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize("n_devices", [1, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_the_broker_does_what_the_simulator_does(
     seed: int, policy: str, n_devices: int, fixed: bool
 ) -> None:
