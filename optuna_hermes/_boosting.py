@@ -27,6 +27,8 @@ Booster = TypeVar("Booster")
 
 _SAVE_SECONDS = 1.0
 """Least time between two checkpoints: writing one takes longer than many rounds."""
+_SAVE_SHARE = 20
+"""It is at least this many times what the last one took: models get larger."""
 
 
 class Rounds(CooperativeLoop):
@@ -158,10 +160,14 @@ class Rounds(CooperativeLoop):
 
     def saves_now(self, saver: Saver) -> bool:
         now = time.monotonic()
-        if saver.busy or now < self._next_save:
-            return False
-        self._next_save = now + _SAVE_SECONDS
-        return True
+        return not saver.busy and now >= self._next_save
+
+    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
+        began = time.monotonic()
+        tree = super()._dump(rng)
+        end = time.monotonic()
+        self._next_save = end + max(_SAVE_SECONDS, _SAVE_SHARE * (end - began))
+        return tree
 
     def position(self) -> dict[str, Any]:
         return {}
@@ -195,10 +201,25 @@ class RoundsCallback:
         rounds = getattr(trial, "_hermes_rounds", None)
         if not isinstance(rounds, Rounds) or _session not in (None, rounds._session):
             trial._hermes_rounds = rounds = Rounds(trial, _session)
-        self._rounds: Rounds = rounds
+        self._of_trial: Rounds | None = rounds
         self._monitor = monitor
         self._interval = report_interval
         self._training: Training | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self  # as of a classifier that is cloned for each fold
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A model that is pickled takes neither the trial along nor the database's password.
+        return {**vars(self), "_of_trial": None, "_training": None}
+
+    @property
+    def _rounds(self) -> Rounds:
+        if self._of_trial is None:
+            raise InvalidInputError(
+                "A HermesCallback that was unpickled has no trial: train with a new one."
+            )
+        return self._of_trial
 
     @property
     def value(self) -> float | None:

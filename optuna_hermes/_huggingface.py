@@ -73,6 +73,7 @@ class Steps(CooperativeLoop):
         self._found = found
         self._position = LoaderPosition(lambda: (), f"trial {getattr(trial, 'number', '?')}")
         self._epoch_rng: dict[str, Any] = {}
+        self._epoch: int | None = None
         self._trainer_iterator: Any = None
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
@@ -116,8 +117,14 @@ class Steps(CooperativeLoop):
             set_rng_state(restored["epoch_rng"])
         if session is not None:
             self._epoch_rng = rng_state()
-        if hasattr(loader, "set_epoch"):
-            loader.set_epoch(int(self._trainer.state.epoch or 0))
+        begun = int(self._trainer.state.epoch or 0)  # less, where epochs end early
+        if restored is not None:
+            self._epoch = restored.get("number", begun)
+        else:
+            self._epoch = begun if self._epoch is None else self._epoch + 1
+        # The Trainer does it, but not for a loader whose first batches it leaves out.
+        if restored is not None and hasattr(loader, "set_epoch"):
+            loader.set_epoch(self._epoch)
         place = None if restored is None else restored["position"]
         inner = getattr(loader, "base_dataloader", loader)
         if Replay.fits(inner):
@@ -172,6 +179,7 @@ class Steps(CooperativeLoop):
             "position": self._position.state_dict(),
             "step": step,
             "epoch_rng": self._epoch_rng,
+            "number": self._epoch,
             "data_seed": self._data_seed,
             "evaluation": {
                 **self._evaluation_before,

@@ -72,6 +72,7 @@ def _fits_of(owner: Any) -> _Fits:
 class FitLoop(CooperativeLoop):
     """The batches of a callback's fits, in the trial's only process or in one of its ranks."""
 
+    maker = "HermesCallback()"
     remedy = ADVICE
     _begins_late = True
 
@@ -98,6 +99,16 @@ class FitLoop(CooperativeLoop):
     def goes_on(self) -> bool:
         """True if the fit goes on from a checkpoint, before its first batch."""
         return self._checkpoints.loaded
+
+    @property
+    def counts_on(self) -> bool:
+        """True if the state of a checkpoint that is loaded now is that of this fit.
+
+        A test, or another fit, may load the weights of an earlier epoch.
+        """
+        if self._search is not None or self.goes_on:
+            return True
+        return self._trainer is not None and not self._unit
 
     @property
     def _fit(self) -> TrainerHooks:
@@ -187,7 +198,8 @@ class FitLoop(CooperativeLoop):
         self._claim(session)
 
     def _check_single(self, session: Session) -> None:
-        """Do nothing: a trial may have several fits, which ``_begin_fit`` counts."""
+        # A trial may have several fits, which ``_begin_fit`` counts.
+        self._check_kind(session)
 
     def _resume(self, session: Session) -> None:
         # Only the first fit of a trial is ever stored.
@@ -343,9 +355,9 @@ class FitLoop(CooperativeLoop):
     def within_validation(self) -> None:
         """Report progress, and yield the device to a trial that waits in memory."""
         session = self._session
+        self.beat()
         if session is None or self._hooks is None:
             return
-        self.beat()
         # Lightning cannot resume within a validation: a trial asked to disk first completes it.
         if not session.must_yield or session.asked == "disk":
             return
@@ -377,6 +389,9 @@ class FitLoop(CooperativeLoop):
         self._report_sizes(session)
 
     def _beat(self, session: Session) -> None:
+        if self._hooks is None:  # in a test or a prediction, with whatever memory
+            session.beat(None)
+            return
         self._warn_of_random_workers()
         super()._beat(session)
         self._report_sizes(session)

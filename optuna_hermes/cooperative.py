@@ -53,7 +53,8 @@ _BEAT_SECONDS = 1.0
 
 log = logging.getLogger(__name__)
 
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+_loops: weakref.WeakKeyDictionary[Session, type[CooperativeLoop]] = weakref.WeakKeyDictionary()
+"""The kinds of the loops that sessions have."""
 
 
 class CooperativeLoop:
@@ -440,12 +441,26 @@ class CooperativeLoop:
         self._unit, self.value = tree["unit"], tree["value"]
 
     def _check_single(self, session: Session) -> None:
-        if session in _sessions:
+        if self._check_kind(session):
             raise InvalidInputError(
                 f"{self.maker} must be called once in an objective, but {self._name} calls it "
                 f"again: {self.instead}."
             )
-        _sessions.add(session)
+
+    def _check_kind(self, session: Session) -> bool:
+        """Refuse a second kind of loop, which would read the first one's checkpoints.
+
+        Returns:
+            True if the session has a loop of this kind already.
+        """
+        has_one, kind = session in _loops, _loops.setdefault(session, type(self))
+        if kind is not type(self):
+            raise InvalidInputError(
+                f"{self._name.capitalize()} trains by {kind.maker} of one framework and by "
+                f"{self.maker} of another, of which one alone can be suspended: leave one out, "
+                "or train each in a study of its own."
+            )
+        return has_one
 
     def leave(self) -> None:
         """Wait until the last checkpoint is written; to be called when the training is over."""

@@ -170,8 +170,17 @@ class _Watched(lightgbm.Booster):
                 raise
 
     def reset_parameter(self, params: dict[str, Any]) -> lightgbm.Booster:
+        given = {**self.params, **params}
         super().reset_parameter({**params, **self._seeds.again()})
+        self.params = given  # others may train again with what it says
         return self
+
+    def model_from_string(self, model_str: str) -> lightgbm.Booster:
+        # ``lightgbm.train`` cuts it at its best round, of which a replay would know no more.
+        rounds = watched.get(self)
+        if rounds is not None:
+            rounds.end_training()
+        return super().model_from_string(model_str)
 
     def add_valid(self, data: lightgbm.Dataset, name: str) -> lightgbm.Booster:
         if self._before is None:

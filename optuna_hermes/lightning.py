@@ -148,6 +148,14 @@ class HermesCallback(AnyCallback):
         if not trainer.sanity_checking:
             self._loop.within_validation()
 
+    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Report a long test as progress."""
+        self._loop.beat()
+
+    def on_predict_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        """Report a long prediction as progress."""
+        self._loop.beat()
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report a unit, if this validation logged the metric."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
@@ -196,8 +204,9 @@ class HermesCallback(AnyCallback):
         return self._loop.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Count on from a checkpoint."""
-        self._loop.load_state_dict(state_dict)
+        """Count on from a checkpoint with which a fit begins."""
+        if self._loop.counts_on:
+            self._loop.load_state_dict(state_dict)
 
 
 def _loop_of(trainer: Trainer | None) -> FitLoop | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import logging
 import weakref
@@ -205,6 +206,9 @@ class Replay:
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._sampler, memo)  # nobody follows a copy of the loader
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import optuna
 import pytest
+import torch
 from optuna.trial import FixedTrial
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_iris
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.model import TierName
+from optuna_hermes.pytorch import Run
 from optuna_hermes.testing import FakeSession
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -503,6 +506,7 @@ def folds(
             ends.append(bytes(booster.save_raw("json")).decode())
         else:
             train = lightgbm.Dataset(x[held], y[held], free_raw_data=False)
+            rounds: list[int] = []
             booster = lightgbm.train(
                 {"objective": "binary", "learning_rate": 0.9, **LIGHTGBM, **CASES[case]},
                 train,
@@ -512,9 +516,11 @@ def folds(
                     lightgbm.early_stopping(2, verbose=False),
                     hermes,
                     Ticks(session, hermes),
+                    lambda env, rounds=rounds: rounds.append(env.model.current_iteration()),
                 ],
             )
-            ends.append(str((booster.best_iteration, booster.predict(x[kept]).tolist())))
+            predicted = booster.predict(x[kept]).tolist()
+            ends.append(str((booster.best_iteration, rounds, predicted)))
         values.append(hermes.value)
     return values, ends
 
@@ -645,6 +651,50 @@ def test_pickled_boosters_are_those_of_lightgbm(tmp_path: Path) -> None:
         assert type(loaded) is lightgbm.Booster
         assert loaded.best_iteration == booster.best_iteration
         assert loaded.predict(x_valid).tolist() == booster.predict(x_valid).tolist()
+
+
+def test_a_booster_has_the_parameters_that_it_was_given() -> None:
+    """Another training may begin with them."""
+    x, y, x_valid, y_valid = data("lightgbm-rows")
+
+    def params(callbacks: list[Any]) -> Any:
+        train = lightgbm.Dataset(x, y, free_raw_data=False)
+        given = {"objective": "binary", **LIGHTGBM, **ROWS}
+        valid = [train.create_valid(x_valid, y_valid)]
+        rate = lightgbm.reset_parameter(learning_rate=lambda number: 0.3 / (1 + number))
+        return lightgbm.train(
+            given, train, 4, valid_sets=valid, callbacks=[*callbacks, rate]
+        ).params
+
+    hermes = LightGBMCallback(optuna.create_study().ask(), "valid_0-binary_logloss")
+    assert params([hermes]) == params([])
+
+
+def test_a_classifier_is_cloned_and_pickled_without_its_trial(tmp_path: Path) -> None:
+    """A file of a model has neither the trial nor its database's URL, with which none can train."""
+    x, y, x_valid, y_valid = data("xgboost-plain")
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/secret.db")
+    hermes = XGBoostCallback(study.ask(), "validation_0-logloss", _session=FakeSession())
+    model = xgboost.XGBClassifier(n_estimators=12, n_jobs=1, callbacks=[hermes])
+    model = clone(model).fit(x, y, eval_set=[(x_valid, y_valid)], verbose=False)
+    assert hermes.value == model.evals_result()["validation_0"]["logloss"][-1]
+    pickled = pickle.dumps(model)
+    assert b"secret" not in pickled
+    loaded = pickle.loads(pickled)
+    assert loaded.predict(x_valid).tolist() == model.predict(x_valid).tolist()
+    with pytest.raises(InvalidInputError, match="was unpickled has no trial"):
+        loaded.fit(x, y, eval_set=[(x_valid, y_valid)], verbose=False)
+    study._storage.remove_session()
+    study._storage._backend.engine.dispose()  # type: ignore[attr-defined]
+
+
+def test_a_second_framework_in_a_trial_is_refused(tmp_path: Path) -> None:
+    """It would read the checkpoints of the first."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    trial = optuna.create_study().ask()
+    Run(trial, {"model": torch.nn.Linear(1, 1)}, session)
+    with pytest.raises(InvalidInputError, match=r"suspendable\(\) of one .* HermesCallback\(\) of"):
+        XGBoostCallback(trial, "valid-logloss", _session=session)
 
 
 @pytest.mark.parametrize("case", SOME)

@@ -341,6 +341,33 @@ def test_pruned(tmp_path: Path) -> None:
         train(FakeSession(checkpoint_dir=tmp_path), tmp_path / "out", trial=trial)
 
 
+class Numbered(Texts):
+    """Is told the number of each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+class Short(transformers.TrainerCallback):
+    """Ends each epoch before its time."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_epoch_stop = state.global_step % 2 == 0
+
+
+def test_epochs_have_the_trainer_s_numbers(tmp_path: Path) -> None:
+    """Also where a callback ends them early."""
+    plain, data = Numbered(), Numbered()
+    trainer(tmp_path, data=plain, parts=(Short,)).train()
+    train(FakeSession(), tmp_path, data=data, parts=(Short,))
+    # Accelerate's loader tells its data set twice.
+    assert data.epochs == [*dict.fromkeys(plain.epochs)] == [*range(EPOCHS)]
+
+
 def test_streams_wait_in_memory(tmp_path: Path, caplog: Any) -> None:
     """A place in them cannot be come back to: the run is not stored, and says why."""
     caplog.set_level("INFO")

@@ -1241,3 +1241,29 @@ def test_random_warning() -> None:
     watch = RandomWatch(DataLoader(data, num_workers=2))
     assert watch.warning().startswith("Drawing draws random numbers in loader workers (num_wor")
     assert not has_workers(DataLoader(data))
+
+
+class WithTest(Net):
+    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+
+def test_weights_of_an_earlier_epoch_leave_value_and_units(tmp_path: Path) -> None:
+    """A test with the best weights, as most scripts end, and a fit that begins with them."""
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    hermes = HermesCallback(optuna.create_study().ask(), "val_loss", _session=session)
+    every = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(max_epochs=EPOCHS, callbacks=[hermes, every], **options)
+    model, data = WithTest(), DataLoader(Points(40), 4)
+    trainer.fit(model, data, data)
+    last, first = hermes.value, tmp_path / "epoch=0.ckpt"
+    session.beats.clear()
+    hermes._loop._next_beat = 0.0  # a second after the last one
+    trainer.test(model, data, ckpt_path=first)
+    trainer.validate(model, data, ckpt_path=first)
+    assert hermes.value == last
+    assert session.beats, "a test shows that the trial is alive"
+    again = pl.Trainer(max_epochs=EPOCHS, callbacks=[hermes], enable_checkpointing=False, **options)
+    again.fit(model, data, data, ckpt_path=first)
+    assert [unit for unit, _, _ in session.reports] == [*range(1, 2 * EPOCHS)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import gc
@@ -1007,6 +1008,20 @@ def test_persistent_workers_have_their_own_data_set(
 
 
 # -- loaders beside the one that is trained on ----------------------------------------------------
+
+
+def test_a_loader_in_training_can_be_copied(tmp_path: Path) -> None:
+    """As with a module that holds it, whose best weights are kept."""
+
+    def objective(trial: Trial) -> None:
+        loader = DataLoader(numbers(), batch_size=SIZE, shuffle=True)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                if batch == 1:
+                    other = copy.deepcopy(loader)
+                    trial.seen[epoch, "copy"] = len(other), sum(1 for _ in other)
+
+    check(objective, tmp_path, 6)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
