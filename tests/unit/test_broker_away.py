@@ -97,6 +97,28 @@ def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
     assert [c.connection for c in asked] == [worker]
 
 
+def test_another_study_does_not_wait_for_who_has_not_heard_to_leave() -> None:
+    """Its claim to the device goes with the request; it gets the device in another slice."""
+    broker = FakeBroker(devices=1)
+    broker.driver(key="s")
+    broker.driver(key="t")
+    worker = broker.worker(key="s")
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    other = broker.worker(key="t")
+    broker.advance(10 * SLICE)
+    assert broker.last(worker, "Yield") is not None
+    assert broker.handler.state.reservations()
+    broker.apply(LedgerAway(studies=("s",), reason="Locked.", unasked=(epoch,)))
+    assert broker.handler.state.reservations() == []
+    broker.check()
+    broker.apply(BACK)
+    broker.advance(10 * SLICE)
+    broker.say(worker, wire.Parked(epoch=epoch, tier="resident"))
+    assert broker.last(other, "Grant") is not None
+
+
 def test_a_device_that_becomes_free_stays_free() -> None:
     """No lease is made that could not be written; the first one comes with the database."""
     broker = FakeBroker(devices=1)

@@ -29,6 +29,9 @@ def begin(turn: Turn, event: LedgerAway) -> None:
             trial = turn.state.trial_of(lease)
             if trial is not None:
                 trial.asked = None
+            for slot in turn.state.slots_of(lease):  # another study's may be waiting for it
+                if slot.reservation is not None:
+                    turn.state.unreserve(slot.reservation)
 
 
 def end(turn: Turn, event: LedgerBack) -> None:
