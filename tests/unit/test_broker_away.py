@@ -115,7 +115,7 @@ def test_another_study_does_not_wait_for_who_has_not_heard_to_leave() -> None:
     broker.check()
     broker.apply(BACK)
     broker.advance(10 * SLICE)
-    broker.say(worker, wire.Parked(epoch=epoch, tier="resident"))
+    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
     assert broker.last(other, "Grant") is not None
 
 
