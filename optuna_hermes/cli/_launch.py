@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optuna_hermes.cli._output import note, show, show_json
-from optuna_hermes.cli._studies import PROGRAM, Json
+from optuna_hermes.cli._studies import PROGRAM, Json, source_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.tables import hosts_view
 
@@ -244,7 +244,7 @@ def _job(
         name=name or given["study_name"],
         arguments=tuple(_without(arguments, "--storage", "--devices", "--checkpoint-dir")),
         storage=storage,
-        devices="" if _source(context, "devices") == "DEFAULT" else given["devices"],
+        devices="" if source_of(context, "devices") == "DEFAULT" else given["devices"],
         checkpoint_dir=given["checkpoint_dir"] or "",
         password=os.environ.get("PGPASSWORD", ""),  # hosts may not have this environment
         hosts=hosts,
@@ -264,12 +264,6 @@ def _parsed(arguments: list[str]) -> typer.Context:
     return context
 
 
-def _source(context: typer.Context, parameter: str) -> str:
-    """The name of the source of an argument: COMMANDLINE, ENVIRONMENT or DEFAULT."""
-    source = context.get_parameter_source(parameter)
-    return "" if source is None else source.name
-
-
 def _check(context: typer.Context, elsewhere: bool) -> None:
     """Refuse what each host has from its launcher or would refuse, as far as it can be told here.
 
@@ -281,7 +275,7 @@ def _check(context: typer.Context, elsewhere: bool) -> None:
     from optuna_hermes.workers._settings import OptimizeSettings
 
     for name in ("grace", "requeue"):
-        if _source(context, name) == "COMMANDLINE":
+        if source_of(context, name) == "COMMANDLINE":
             raise InvalidInputError(
                 f"Hosts have --grace and --requeue from `launch` but got --{name} after the `--`: "
                 "leave it out there, and give --grace before the `--`."

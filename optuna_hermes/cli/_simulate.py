@@ -20,6 +20,7 @@ from optuna_hermes.cli._studies import (
     OptionalStudyName,
     finite,
     optional_storage,
+    source_of,
     storage_of,
     study_and_ledger,
 )
@@ -156,8 +157,7 @@ def simulate(
             "--jobs goes without curves, --study-name and --sampler: name one of them only."
         )
     # From $OPTUNA_STORAGE it is meant for other verbs.
-    source = context.get_parameter_source("storage")
-    if study_name is None and source is not None and source.name == "COMMANDLINE":
+    if study_name is None and source_of(context, "storage") == "COMMANDLINE":
         raise InvalidInputError(
             f"--storage needs --study-name but got {storage!r} alone: add --study-name NAME, or "
             "leave it out."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes import replay
 from optuna_hermes.cli._output import note
-from optuna_hermes.errors import HermesError, InvalidInputError
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.replay._simulate import simulate_one
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.simulation import counting
@@ -126,20 +126,20 @@ def _simulated(
     with counting(len(jobs)) as step:
         found = replay.parallel_map(partial(_or_error, simulate), jobs, on_answer=step)
     answers = dict(zip(jobs, found, strict=True))
-    failed = {job[-2]: each for job, each in answers.items() if isinstance(each, HermesError)}
+    failed = {job[-2]: each for job, each in answers.items() if isinstance(each, InvalidInputError)}
     if REFERENCE in failed:  # not for what it decided
         raise failed[REFERENCE]
     return (
         {
             job: each
             for job, each in answers.items()
-            if job[-2] not in failed and not isinstance(each, HermesError)
+            if job[-2] not in failed and not isinstance(each, InvalidInputError)
         },
         {name: str(error) for name, error in failed.items()},
     )
 
 
-def _or_error(simulate: Callable[[Job], Answer], job: Job) -> Answer | HermesError:
+def _or_error(simulate: Callable[[Job], Answer], job: Job) -> Answer | InvalidInputError:
     try:
         return simulate(job)
     except InvalidInputError as error:

@@ -167,10 +167,15 @@ def study_facts(storage: str, name: str) -> StudyFacts:
     return facts
 
 
+def source_of(context: typer.Context, parameter: str) -> str:
+    """The name of the source of a value: COMMANDLINE, ENVIRONMENT or DEFAULT."""
+    source = context.get_parameter_source(parameter)
+    return "" if source is None else source.name
+
+
 def note_storage_alone(context: typer.Context) -> None:
     """Say that a storage shows no study without its name, if the command line has named one."""
-    source = context.get_parameter_source("storage")
-    if source is not None and source.name == "COMMANDLINE":
+    if source_of(context, "storage") == "COMMANDLINE":
         note("--storage alone shows no study: add --study-name NAME.")
 
 

@@ -179,8 +179,8 @@ class Energy(Policy):
         """The devices that need no power, and the demand with a new lock if some are woken."""
         ours, needed = _ours(snapshot, decision)
         n_powered = sum(device.powered for device in ours)
-        # Also while demand has only ever fallen the study has a fixed number of trials. It rises
-        # where trials come from elsewhere; then the past counts, and the time of day: a
+        # Demand is known where all trials to come are counted, and while it has only ever fallen.
+        # It rises where trials come from elsewhere: then the past counts, and the time of day: a
         # seasonal mean, since fitting trees takes longer than a decision may, and gained nothing.
         is_known = snapshot.wanted_is_all or not demand.has_risen
         wanted = self.rules.wanted(

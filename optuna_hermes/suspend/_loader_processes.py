@@ -143,13 +143,15 @@ class LoaderProcesses:
         """
         loader = self._loader()
         generator = getattr(loader, "generator", None)
-        persists, values = getattr(loader, "persistent_workers", False), self._own.data_values()
+        persists = getattr(loader, "persistent_workers", False)
+        values = self._own.data_values() if persists else None
         if self._revived is None:
             own = torch.default_generator if generator is None else generator
-            self._seed, self._data = own.get_state(), values if persists else None
+            self._seed, self._data = own.get_state(), values
             return
         self._kept = rng_state(), None if generator is None else generator.get_state(), values
-        self._seed, self._data = self._revived["seed"], self._revived.get("data")
+        self._seed = self._revived["seed"]
+        self._data = self._revived.get("data") if persists else None
         if self._data is not None:
             self._own.set_data_values(self._data)
         (torch.default_generator if generator is None else generator).set_state(self._seed)

@@ -65,7 +65,7 @@ class OwnStates:
         }
 
     def data_values(self) -> list[dict[str, Any]]:
-        """What ``state`` has of the data sets, also where the values are the first ones."""
+        """The values of the data sets' attributes, also those that were never changed."""
         return [each.values() for each in self._data]
 
     def set_data_values(self, values: list[dict[str, Any]]) -> None:

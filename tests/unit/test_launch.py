@@ -182,7 +182,7 @@ def test_a_folder_inside_of_a_pod_keeps_nothing(claim: str, folder: str, kept: b
     ("storage", "kept"),
     [
         ("sqlite:///study.db", False),
-        ("sqlite:////work/study.db", False),
+        ("sqlite:////data/study.db", False),
         ("sqlite:////checkpoints/study.db", True),
         ("study.log", False),
         ("/checkpoints/study.log", True),
