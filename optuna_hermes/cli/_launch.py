@@ -272,6 +272,7 @@ def _check(context: typer.Context, elsewhere: bool) -> None:
     """
     from optuna_hermes.broker._devices._source import check_devices
     from optuna_hermes.policies import ENERGY, make_policy
+    from optuna_hermes.suspend._remote import check_url, is_url
     from optuna_hermes.workers._settings import OptimizeSettings
 
     for name in ("grace", "requeue"):
@@ -284,6 +285,9 @@ def _check(context: typer.Context, elsewhere: bool) -> None:
     settings = {
         each.name: given[each.name] for each in fields(OptimizeSettings) if each.name in given
     }
+    if elsewhere and is_url(place := settings["checkpoint_dir"] or ""):
+        check_url(place, here=False)  # the hosts need its store's package, this one does not
+        del settings["checkpoint_dir"]
     OptimizeSettings(**settings)
     policy = given["policy"]
     if not elsewhere or ":" not in policy.removeprefix(ENERGY):

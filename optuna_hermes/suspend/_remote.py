@@ -59,8 +59,10 @@ def is_url(place: str | Path) -> bool:
     return _URL.match(str(place)) is not None
 
 
-def check_url(place: str | Path) -> None:
-    """Refuse a URL that cannot hold checkpoints for other processes, or that needs what is missing.
+def check_url(place: str | Path, *, here: bool = True) -> None:
+    """Refuse a URL that cannot hold checkpoints for other processes.
+
+    ``here``: this host uses it, thus one that needs a package which is missing is refused too.
 
     Raises:
         InvalidInputError: with what to do instead.
@@ -79,6 +81,8 @@ def check_url(place: str | Path) -> None:
         )
     if protocol == "memory":
         raise InvalidInputError(f"{name} must be seen by other processes: give a folder or bucket.")
+    if not here:
+        return
     try:
         import fsspec
 

@@ -577,6 +577,17 @@ def test_of_an_option_that_is_repeated_the_last_counts(
     assert "s3://bucket/x" in shown
 
 
+def test_pods_bring_the_package_of_a_store(
+    objective: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that starts them needs none; a password in the URL is refused all the same."""
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    launch = ["launch", "kubernetes", "--image", "train:1", "--dry-run", "--", *objective]
+    assert run([*launch, "--checkpoint-dir", "s3://bucket/x"]) == 0
+    assert run([*launch, "--checkpoint-dir", "s3://me:secret@bucket/x"]) == 2
+    assert "password" in capsys.readouterr().err
+
+
 def test_started_shown_and_stopped(
     engine: Engine, objective: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
