@@ -15,6 +15,7 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch import nn
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import has_length
 from transformers.utils.hub import PushToHubMixin
 
 from optuna_hermes.cooperative import CooperativeLoop
@@ -74,6 +75,7 @@ class Steps(CooperativeLoop):
         self._position = LoaderPosition(lambda: (), f"trial {getattr(trial, 'number', '?')}")
         self._epoch_rng: dict[str, Any] = {}
         self._epoch: int | None = None
+        self._left_out = 0  # steps, by epochs that a callback has ended early
         self._trainer_iterator: Any = None
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
@@ -117,11 +119,16 @@ class Steps(CooperativeLoop):
             set_rng_state(restored["epoch_rng"])
         if session is not None:
             self._epoch_rng = rng_state()
-        begun = int(self._trainer.state.epoch or 0)  # less, where epochs end early
+        state = self._trainer.state
+        begun = int(state.epoch or 0)  # less, where epochs end early
         if restored is not None:
             self._epoch = restored.get("number", begun)
+            self._left_out = restored.get("left_out", 0)
         else:
             self._epoch = begun if self._epoch is None else self._epoch + 1
+            if has_length(loader):
+                steps = -(-len(loader) // self._trainer.args.gradient_accumulation_steps)
+                self._left_out = self._epoch * steps - state.global_step
         # The Trainer does it, but not for a loader whose first batches it leaves out.
         if restored is not None and hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)
@@ -174,12 +181,13 @@ class Steps(CooperativeLoop):
         return self._position.warning()
 
     def position(self) -> dict[str, Any]:
-        step = self._trainer.state.global_step
         return {
             "position": self._position.state_dict(),
-            "step": step,
+            # The Trainer finds its epoch by it, as if each one before had had all its steps.
+            "step": self._trainer.state.global_step + self._left_out,
             "epoch_rng": self._epoch_rng,
             "number": self._epoch,
+            "left_out": self._left_out,
             "data_seed": self._data_seed,
             "evaluation": {
                 **self._evaluation_before,

@@ -122,8 +122,8 @@ class HermesCallback(TrainerCallback):
             steps.report(logs[self._monitor])
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-        """Report progress within a long evaluation."""
-        if self._trainer is not None and self._steps is not None:
+        """Report progress within a long evaluation, or prediction after the training."""
+        if self._steps is not None:
             self._steps.beat()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from optuna_hermes import replay
 from optuna_hermes.cli._output import note
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.replay._simulate import simulate_one
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.simulation import counting
 
@@ -48,7 +47,7 @@ def of_lists(
         replay.check_policy(name)
     rules = replay.SimulationRules(n_devices=n_devices, n_trials=n_trials, switch_cost=switch_cost)
     jobs = list(product(range(len(sets)), names, seeds))
-    answers, failed = _simulated(partial(simulate_one, sets, rules), jobs)
+    answers, failed = _simulated(partial(replay.simulate_one, sets, rules), jobs)
     results = list(answers.values())
     return {
         "settings": {

@@ -1,18 +1,15 @@
-"""Simulations of curve sets: every set, policy and seed once."""
+"""Simulations of curve sets."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import product
 from typing import Generic, TypeVar
 
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.policies import ENERGY, POLICIES, make_policy
-from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.simulator import (
     CurveSet,
     FixedList,
@@ -75,36 +72,6 @@ class SimulationRules:
             )
 
 
-def simulate(
-    sets: Sequence[CurveSet],
-    policies: Sequence[str],
-    rules: SimulationRules,
-    *,
-    seeds: Sequence[int],
-    processes: int | None = None,
-    on_result: Callable[[], None] = lambda: None,
-) -> list[Result[Metrics]]:
-    """Replay every set under every policy with every seed.
-
-    Args:
-        sets: one at least, each with a name of its own.
-        policies: names in ``POLICIES`` or ``RIVALS``, or ``module:Class`` or ``FILE.py:Class``.
-        rules: settings of all simulations.
-        seeds: one at least.
-        processes, on_result: as in ``parallel_map``.
-
-    Raises:
-        InvalidInputError: there is no such policy, or two sets have one name.
-    """
-    for name in policies:
-        check_policy(name)
-    check_names(sets)
-    jobs = list(product(range(len(sets)), policies, seeds))
-    return parallel_map(
-        partial(simulate_one, sets, rules), jobs, processes=processes, on_answer=on_result
-    )
-
-
 def check_policy(name: str) -> None:
     """Raise ``UnknownPolicyError`` with all names if no policy and no rival has this one."""
     if name in RIVALS or name in POLICIES:
@@ -135,7 +102,7 @@ def check_names(sets: Sequence[CurveSet]) -> None:
 def replay(
     recordings: Sequence[Recording], policy: str, rules: SimulationRules, *, seed: int = 0
 ) -> Trace:
-    """Replay one list of trials under one policy, as ``simulate`` does with each draw."""
+    """Replay one list of trials under one policy."""
     trials = arrange(policy, recordings)
     return TrialSimulator(
         make_rival(policy, trials) if policy in RIVALS else make_policy(policy),
@@ -149,7 +116,16 @@ def replay(
 def simulate_one(
     sets: Sequence[CurveSet], rules: SimulationRules, job: tuple[int, str, int]
 ) -> Result[Metrics]:
-    """Replay the set of an index under a policy with a seed, and measure it."""
+    """Replay a draw from a set under a policy, and measure it.
+
+    Args:
+        sets: those of all jobs.
+        rules: settings of all jobs.
+        job: index of the set, name of the policy, and seed.
+
+    Raises:
+        InvalidInputError: there is no such policy, or it decides what a policy may not.
+    """
     index, name, seed = job
     chosen = sets[index]
     recordings = arrange(name, chosen.draw(rules.n_trials, seed))

@@ -368,6 +368,29 @@ def test_epochs_have_the_trainer_s_numbers(tmp_path: Path) -> None:
     assert data.epochs == [*dict.fromkeys(plain.epochs)] == [*range(EPOCHS)]
 
 
+def test_epochs_that_end_early_have_their_numbers_after_a_suspension(tmp_path: Path) -> None:
+    """The Trainer counts them by its steps: two of five in each of these."""
+    left = train(FakeSession(), tmp_path / "out", parts=(Short,))[1]
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    session = suspended(session, tmp_path, "plain", parts=(Short,)).again({1: "disk"})
+    session = suspended(session, tmp_path, "plain", seed=2, parts=(Short,))
+    data = Numbered()
+    assert train(session, tmp_path / "out", data=data, seed=4, parts=(Short,))[1] == left
+    assert data.epochs[-1] == EPOCHS - 1
+
+
+def test_a_prediction_after_the_training_is_a_sign_of_life(tmp_path: Path) -> None:
+    """It may take longer than a trial may be silent."""
+    session = FakeSession()
+    made = trainer(tmp_path)
+    hermes = HermesCallback(new_trial(), _session=session)
+    hermes.train(made)
+    hermes._steps._next_beat = 0.0  # type: ignore[union-attr]
+    before = len(session.beats)
+    made.predict(Texts(16))
+    assert len(session.beats) > before
+
+
 def test_streams_wait_in_memory(tmp_path: Path, caplog: Any) -> None:
     """A place in them cannot be come back to: the run is not stored, and says why."""
     caplog.set_level("INFO")

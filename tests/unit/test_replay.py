@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from optuna_hermes.replay import (
     REFERENCES,
     Result,
     SimulationRules,
+    check_names,
     check_policy,
     curve_set_of,
     read_curve_set,
-    simulate,
+    simulate_one,
     tabulate,
     unfinished_trials,
 )
@@ -271,21 +273,11 @@ def tiny(name: str = "tiny", family: str = "family", n: int = 6) -> CurveSet:
     )
 
 
-def test_every_combination_is_simulated_once() -> None:
-    """Sets, policies and seeds in this order."""
-    found = simulate(
-        [tiny("a"), tiny("b")], ["fifo", "oracle"], SimulationRules(), seeds=[0, 3], processes=1
-    )
-    assert [(each.curve_set, each.policy, each.seed) for each in found] == [
-        (name, policy, seed) for name in "ab" for policy in ("fifo", "oracle") for seed in (0, 3)
-    ]
-
-
 def test_the_draw_is_that_of_the_rules() -> None:
     """fifo finishes the best trial where ``default_rng(seed).choice`` has put it."""
     order = np.random.default_rng(7).choice(6, 4, replace=False).tolist()
     rules = SimulationRules(n_trials=4, switch_cost=0.5)
-    (found,) = simulate([tiny()], ["fifo"], rules, seeds=[7], processes=1)
+    found = simulate_one([tiny()], rules, (0, "fifo", 7))
     assert found.metrics.best_seconds == 3.5 * (1 + order.index(max(order)))
     assert found.metrics.work_seconds == 12.0
     assert found.metrics.switches == 4
@@ -293,20 +285,17 @@ def test_the_draw_is_that_of_the_rules() -> None:
 
 def test_the_oracle_trains_the_best_trial_first() -> None:
     """The list is put into the order in which the oracle would open it."""
-    (found,) = simulate(
-        [tiny()], ["oracle"], SimulationRules(switch_cost=0.0), seeds=[1], processes=1
-    )
+    found = simulate_one([tiny()], SimulationRules(switch_cost=0.0), (0, "oracle", 1))
     assert found.metrics.best_seconds == 3.0
 
 
 def test_processes_change_nothing() -> None:
     """Two processes find what one finds, and say after each simulation that it is done."""
     steps: list[None] = []
-    words: dict[str, Any] = {"policies": ["fifo", "hermes"], "rules": SimulationRules(n_devices=2)}
-    alone = simulate([tiny()], **words, seeds=range(3), processes=1)
-    shared = simulate(
-        [tiny()], **words, seeds=range(3), processes=2, on_result=lambda: steps.append(None)
-    )
+    simulate = partial(simulate_one, [tiny()], SimulationRules(n_devices=2))
+    jobs = [(0, policy, seed) for policy in ("fifo", "hermes") for seed in range(3)]
+    alone = parallel_map(simulate, jobs, processes=1)
+    shared = parallel_map(simulate, jobs, processes=2, on_answer=lambda: steps.append(None))
     assert shared == alone
     assert len(steps) == 6
 
@@ -403,7 +392,7 @@ def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
 def test_sets_of_one_name_are_refused() -> None:
     """Their figures could not be told apart."""
     with pytest.raises(InvalidInputError, match="2 are called 'a'"):
-        simulate([tiny("a"), tiny("b"), tiny("a")], ["fifo"], SimulationRules(), seeds=[0])
+        check_names([tiny("a"), tiny("b"), tiny("a")])
 
 
 # -- the table ---------------------------------------------------------------------------------
