@@ -253,7 +253,7 @@ def _be_rank(
 
 
 class _Between:
-    """A rank between two batches (``suspend.TrialState``)."""
+    """A rank between two batches (``suspend.CleanPoint``)."""
 
     name = "trial 0"
     units = 0
@@ -269,7 +269,7 @@ class _Between:
         return []
 
     def saved(self) -> None:
-        """See ``TrialState``: nothing is saved beforehand."""
+        """See ``CleanPoint``: nothing is saved beforehand."""
 
     def dump(self) -> dict[str, Any]:
         return {"point": self.point}

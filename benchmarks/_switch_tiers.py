@@ -65,7 +65,7 @@ def _conv(inside: int, outside: int, kernel: int, stride: int = 1) -> Iterator[t
 
 
 class Run:
-    """A trial that stands between two batches (``suspend.TrialState``)."""
+    """A trial that stands between two batches (``suspend.CleanPoint``)."""
 
     name = RUN
     units = 0
@@ -87,7 +87,7 @@ class Run:
         return self.model, self.optimizer
 
     def saved(self) -> None:
-        """See ``TrialState``: nothing is saved beforehand."""
+        """See ``CleanPoint``: nothing is saved beforehand."""
 
     def dump(self) -> dict[str, Any]:
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}

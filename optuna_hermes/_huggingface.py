@@ -22,10 +22,10 @@ from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
 from optuna_hermes.suspend._fingerprint import DATA, outside
-from optuna_hermes.suspend._loader import Replay, idle
+from optuna_hermes.suspend._loader import ResumableSampler, idle
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._own_states import OwnStates
+from optuna_hermes.suspend._own_states import LoaderAttributes
 from optuna_hermes.suspend._unsaved import Attributes, is_private, set_by
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
@@ -80,7 +80,7 @@ class Steps(CooperativeLoop):
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
         self._data_seed: int | None = None
-        self._evaluation: dict[str, Replay | OwnStates] = {}
+        self._evaluation: dict[str, ResumableSampler | LoaderAttributes] = {}
         self._evaluation_before: dict[str, Any] = {}
         owners = {
             "model": trainer.model,
@@ -134,7 +134,7 @@ class Steps(CooperativeLoop):
             loader.set_epoch(self._epoch)
         place = None if restored is None else restored["position"]
         inner = getattr(loader, "base_dataloader", loader)
-        if Replay.fits(inner):
+        if ResumableSampler.fits(inner):
             self._seed(inner)
             self._own_iterator = self._position.iterate(inner, place)
             problem = self._position.problem

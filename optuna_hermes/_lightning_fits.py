@@ -401,7 +401,7 @@ class FitLoop(CooperativeLoop):
             return
         sizes = self.elastic.sizes(by_validation=self.units.by_validation)
         if sizes is not None:
-            session.stretches(sizes)
+            session.report_sizes(sizes)
 
     def _warn_of_random_workers(self) -> None:
         if self._warned or not self.storable or self._hooks is None:

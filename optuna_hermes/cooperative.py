@@ -44,7 +44,7 @@ from optuna_hermes.suspend._saver import (
     warn_of_memory,
 )
 from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._storages import Gauge, settled
+from optuna_hermes.suspend._tensor_storages import Gauge, settled
 from optuna_hermes.suspend._tree import frozen
 
 __all__ = ["CooperativeLoop", "on_report", "session_of"]
@@ -360,7 +360,7 @@ class CooperativeLoop:
         if self._saver is not None:
             self._saver.free()  # it may be pinned, and this trial waits for long
         with kept_rng() as rng:
-            session.park(_LoopState(self, rng, stores=stores))
+            session.park(_LoopCleanPoint(self, rng, stores=stores))
         # A save that was given up for the sake of the suspension is due again.
         if self._saver is not None and self._saver.gave_up:
             self._busy = self._unsaved = True
@@ -471,8 +471,8 @@ class CooperativeLoop:
             log.warning("%s", error)  # only logged: the training is over, perhaps by a worse error
 
 
-class _LoopState:
-    """A trial at a clean point (``suspend.TrialState``)."""
+class _LoopCleanPoint:
+    """A trial at a clean point (``suspend.CleanPoint``)."""
 
     def __init__(self, loop: CooperativeLoop, rng: dict[str, Any], *, stores: bool) -> None:
         self.name = loop._name

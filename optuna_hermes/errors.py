@@ -73,7 +73,7 @@ class StudyDeletedError(StorageError):
     """The study was deleted while it ran, and perhaps made again under its name."""
 
 
-class DatabaseAwayError(HermesError, RuntimeError):
+class DatabaseOutageError(HermesError, RuntimeError):
     """The database did not answer for long: all is suspended, or nothing was begun; status 75."""
 
 
@@ -89,7 +89,7 @@ class LedgerError(HermesError, RuntimeError):
     """The ledger refused a write, or cannot be read by this version."""
 
 
-class LedgerAwayError(LedgerError):
+class LedgerOutageError(LedgerError):
     """The ledger's database cannot be reached, or has no room, at this moment: try again later."""
 
 
@@ -159,7 +159,7 @@ class CheckpointError(SuspendError):
     """A checkpoint cannot be written, or is missing, damaged or not of its trial."""
 
 
-class CheckpointAwayError(CheckpointError):
+class CheckpointUnreachableError(CheckpointError):
     """A checkpoint cannot be read on this host at this moment; it may be whole: try again later."""
 
 

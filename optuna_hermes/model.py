@@ -45,7 +45,8 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 MOST_SIZES = 64
 """Largest number of batch sizes whose speed a trial reports."""
 
-LIVE_STATES: frozenset[TrialStatus] = frozenset({"pending", "running", "parked", "stored"})
+WAITING_STATES: frozenset[TrialStatus] = frozenset({"pending", "parked", "stored"})
+LIVE_STATES: frozenset[TrialStatus] = WAITING_STATES | {"running"}
 
 
 OverheadKind = Literal["idle", "opening", "resuming", "saving", "suspending"]

@@ -11,7 +11,7 @@ import torch.multiprocessing
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from optuna_hermes._lightning._launches import RankedTrial
+from optuna_hermes._lightning._launches import LaunchableLoop
 from optuna_hermes._lightning._namespace import LightningModule, Trainer, part
 from optuna_hermes.errors import CheckpointError, Suspended, SuspendError
 from optuna_hermes.suspend._rank import Rank, RankChannels
@@ -86,7 +86,7 @@ def why_not_exact(trainer: Trainer) -> str | None:
 def launch_ranks(
     launch: Callable[..., Any],
     launcher: Any,
-    loop: RankedTrial,
+    loop: LaunchableLoop,
     function: Callable[..., Any],
     /,
     *args: Any,
@@ -126,7 +126,7 @@ class _InRank:
 
     def __init__(
         self,
-        loop: RankedTrial,
+        loop: LaunchableLoop,
         channels: RankChannels,
         trainer: Trainer,
         function: Callable[..., Any],

@@ -13,8 +13,8 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
-from optuna_hermes.suspend._elastic import DividedReplay, why_not_regrouped
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._elastic import DividedSampler, why_not_regrouped
+from optuna_hermes.suspend._loader import ResumableSampler
 from optuna_hermes.suspend._state import seed_everything, trial_seed
 
 
@@ -73,10 +73,10 @@ class ElasticDevices:
 
     def replay(
         self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
-    ) -> Replay:
+    ) -> ResumableSampler:
         self._reason = why_not_regrouped(loader)
         if self._reason is not None:
-            return Replay(loader, trained)
+            return ResumableSampler(loader, trained)
         self.settle()
         assert self.seed is not None
         self._batch_size = int(loader.batch_size or 1)
@@ -85,7 +85,7 @@ class ElasticDevices:
         self._samples = len(loader.batch_sampler.sampler)  # type: ignore[union-attr]
         if isinstance(limit, int):
             self._samples = min(self._samples, limit * self._batch_size)
-        return DividedReplay(
+        return DividedSampler(
             loader,
             trained,
             epoch=lambda: int(progress.processed),
@@ -100,7 +100,7 @@ class ElasticDevices:
         if combined is None or len(combined.flattened) != 1:
             raise self.refused("it must have one train loader")
         loader = combined.flattened[0]
-        if not isinstance(getattr(loader, "batch_sampler", None), DividedReplay):
+        if not isinstance(getattr(loader, "batch_sampler", None), DividedSampler):
             raise self.refused(self._reason or why_not_regrouped(loader) or "its loader is another")
         self._trainer = trainer
         self.watch.interrupted()

@@ -17,8 +17,8 @@ from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
 from optuna_hermes.suspend import kept_rng
-from optuna_hermes.suspend._elastic import ElasticReplay, why_not_regrouped
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._elastic import ElasticSampler, why_not_regrouped
+from optuna_hermes.suspend._loader import ResumableSampler
 
 Scaling = Literal["linear", "sqrt", "accumulate"]
 
@@ -68,7 +68,7 @@ class ElasticBatch:
         self._limits = limits
         self._scaling = scaling
         self._name = trial
-        self._replay: ElasticReplay | None = None
+        self._replay: ElasticSampler | None = None
         self._trainer: Trainer | None = None
         self._pace: Pace | None = None
         self._windows = 1
@@ -86,17 +86,17 @@ class ElasticBatch:
 
     def replay(
         self, trainer: Trainer, loader: DataLoader[Any], trained: Callable[[], int]
-    ) -> Replay:
-        """Make the ``Replay`` of a training loader; a fit may make its loader anew."""
+    ) -> ResumableSampler:
+        """Make the ``ResumableSampler`` of a training loader; a fit may make its loader anew."""
         if why_not_regrouped(loader) is not None:
-            return Replay(loader, trained)
+            return ResumableSampler(loader, trained)
         combined = trainer.fit_loop._combined_loader
         assert combined is not None
         limit = math.inf if combined.limits is None else combined.limits[0]
         size = int(loader.batch_size or 1)
         samples = None if limit >= len(loader) else int(limit) * size
         combined.limits = None  # they count batches, but an epoch must keep its samples
-        before, self._replay = self._replay, ElasticReplay(loader, trained, samples)
+        before, self._replay = self._replay, ElasticSampler(loader, trained, samples)
         if before is not None:
             self._replay.begin_with(before.size)
         return self._replay
@@ -183,7 +183,7 @@ class ElasticBatch:
         return replay.batches_of(left, size) > 0 and not replay.ends_alone(left, size)
 
     @property
-    def _running(self) -> tuple[ElasticReplay, Trainer]:
+    def _running(self) -> tuple[ElasticSampler, Trainer]:
         assert self._replay is not None
         assert self._trainer is not None
         return self._replay, self._trainer
@@ -288,6 +288,6 @@ def _why_not_loader(trainer: Trainer) -> str | None:
     if trainer.overfit_batches:  # type: ignore[attr-defined]  # it is set by a connector
         return "overfit_batches repeats some of its batches"
     sampler = getattr(combined.flattened[0], "batch_sampler", None)
-    if not isinstance(sampler, ElasticReplay):
+    if not isinstance(sampler, ElasticSampler):
         return why_not_regrouped(combined.flattened[0]) or "its train loader is another one"
     return None

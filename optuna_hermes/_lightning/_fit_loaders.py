@@ -17,13 +17,13 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._unsaved import loader_sources
-from optuna_hermes.suspend._loader import Replay, idle
+from optuna_hermes.suspend._loader import ResumableSampler, idle
 from optuna_hermes.suspend._loader_kinds import has_workers, is_stateful, is_stream, keeps_iterator
 from optuna_hermes.suspend._loader_order import order_of, set_order
-from optuna_hermes.suspend._own_states import OwnStates
+from optuna_hermes.suspend._own_states import LoaderAttributes
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._tree import frozen
-from optuna_hermes.suspend._unsaved import Unsaved, reachable
+from optuna_hermes.suspend._unsaved import ChangedAttributes, reachable
 
 # Loaded on first use: most trials train on map-style data, without worker processes.
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 class LoaderMaking:
     """Makes the loaders of one fit, by stage."""
 
-    def __init__(self, trainer: Trainer, settings: TrainerSettings, unsaved: Unsaved) -> None:
+    def __init__(
+        self, trainer: Trainer, settings: TrainerSettings, unsaved: ChangedAttributes
+    ) -> None:
         self.made: dict[str, Any] = {}
         """The attributes, settings and random states from which they were made, and their order."""
         self.again: dict[str, Any] = {}
@@ -43,7 +45,7 @@ class LoaderMaking:
         self._settings = settings
         self._unsaved = unsaved
         self._stage = ""
-        self._attributes: Unsaved | None = None
+        self._attributes: ChangedAttributes | None = None
 
     def make(self, stage: str, set_up: Callable[[], None]) -> None:
         """Call what makes the loaders of a stage."""
@@ -112,19 +114,23 @@ class LoaderMaking:
 
 
 class FitLoaders:
-    """The training and validation loaders of one fit; ``replay`` makes the ``Replay`` of one."""
+    """The training and validation loaders of one fit; ``replay`` makes the sampler of one."""
 
     def __init__(
-        self, making: LoaderMaking, trial: str, override: Override, replay: Callable[..., Replay]
+        self,
+        making: LoaderMaking,
+        trial: str,
+        override: Override,
+        replay: Callable[..., ResumableSampler],
     ) -> None:
         self._trainer = trainer = making.trainer
         self._name = trial
         self._making = making
         self._replay = replay
-        self._replays: list[tuple[Any, Replay | Stream]] = []
+        self._replays: list[tuple[Any, ResumableSampler | Stream]] = []
         self._streams: Streams | None = None
         self._watches: list[tuple[Any, RandomWatch]] = []
-        self._validated: list[tuple[Any, Replay | OwnStates]] = []
+        self._validated: list[tuple[Any, ResumableSampler | LoaderAttributes]] = []
         self._copies: dict[tuple[int, int], tuple[Any, Any]] = {}
         self._validates_later = False
         fit_loop, epoch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
@@ -318,8 +324,10 @@ class FitLoaders:
                 self._replays.append((loader, self._stream_of(loader, progress)))
             elif any(loader is known for known, _ in self._replays):
                 continue
-            elif Replay.fits(loader) and not is_stateful(loader):
-                replay: Replay | Stream = self._replay(loader, functools.partial(_ready, progress))
+            elif ResumableSampler.fits(loader) and not is_stateful(loader):
+                replay: ResumableSampler | Stream = self._replay(
+                    loader, functools.partial(_ready, progress)
+                )
                 self._replays.append((loader, replay))
             elif has_workers(loader):
                 self._watch(loader)
@@ -378,7 +386,7 @@ def why_not_storable(trainer: Trainer) -> str | None:
         return "its train loader keeps one iterator for all epochs"
     if len({id(each) for each in combined.flattened}) < len(combined.flattened):
         return "it trains on one loader in several places, with persistent workers or a state"
-    if not all(is_stateful(each) or Replay.fits(each) for each in combined.flattened):
+    if not all(is_stateful(each) or ResumableSampler.fits(each) for each in combined.flattened):
         return "its train loader is neither a DataLoader over a map-style data set nor stateful"
     return None
 
@@ -386,7 +394,7 @@ def why_not_storable(trainer: Trainer) -> str | None:
 def _has_own_iterators(loader: Any) -> bool:
     """True if each iterator over a loader, whose position can be restored, is independent."""
     return (
-        Replay.fits(loader)
+        ResumableSampler.fits(loader)
         and not is_stateful(loader)
         and not (loader.num_workers and loader.persistent_workers)
     )

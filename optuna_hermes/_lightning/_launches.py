@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optuna_hermes.suspend._ranks import Ranks
 
 
-class RankedTrial(Protocol):
+class LaunchableLoop(Protocol):
     """The loop of a trial, as seen from the start of its ranks."""
 
     def ranks(self, count: int, context: Any) -> AbstractContextManager[Ranks]:
@@ -30,7 +30,7 @@ class RankedTrial(Protocol):
         """The state that a rank sends at its end."""
 
 
-Find = Callable[[Trainer | None], RankedTrial | None]
+Find = Callable[[Trainer | None], LaunchableLoop | None]
 """Finds the loop of a trial in its trainer; None if it has none."""
 
 

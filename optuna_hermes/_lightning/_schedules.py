@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._elastic import ElasticReplay
+from optuna_hermes.suspend._elastic import ElasticSampler
 
 
 class Pace:
@@ -18,12 +18,12 @@ class Pace:
     Schedulers that watch a metric are still called once for each step of the optimizer.
     """
 
-    def __init__(self, trainer: Trainer, replay: ElasticReplay) -> None:
+    def __init__(self, trainer: Trainer, replay: ElasticSampler) -> None:
         self._trainer = trainer
         self._replay = replay
         self._made = self._due()
 
-    def begin_epoch(self, replay: ElasticReplay) -> None:
+    def begin_epoch(self, replay: ElasticSampler) -> None:
         """Begin an epoch, whose loader may be another one."""
         self._replay, self._made = replay, 0
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import BaseFinetuning, Trainer, callbacks_of
 from optuna_hermes._lightning._pruning import without_masks, without_orig
-from optuna_hermes.suspend._parts import Parts, changed, parts_of
+from optuna_hermes.suspend._parts import StateShape, changed, parts_of
 
 
 class FitParts:
@@ -17,9 +17,9 @@ class FitParts:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        self.weights = Parts(sizes={})
+        self.weights = StateShape(sizes={})
         self._trainer = trainer
-        self._optimizers: list[Parts] = []
+        self._optimizers: list[StateShape] = []
         self._first_callbacks = callbacks_of(trainer)
         self._callbacks: list[type] = []
 
@@ -59,7 +59,7 @@ class FitParts:
                 first[name], now[name] = noted, parts_of(each)
         return next(iter(changed(first, now)), None)
 
-    def _unpruned(self, parts: Parts) -> Parts:
+    def _unpruned(self, parts: StateShape) -> StateShape:
         # By the names that the next process has, where the module is not pruned yet.
         sizes, masks = without_masks(parts.sizes, self.weights.sizes.keys())
         return replace(

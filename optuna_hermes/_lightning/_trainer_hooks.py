@@ -39,7 +39,7 @@ from optuna_hermes._lightning._pruning import prune, without_masks
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._shape import FitParts
 from optuna_hermes._lightning._unsaved import unsaved
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._loader import ResumableSampler
 from optuna_hermes.suspend._module_state import kept_groups, make_room
 from optuna_hermes.suspend._state import plain
 from optuna_hermes.suspend._wrapped import replay_of
@@ -49,10 +49,12 @@ class TrainerHooks:
     """The hooks in one trainer for the duration of one ``fit``.
 
     Args:
-        replay: makes the ``Replay`` of a loader; None for one that is not elastic.
+        replay: makes the ``ResumableSampler`` of a loader; None for one that is not elastic.
     """
 
-    def __init__(self, trainer: Trainer, trial: str, replay: Callable[..., Replay] | None) -> None:
+    def __init__(
+        self, trainer: Trainer, trial: str, replay: Callable[..., ResumableSampler] | None
+    ) -> None:
         self.trainer = trainer
         self.shape = FitParts(trainer)
         self.settings = TrainerSettings(trainer)
@@ -224,7 +226,7 @@ def clean(trainer: Trainer) -> bool:
 
 
 def roots(trainer: Trainer) -> list[object]:
-    """Objects that lead to every tensor of a trial; for ``suspend.TrialState``."""
+    """Objects that lead to every tensor of a trial; for ``suspend.CleanPoint``."""
     epoch_loop = trainer.fit_loop.epoch_loop
     return [
         trainer.lightning_module,

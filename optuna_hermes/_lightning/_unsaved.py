@@ -25,7 +25,7 @@ from optuna_hermes.suspend._module_state import OF_LAZY_MODULES
 from optuna_hermes.suspend._state import plain
 from optuna_hermes.suspend._unsaved import (
     Attributes,
-    Unsaved,
+    ChangedAttributes,
     optimizer_attributes,
     set_by,
     tensor_attributes,
@@ -40,18 +40,18 @@ OF_DATA = ("data", "data hparams")
 """Keys of the attributes of data modules."""
 
 
-def unsaved(trainer: Trainer) -> Unsaved:
+def unsaved(trainer: Trainer) -> ChangedAttributes:
     """Attributes of the user's callbacks, module, its parts, optimizers, and data module; hooks."""
-    return Unsaved(
+    return ChangedAttributes(
         functools.partial(_attributes, trainer),
         named=functools.partial(_named, trainer),
         hooked=functools.partial(_hooked, trainer),
     )
 
 
-def loader_sources(trainer: Trainer) -> Unsaved:
+def loader_sources(trainer: Trainer) -> ChangedAttributes:
     """All attributes that loaders may be made from: of the module, its parts, the data module."""
-    return Unsaved(lambda: _of_modules(trainer, _known(trainer)))
+    return ChangedAttributes(lambda: _of_modules(trainer, _known(trainer)))
 
 
 def _attributes(trainer: Trainer) -> dict[str, Attributes]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes._optuna import _supported as _supported
 
 # isort: split
-from optuna_hermes._optuna._patience import patiently as patiently
 from optuna_hermes._optuna._plain import SharingTerms as SharingTerms
 from optuna_hermes._optuna._plain import begin_trial as begin_trial
 from optuna_hermes._optuna._plain import end_trial as end_trial
 from optuna_hermes._optuna._plain import session_of as session_of
 from optuna_hermes._optuna._plain import turn as turn
 from optuna_hermes._optuna._plain import wait_for_device as wait_for_device
+from optuna_hermes._optuna._retry import with_retry as with_retry
 from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
@@ -87,25 +87,24 @@ from optuna_hermes._optuna._trials import should_prune as should_prune
 from optuna_hermes._optuna._trials import trial_id as trial_id
 from optuna_hermes._optuna._trials import trial_states as trial_states
 from optuna_hermes._optuna._trials import write_value as write_value
-from optuna_hermes.ledger._secrets import shown
+from optuna_hermes.ledger._secrets import without_password as without_password
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna._commands import log_warnings_only as log_warnings_only
     from optuna_hermes._optuna._commands import optuna_verbs as optuna_verbs
     from optuna_hermes._optuna._commands import run_optuna_cli as run_optuna_cli
     from optuna_hermes._optuna._local_ledgers import claim_ledger as claim_ledger
-    from optuna_hermes._optuna._patient import flush_reports as flush_reports
-    from optuna_hermes._optuna._patient import keep_reports as keep_reports
-    from optuna_hermes._optuna._patient import patient as patient
-    from optuna_hermes._optuna._patient import tell as tell
+    from optuna_hermes._optuna._retrying_storage import flush_reports as flush_reports
+    from optuna_hermes._optuna._retrying_storage import keep_reports as keep_reports
+    from optuna_hermes._optuna._retrying_storage import retrying as retrying
+    from optuna_hermes._optuna._retrying_storage import tell as tell
     from optuna_hermes._optuna._surrogate_sampler import SurrogateSampler as SurrogateSampler
     from optuna_hermes._optuna._surrogate_sampler import load_sampler as load_sampler
 
-hidden = shown
 
 _HOMES = {
     **dict.fromkeys(("log_warnings_only", "optuna_verbs", "run_optuna_cli"), "_commands"),
-    **dict.fromkeys(("flush_reports", "keep_reports", "patient", "tell"), "_patient"),
+    **dict.fromkeys(("flush_reports", "keep_reports", "retrying", "tell"), "_retrying_storage"),
     "claim_ledger": "_local_ledgers",
     **dict.fromkeys(("SurrogateSampler", "load_sampler"), "_surrogate_sampler"),
 }

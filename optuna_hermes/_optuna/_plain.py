@@ -25,7 +25,7 @@ from optuna_hermes._optuna._studies import identity, study_spec
 from optuna_hermes._optuna._trials import Note, end_of, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
 from optuna_hermes.broker import (
-    OwnSession,
+    SessionEntry,
     StudyIdentity,
     connect_or_start,
     pending_endings,
@@ -266,7 +266,7 @@ def _trial_being_made() -> optuna.Trial | None:
     return None
 
 
-def _outer() -> OwnSession | None:
+def _outer() -> SessionEntry | None:
     """The session under which the calling thread trains, unless its trial is over."""
     outer = sessions.of_thread()
     if outer is not None and outer.lazy and (_watch.is_gone(outer) or outer.fate() is not None):
@@ -275,7 +275,7 @@ def _outer() -> OwnSession | None:
     return outer
 
 
-def _give_back(held: OwnSession) -> None:
+def _give_back(held: SessionEntry) -> None:
     """End a session whose trial is over or abandoned; an abandoned one can get a lease again."""
     if sessions.take_away(held):
         ended = held.fate()
@@ -291,11 +291,11 @@ class _Watch:
 
     def __init__(self) -> None:
         self._idleness = Idleness()
-        self._known: weakref.WeakSet[OwnSession] = weakref.WeakSet()
+        self._known: weakref.WeakSet[SessionEntry] = weakref.WeakSet()
         self._any = threading.Event()
         self._pid: int | None = None
 
-    def look_after(self, held: OwnSession) -> None:
+    def look_after(self, held: SessionEntry) -> None:
         """Give a session's device back when its trial is abandoned."""
         # Only of an object that was seen can it be said that it is gone.
         if (held.study, held.number) in _alive:
@@ -317,7 +317,7 @@ class _Watch:
             if helds:
                 self._any.set()
 
-    def _abandoned(self, helds: list[OwnSession]) -> list[OwnSession]:
+    def _abandoned(self, helds: list[SessionEntry]) -> list[SessionEntry]:
         lazy = [held for held in helds if held.lazy and held.session.holds and not held.in_use]
         idle = self._idleness.of_threads(lazy)
         now = time.monotonic()
@@ -329,7 +329,7 @@ class _Watch:
             >= max(IDLE_SECONDS, 3 * held.longest_seconds)
         ]
 
-    def is_gone(self, held: OwnSession) -> bool:
+    def is_gone(self, held: SessionEntry) -> bool:
         """True if no reference to the trial's object is left."""
         return held in self._known and (held.study, held.number) not in _alive
 

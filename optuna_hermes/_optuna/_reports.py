@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from optuna_hermes._optuna._patience import patiently
+from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes.broker._client._journal import change, find
 
 LATE_SECONDS = 1.0
@@ -115,7 +115,7 @@ class Reports:
         each = self._queue[0]  # it stays, and so in the journal, until it is written
         error: Exception | None = None
         try:
-            patiently(self._write, *each, seconds=math.inf)
+            with_retry(self._write, *each, seconds=math.inf)
         except Exception as raised:  # the next call of put(), check() or flush() raises it
             error = raised
         with self._changed:

@@ -30,9 +30,9 @@ from optuna.storages.journal import (
 )
 
 from optuna_hermes import ledger
-from optuna_hermes._tables import is_empty
+from optuna_hermes._optuna_tables import is_empty
 from optuna_hermes.errors import InvalidInputError, StorageError
-from optuna_hermes.ledger._secrets import redacted, shown
+from optuna_hermes.ledger._secrets import redacted, without_password
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna._reports import Reports
@@ -149,7 +149,7 @@ def load_study(storage: str, name: str, **parts: Any) -> optuna.Study:
 
 def no_such_study(storage: str, name: str, names: list[str]) -> StorageError:
     """The error of a study that is not among ``names``, with the command that makes it."""
-    url = shown(storage)
+    url = without_password(storage)
     make = shlex.join(["optuna-hermes", "create-study", "--storage", url, "--study-name", name])
     there = ", ".join(map(repr, sorted(names)[:5])) + (", ..." if len(names) > 5 else "")
     return StorageError(
@@ -207,7 +207,7 @@ def storage_errors(storage: str) -> Iterator[None]:
     except (ImportError, ValueError, OSError) as error:
         reason = redacted(line(error), storage)
         raise StorageError(
-            f"Storage {shown(storage)} cannot be used: {reason} Check the URL, and that "
+            f"Storage {without_password(storage)} cannot be used: {reason} Check the URL, and that "
             "what it needs is installed."
         ) from error
 
@@ -221,8 +221,9 @@ def database_errors(storage: str) -> Iterator[None]:
         if not of_database(error):
             raise
         raise StorageError(
-            f"Storage {shown(storage)} cannot be reached: {redacted(line(error), storage)} Check "
-            "the URL, and that its folder or server is there, its file whole, and you may read it."
+            f"Storage {without_password(storage)} cannot be reached: "
+            f"{redacted(line(error), storage)} Check the URL, and that its folder or server is "
+            "there, its file whole, and you may read it."
         ) from error
 
 
@@ -310,7 +311,7 @@ def keep_whole(study: optuna.Study) -> None:
 
 
 def is_late(study: optuna.Study) -> bool:
-    """True if reports wait for the study's database; always False without ``patient``."""
+    """True if reports wait for the study's database; always False without ``retrying``."""
     reports = _reports_of(study)
     return reports is not None and reports.late
 
@@ -325,7 +326,7 @@ def settle_reports(study: Any) -> None:
         Exception: the error of writing a value.
     """
     reports = _reports_of(study)
-    if reports is not None:  # without ``patient`` values are written where they are reported
+    if reports is not None:  # without ``retrying`` values are written where they are reported
         reports.check()
 
 
@@ -352,7 +353,7 @@ def _reports_of(study: Any) -> Reports | None:
 
 
 def at_once(study: optuna.Study) -> Any:
-    """The study's storage without the retries of ``patient``."""
+    """The study's storage without the retries of ``retrying``."""
     return getattr(study._storage, "inner", study._storage)
 
 

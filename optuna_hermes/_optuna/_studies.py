@@ -23,7 +23,7 @@ from optuna.storages._rdb.models import StudySystemAttributeModel
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 
-from optuna_hermes._optuna._patience import patiently
+from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes._optuna._storages import (
     PROXY,
     at_once,
@@ -33,14 +33,14 @@ from optuna_hermes._optuna._storages import (
     open_storage,
 )
 from optuna_hermes._optuna._trials import trial_states
-from optuna_hermes._tables import StudyFacts, ends_of, key_attribute
+from optuna_hermes._optuna_tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudyIdentity, StudySpec
 from optuna_hermes.broker._imports import anywhere, folders
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import is_transient, knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import remove_ledger
-from optuna_hermes.ledger._secrets import shown
+from optuna_hermes.ledger._secrets import without_password
 from optuna_hermes.model import MOST_SECONDS
 
 LEDGER_ATTRIBUTE = "hermes:ledger"
@@ -149,7 +149,7 @@ def _place(study: optuna.Study, backend: object) -> object | None:
 def _address(study: optuna.Study) -> str | None:
     """The place of a study in no database, as for ``open_storage``; None if that opens it not."""
     place = None if shares_its_ledger(study) else identity(study)[0]
-    return shown(place) if isinstance(place, str) else None
+    return without_password(place) if isinstance(place, str) else None
 
 
 def _is_own(study: optuna.Study, key: str) -> bool:
@@ -265,10 +265,10 @@ def _given(study: optuna.Study, name: str, value: Any, counts: _Counts = lambda 
     # Of several processes that draw a value at once all must use the same one.
     storage, study_id, backend = study._storage, study._study_id, backend_of(study)
     if isinstance(backend, RDBStorage):
-        patiently(_add_attribute, backend, study_id, name, value)
+        with_retry(_add_attribute, backend, study_id, name, value)
         there = storage.get_study_system_attrs(study_id)[name]
         if not counts(there):
-            patiently(_replace_attribute, backend, study_id, name, there, value)
+            with_retry(_replace_attribute, backend, study_id, name, there, value)
         return storage.get_study_system_attrs(study_id)[name]
     with only_here():
         if _offered(study, name, counts) is None:

@@ -15,7 +15,7 @@ from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import ledger
-from optuna_hermes._optuna._patience import patiently
+from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes._optuna._storages import at_once, backend_of, beside, is_late, line
 from optuna_hermes.broker._protocol import Params
 from optuna_hermes.errors import StorageError
@@ -34,7 +34,7 @@ def open_trial(
     *,
     name: str | None = None,
     lost: Collection[str] = (),
-    take: int | None = None,
+    listed_number: int | None = None,
 ) -> optuna.Trial:
     """Create the next trial, or take the first that waits in the queue; as ``study.ask()``.
 
@@ -43,14 +43,18 @@ def open_trial(
     Args:
         name: unique name of this opening; None draws one.
         lost: names of openings whose processes died; a trial that one of them left is taken first.
-        take: the number of the trial that is taken before others, if it waits.
+        listed_number: the number of the trial that is taken before others, if it waits.
     """
     # A name of this call alone: it tells our trial from those that other workers take meanwhile.
-    return patiently(_open, study, name or uuid.uuid4().hex, frozenset(lost), take, set())
+    return with_retry(_open, study, name or uuid.uuid4().hex, frozenset(lost), listed_number, set())
 
 
 def _open(
-    study: optuna.Study, name: str, lost: frozenset[str], take: int | None, missed: set[int]
+    study: optuna.Study,
+    name: str,
+    lost: frozenset[str],
+    listed_number: int | None,
+    missed: set[int],
 ) -> optuna.Trial:
     """Open a trial by this name, or return the one that an unanswered earlier call has opened.
 
@@ -69,7 +73,7 @@ def _open(
             _clear(storage, trial, _OPENED_ATTRIBUTE)
             return _opened(study, trial._trial_id, trials)
     # Stable: but for the one that is wanted they stay in order.
-    for trial in sorted(trials, key=lambda trial: trial.number != take):
+    for trial in sorted(trials, key=lambda trial: trial.number != listed_number):
         if trial.state == TrialState.WAITING and _take(storage, trial, name, missed):
             return _opened(study, trial._trial_id, trials)
     # Marked in the same transaction: a process that dies before it reaches the ledger leaves a
@@ -119,7 +123,7 @@ def _take(storage: BaseStorage, trial: FrozenTrial, name: str, missed: set[int])
 
 
 def _clear(storage: BaseStorage, trial: FrozenTrial, kept: str) -> None:
-    """Remove all marks but that of a key: those who died over this trial have not lost it."""
+    """Clear the other processes' marks of creation: this process has the trial now."""
     for key, value in trial.system_attrs.items():
         if key.startswith(_OPENED_ATTRIBUTE) and key != kept and value:
             storage.set_trial_system_attr(trial._trial_id, key, False)
@@ -291,7 +295,7 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
 def fail_trial(study: optuna.Study, number: int) -> TrialState:
     """Set a trial to FAIL in Optuna unless it has ended; return its final state."""
     # By its number, since the constructor of an optuna.Trial would wait for a lease.
-    told = patiently(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
+    told = with_retry(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
     return told.state
 
 

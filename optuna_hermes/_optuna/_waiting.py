@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import optuna
 
 from optuna_hermes._optuna._studies import identity
-from optuna_hermes.broker import OwnSession, StudyIdentity, broker_status, sessions
+from optuna_hermes.broker import SessionEntry, StudyIdentity, broker_status, sessions
 from optuna_hermes.errors import HermesError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Idleness:
         self._looks[who] = since, now, spent
         return now - since
 
-    def of_threads(self, helds: list[OwnSession]) -> dict[OwnSession, float]:
+    def of_threads(self, helds: list[SessionEntry]) -> dict[SessionEntry, float]:
         """Idle seconds of the threads of sessions; infinite for a thread that has ended."""
         spent = _thread_seconds() if helds else {}
         return {
@@ -155,7 +155,7 @@ _idleness = Idleness()
 # What was found once holds for a study's further trials, which then do not wait for it again:
 # studies that run inside of an ancestor of this process, and sessions with the study inside.
 _inside: set[str] = set()
-_outer: weakref.WeakKeyDictionary[OwnSession, StudyIdentity] = weakref.WeakKeyDictionary()
+_outer: weakref.WeakKeyDictionary[SessionEntry, StudyIdentity] = weakref.WeakKeyDictionary()
 
 
 def _ancestors() -> list[psutil.Process]:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._connection import broker_status as broker_status
     from optuna_hermes.broker._client._connection import connect as connect
     from optuna_hermes.broker._client._connection import connect_if_any as connect_if_any
-    from optuna_hermes.broker._client._connection import connect_patiently as connect_patiently
+    from optuna_hermes.broker._client._connection import connect_with_retry as connect_with_retry
     from optuna_hermes.broker._client._reconnecting import pending_endings as pending_endings
     from optuna_hermes.broker._client._session import TrialSession as TrialSession
-    from optuna_hermes.broker._client._sessions import OwnSession as OwnSession
+    from optuna_hermes.broker._client._sessions import SessionEntry as SessionEntry
     from optuna_hermes.broker._client._sessions import StudyIdentity as StudyIdentity
     from optuna_hermes.broker._client._sessions import sessions as sessions
     from optuna_hermes.broker._client._starting import connect_or_start as connect_or_start
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Connection": "_client._connection",
     "OpenStudy": "_protocol",
-    "OwnSession": "_client._sessions",
+    "SessionEntry": "_client._sessions",
     "TrialSession": "_client._session",
     "StudyIdentity": "_client._sessions",
     "StudySpec": "_protocol",
@@ -35,7 +35,7 @@ _MODULES = {
     "connect": "_client._connection",
     "connect_if_any": "_client._connection",
     "connect_or_start": "_client._starting",
-    "connect_patiently": "_client._connection",
+    "connect_with_retry": "_client._connection",
     "end_idle": "_client._starting",
     "pending_endings": "_client._reconnecting",
     "sessions": "_client._sessions",

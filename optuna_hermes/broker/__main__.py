@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from optuna_hermes._surroundings import host_name
+from optuna_hermes._job_environment import host_name
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices._source import Devices, absolute, parse_devices
 from optuna_hermes.broker._server._logs import start_logging

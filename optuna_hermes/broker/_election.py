@@ -14,7 +14,7 @@ from pathlib import Path
 
 import filelock
 
-from optuna_hermes._surroundings import job_label
+from optuna_hermes._job_environment import job_label
 from optuna_hermes.broker._holders import boot, started
 from optuna_hermes.broker._privacy import (
     check_private,

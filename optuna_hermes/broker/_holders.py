@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._privacy import write_private
+from optuna_hermes.broker._served_process import ServedProcess
 
 HOLDERS = "holders.json"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

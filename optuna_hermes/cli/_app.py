@@ -32,7 +32,7 @@ from optuna_hermes.cli._output import (
     end_unprinted,
 )
 from optuna_hermes.cli._studies import PROGRAM
-from optuna_hermes.errors import DatabaseAwayError, HermesError, InvalidInputError, UnprintedError
+from optuna_hermes.errors import DatabaseOutageError, HermesError, InvalidInputError, UnprintedError
 
 # Typer vendors click or uses the installed one, by version: this is the base class either way.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
         return complain(str(error), BAD_INPUT)
     except UnprintedError as error:
         return end_unprinted(error, FAILED)
-    except DatabaseAwayError as error:
+    except DatabaseOutageError as error:
         return complain(str(error), SUSPENDED)
     except HermesError as error:
         return complain(str(error), FAILED)

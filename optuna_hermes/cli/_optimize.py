@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes._surroundings import GRACE_VARIABLE, MOST_GRACE_SECONDS, surroundings
-from optuna_hermes._surroundings import requeue as ask_for_requeue
+from optuna_hermes._job_environment import GRACE_VARIABLE, MOST_GRACE_SECONDS, job_environment
+from optuna_hermes._job_environment import requeue as ask_for_requeue
 from optuna_hermes.cli._output import (
     BAD_INPUT,
     INTERRUPTED,
@@ -32,7 +32,7 @@ from optuna_hermes.cli._studies import (
     seconds,
     study_to_optimize,
 )
-from optuna_hermes.errors import DatabaseAwayError, InvalidInputError
+from optuna_hermes.errors import DatabaseOutageError, InvalidInputError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.view.progress import make_progress
 from optuna_hermes.view.tables import summary_view
@@ -159,7 +159,7 @@ def optimize(
     from optuna_hermes.workers._worker_pool import start
 
     parse_devices(devices)
-    job = surroundings(os.environ).job
+    job = job_environment(os.environ).job
     if requeue and job is None:
         raise InvalidInputError(
             "--requeue must be given in a job of SLURM but $SLURM_JOB_ID is not set: leave it out."
@@ -183,7 +183,7 @@ def optimize(
         # Workers import the objective while the study is opened.
         with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
             result = run_shown(study, pool, settings)
-    except DatabaseAwayError as error:
+    except DatabaseOutageError as error:
         status = complain(str(error), SUSPENDED)
     else:
         document = result.document()

@@ -124,4 +124,4 @@ def _next_steps(url: str) -> str:
 def _command(*words: str) -> str:
     from optuna_hermes import _optuna
 
-    return shlex.join([PROGRAM, *map(_optuna.hidden, words)])
+    return shlex.join([PROGRAM, *map(_optuna.without_password, words)])

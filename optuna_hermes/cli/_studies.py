@@ -18,7 +18,7 @@ from optuna_hermes.model import MOST_SEED
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
-    from optuna_hermes._tables import StudyFacts
+    from optuna_hermes._optuna_tables import StudyFacts
     from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger
 
@@ -71,22 +71,22 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     It waits for ``START_SECONDS`` while the database does not answer.
 
     Raises:
-        DatabaseAwayError: it did not answer for longer.
+        DatabaseOutageError: it did not answer for longer.
         StorageError: the storage cannot be used, is in memory, or holds other studies but not this
             one and ``make`` is False.
     """
     from optuna_hermes import HermesPruner, HermesSampler, _optuna
-    from optuna_hermes._tables import sqlite_file
+    from optuna_hermes._optuna_tables import sqlite_file
 
     _optuna.log_warnings_only()
     file = sqlite_file(storage)
     file_is_new = file is not None and not file.exists()
     begun = time.monotonic()
-    names = _optuna.patiently(_optuna.study_names, storage, seconds=START_SECONDS, since=begun)
+    names = _optuna.with_retry(_optuna.study_names, storage, seconds=START_SECONDS, since=begun)
     # Among other studies a new name is rather a wrong one.
     if name not in names and names and not make:
         raise _optuna.no_such_study(storage, name, names)
-    study, is_new = _optuna.patiently(
+    study, is_new = _optuna.with_retry(
         _optuna.create_study,
         storage,
         name,
@@ -97,11 +97,11 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
     )
     if not _optuna.shared(study):
         raise StorageError(
-            f"The processes of a study must reach its storage but {_optuna.hidden(storage)} is "
-            "in memory: give --storage sqlite:///study.db."
+            "The processes of a study must reach its storage but "
+            f"{_optuna.without_password(storage)} is in memory: give --storage sqlite:///study.db."
         )
     if is_new:
-        note(f"Made study {name!r} in {_optuna.hidden(storage)}; it minimises.")
+        note(f"Made study {name!r} in {_optuna.without_password(storage)}; it minimises.")
     try:
         with _optuna.database_errors(storage):
             yield study
@@ -155,7 +155,7 @@ def study_facts(storage: str, name: str) -> StudyFacts:
     Raises:
         StorageError: the storage cannot be reached, or has no such study.
     """
-    from optuna_hermes._tables import read_facts
+    from optuna_hermes._optuna_tables import read_facts
 
     check_file(storage)
     facts = read_facts(storage, name)
@@ -190,7 +190,7 @@ def storage_of(storage: str | None, study_name: str) -> str:
 
 def check_file(storage: str) -> None:
     """Refuse a missing file of SQLite, which reading would create."""
-    from optuna_hermes._tables import sqlite_file
+    from optuna_hermes._optuna_tables import sqlite_file
 
     file = sqlite_file(storage)
     if file is not None and not file.exists():
@@ -224,4 +224,4 @@ def same_command() -> str:
     """This process's command line, quoted for a shell, with passwords hidden."""
     from optuna_hermes import _optuna
 
-    return shlex.join([PROGRAM, *map(_optuna.hidden, sys.argv[1:])])
+    return shlex.join([PROGRAM, *map(_optuna.without_password, sys.argv[1:])])

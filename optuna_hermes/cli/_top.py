@@ -102,7 +102,7 @@ class StudySource:
             if not self._named_key:
                 self._read(broker)
             study = None if broker is None else broker.study(self._named_key)
-            self._away = study is not None and study.away_seconds is not None
+            self._away = study is not None and study.outage_seconds is not None
             if broker is None or study is None:
                 history = self._history
                 age = time.monotonic() - self._read_at

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes._surroundings import host_name
+from optuna_hermes._job_environment import host_name
 from optuna_hermes.cli._output import BAD_INPUT, note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
 from optuna_hermes.errors import InvalidInputError

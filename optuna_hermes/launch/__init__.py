@@ -6,7 +6,7 @@ they do over the study's database; no launcher schedules.
 
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
 from optuna_hermes.launch._job import Job
-from optuna_hermes.launch._kept import kept, record
+from optuna_hermes.launch._launch_records import kept, record
 from optuna_hermes.launch._names import LAUNCHERS, launcher
 
 __all__ = [

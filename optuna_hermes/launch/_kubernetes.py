@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
-from optuna_hermes._surroundings import GRACE_VARIABLE
-from optuna_hermes._tables import sqlite_file
+from optuna_hermes._job_environment import GRACE_VARIABLE
+from optuna_hermes._optuna_tables import sqlite_file
 from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher, at_work
 from optuna_hermes.launch._job import Job

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from optuna_hermes._surroundings import HOST_VARIABLE
+from optuna_hermes._job_environment import HOST_VARIABLE
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher

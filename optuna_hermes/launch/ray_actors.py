@@ -28,8 +28,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from optuna_hermes._job_environment import GRACE_VARIABLE, HOST_VARIABLE
 from optuna_hermes._parent import end_with_parent
-from optuna_hermes._surroundings import GRACE_VARIABLE, HOST_VARIABLE
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus
 from optuna_hermes.launch._base import at_work

@@ -14,8 +14,6 @@ from optuna_hermes.ledger._records import ReportRecord as ReportRecord
 from optuna_hermes.ledger._records import TrialRecord as TrialRecord
 
 if TYPE_CHECKING:
-    from optuna_hermes.ledger._away import is_transient as is_transient
-    from optuna_hermes.ledger._away import lost_race as lost_race
     from optuna_hermes.ledger._engine import check_shared_url as check_shared_url
     from optuna_hermes.ledger._engine import few_connections as few_connections
     from optuna_hermes.ledger._engine import is_database as is_database
@@ -25,15 +23,17 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._ledger import Ledger as Ledger
     from optuna_hermes.ledger._ledger import live_hosts as live_hosts
     from optuna_hermes.ledger._outage_words import FULL as FULL
-    from optuna_hermes.ledger._outage_words import how_away as how_away
     from optuna_hermes.ledger._outage_words import is_full as is_full
+    from optuna_hermes.ledger._outage_words import outage_phrase as outage_phrase
     from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
     from optuna_hermes.ledger._schema import UPGRADED_VERSIONS as UPGRADED_VERSIONS
     from optuna_hermes.ledger._schema import knows as knows
     from optuna_hermes.ledger._schema import schema_version as schema_version
+    from optuna_hermes.ledger._transient import is_transient as is_transient
+    from optuna_hermes.ledger._transient import lost_race as lost_race
 
 _HOMES = {
-    **dict.fromkeys(("lost_race", "is_transient"), "_away"),
+    **dict.fromkeys(("lost_race", "is_transient"), "_transient"),
     **dict.fromkeys(
         (
             *("check_shared_url", "few_connections", "is_database", "rest_when_idle"),
@@ -42,7 +42,7 @@ _HOMES = {
         "_engine",
     ),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
-    **dict.fromkeys(("FULL", "how_away", "is_full"), "_outage_words"),
+    **dict.fromkeys(("FULL", "outage_phrase", "is_full"), "_outage_words"),
     **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "knows", "schema_version"), "_schema"),
 }
 

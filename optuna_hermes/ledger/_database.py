@@ -13,8 +13,7 @@ from typing import Any, final
 from sqlalchemy import Connection, Select, column, inspect, select, table
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from optuna_hermes.errors import LedgerAwayError, LedgerError
-from optuna_hermes.ledger._away import is_away
+from optuna_hermes.errors import LedgerError, LedgerOutageError
 from optuna_hermes.ledger._engine import (
     at_once,
     connectable,
@@ -24,6 +23,7 @@ from optuna_hermes.ledger._engine import (
     set_clock,
 )
 from optuna_hermes.ledger._secrets import redacted
+from optuna_hermes.ledger._transient import is_outage
 
 MEMORY = "memory:"
 """URL of a database in the memory of this process, which ends with its ``Database``."""
@@ -89,7 +89,7 @@ class Database:
 
         Raises:
             LedgerError: the database refuses, also a statement inside of the block.
-            LedgerAwayError: it cannot be reached, is locked or is full.
+            LedgerOutageError: it cannot be reached, is locked or is full.
         """
         return self._transaction(self._reading)
 
@@ -173,12 +173,12 @@ class Database:
             with begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            away = is_away(error)
+            away = is_outage(error)
             if away and self.shared:
                 # A server that has become a standby may keep its connections, and the pool would
                 # give them out for ever: the next one looks for the primary anew.
                 self._close(close=True)
-            raise (LedgerAwayError if away else LedgerError)(self._failed(error)) from error
+            raise (LedgerOutageError if away else LedgerError)(self._failed(error)) from error
 
     def _failed(self, error: Exception) -> str:
         reason = redacted(_first_line(getattr(error, "orig", None) or error), self._url)

@@ -28,7 +28,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
 from optuna_hermes.errors import InvalidInputError, LedgerError
-from optuna_hermes.ledger._secrets import shown
+from optuna_hermes.ledger._secrets import without_password
 
 BACKENDS = ("sqlite", "postgresql", "mysql", "mariadb")
 """Databases that a ledger can live in."""
@@ -99,7 +99,7 @@ def check_shared_url(url: str) -> None:
             "ledger must be the URL of a PostgreSQL or MySQL database that all hosts reach, as in "
             "postgresql+psycopg://user@host/database."
         )
-    if shown(url) != url:
+    if without_password(url) != url:
         raise InvalidInputError(
             "ledger must hold no password: it is kept in the study, for all to read. Put it into "
             "~/.pgpass or $PGPASSWORD, or for MySQL into an option file."

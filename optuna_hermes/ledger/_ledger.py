@@ -39,7 +39,7 @@ from typing import Any
 from sqlalchemy import Connection, UpdateBase
 
 from optuna_hermes.errors import StaleEpochError, StudyFullError
-from optuna_hermes.ledger import _sharing as sharing
+from optuna_hermes.ledger import _ownership as sharing
 from optuna_hermes.ledger import _statements as sql
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._locks import StudyLocks

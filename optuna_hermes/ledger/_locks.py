@@ -21,7 +21,7 @@ UNLOCK_SECONDS = 6.0
 _LOOK_SECONDS = 0.5
 
 _held: set[tuple[int, int]] = set()
-"""The files that this process has locked: one that is moved keeps its number, not its name."""
+"""Device and inode of each file that this process has locked: a renamed file keeps them."""
 
 
 @final

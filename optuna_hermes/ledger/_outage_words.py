@@ -20,7 +20,7 @@ def is_full(reason: str) -> bool:
     return any(each in reason.lower() for each in _NO_CONNECTION)
 
 
-def how_away(reason: str) -> str:
+def outage_phrase(reason: str) -> str:
     """A predicate for the database, such as "does not answer"."""
     full = any(each in reason.lower() for each in _DISK_FULL)
     return "cannot be written, as its disk is full" if full else "does not answer"

@@ -10,11 +10,11 @@ _HIDDEN = "***"
 _SECRET_KEY = re.compile(r"pass|pwd|secret|token", re.IGNORECASE)
 
 
-def shown(url: str) -> str:
+def without_password(url: str) -> str:
     """A URL without its passwords, before the host and among its options.
 
     Example:
-        >>> shown("postgresql://ann:s3cret@host/study?sslpassword=x")
+        >>> without_password("postgresql://ann:s3cret@host/study?sslpassword=x")
         'postgresql://ann:***@host/study?sslpassword=***'
     """
     for secret in _written(url):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from traceback import walk_tb
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Decision, Snapshot, TrialView
+from optuna_hermes.model import WAITING_STATES, Decision, Snapshot, TrialView
 
 
 def plain(decision: Decision) -> Decision:
@@ -46,7 +46,7 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
     waiting = {
         trial.number: trial
         for trial in (*snapshot.trials, *snapshot.unstarted.listed)
-        if trial.number in trials and trial.state in ("pending", "parked", "stored")
+        if trial.number in trials and trial.state in WAITING_STATES
     }
     free = {device.id for device in snapshot.devices if device.free}
     wrong = [

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from optuna_hermes.suspend._base import (
+    CleanPoint,
     Footprint,
     Session,
     Tier,
-    TrialState,
 )
 from optuna_hermes.suspend._disk import read, write
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 
 __all__ = [
+    "CleanPoint",
     "Footprint",
     "Session",
     "Tier",
-    "TrialState",
     "kept_rng",
     "read",
     "rng_state",

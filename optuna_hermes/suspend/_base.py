@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 
 
-class TrialState(Protocol):
+class CleanPoint(Protocol):
     """A trial at a clean point, as a tier sees it."""
 
     @property
@@ -75,7 +75,7 @@ class Tier(ABC):
     name: TierName
 
     @abstractmethod
-    def suspend(self, state: TrialState) -> Footprint:
+    def suspend(self, state: CleanPoint) -> Footprint:
         """Put the trial into this tier, and return what it still takes.
 
         Raises:
@@ -115,7 +115,7 @@ class Session(Protocol):
     batch_size: int | None
     """Samples per batch from the next clean point on; None to leave the size as it is.
 
-    Only a trial that has called ``stretches`` is ever asked for another size.
+    Only a trial that has called ``report_sizes`` is ever asked for another size.
     """
 
     devices: tuple[str, ...]
@@ -131,7 +131,7 @@ class Session(Protocol):
     def training(self, *, stores: bool) -> None:
         """Report that the first batch of the lease begins; ``stores``: the trial can go to disk."""
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def report_sizes(self, sizes: BatchSizes) -> None:
         """Report that the batch size or the number of devices may change, and the present sizes.
 
         To be called after each ``training``, after each change, and from time to time.
@@ -167,7 +167,7 @@ class Session(Protocol):
             blocked_seconds: time for which the training stood still for it.
         """
 
-    def park(self, state: TrialState) -> None:
+    def park(self, state: CleanPoint) -> None:
         """Yield the device, suspending to the tier that was asked for, and wait for the next grant.
 
         Calls ``state.waits`` once the device is given back. Returns when the trial may go on in

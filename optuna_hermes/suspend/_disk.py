@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from optuna_hermes.errors import CheckpointAwayError, CheckpointError, UnwritableError
+from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, UnwritableError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _remote
 from optuna_hermes.suspend._safetensors import Content, digest
@@ -115,7 +115,7 @@ def read(
         The checkpoint, and the tree that was written into it.
 
     Raises:
-        CheckpointAwayError: this host cannot read one now, and no newer one can be used.
+        CheckpointUnreachableError: this host cannot read one now, and no newer one can be used.
         CheckpointError: there are checkpoints, but none can be used.
     """
     global _ahead
@@ -379,7 +379,7 @@ def _search(
                     "no link: give the checkpoint_dir that it was written to, or move it there."
                 )
             return state, _load_here(folder, here, trial), problems
-        except CheckpointAwayError:
+        except CheckpointUnreachableError:
             raise  # it may be whole: no older one is taken for it
         except CheckpointError as error:
             problems.append(error)
@@ -426,7 +426,7 @@ def _load_here(folder: Path | None, state: Checkpoint, trial: str) -> Any:
     """As ``_load``; a copy of one in a store is fetched if it is missing or cannot be used.
 
     Raises:
-        CheckpointAwayError: it cannot be fetched, or read, on this host now.
+        CheckpointUnreachableError: it cannot be fetched, or read, on this host now.
         CheckpointError: it is gone, or cannot be used.
     """
     if folder is None or not _remote.is_url(state.path):
@@ -453,7 +453,7 @@ def _load(state: Checkpoint, trial: str) -> Any:
                 raise CheckpointError(f"{name} must have {state.size_bytes} bytes but has {size}.")
             content = Content.read(file, size)
     except OSError as error:
-        kind = CheckpointError if error.errno in _GONE else CheckpointAwayError
+        kind = CheckpointError if error.errno in _GONE else CheckpointUnreachableError
         raise kind(f"{name} cannot be read: {error.strerror or error}.") from error
     if content.sha256 != state.sha256:
         raise CheckpointError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler, DataLoader
 
-from optuna_hermes.suspend._loader import PassState, Replay
+from optuna_hermes.suspend._loader import PassState, ResumableSampler
 from optuna_hermes.suspend._state import kept_rng, rng_state, seed_everything, trial_seed
 
 LEAST_SAMPLES = 2
@@ -19,15 +19,15 @@ LEAST_SAMPLES = 2
 
 def why_not_regrouped(loader: object) -> str | None:
     """The reason why a loader's batch size cannot change, None if it can."""
-    if not Replay.fits(loader) or callable(getattr(loader, "state_dict", None)):
+    if not ResumableSampler.fits(loader) or callable(getattr(loader, "state_dict", None)):
         return "its train loader is no plain DataLoader over a map-style data set"
     if type(getattr(loader, "batch_sampler", None)) is not BatchSampler:
         return "its train loader does not make batches of batch_size samples"
     return None
 
 
-class ElasticReplay(Replay):
-    """A ``Replay`` that counts samples, and groups them into batches of any size.
+class ElasticSampler(ResumableSampler):
+    """A ``ResumableSampler`` that counts samples, and groups them into batches of any size.
 
     The sampler gives an epoch's samples in its order. Trained samples are skipped, the others come
     in batches of the present size: none comes twice and none is lost. With ``drop_last`` the last
@@ -96,7 +96,7 @@ class ElasticReplay(Replay):
         return replace(state, batches_before=batches, size=self.size)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See ``Replay``, whose states are accepted, too: their batches have the first size."""
+        """See ``ResumableSampler``, whose states are taken: their batches have the first size."""
         if "size" not in state:
             skipped, size = state["skip"], self.first_size
             state = {**state, "skip": skipped * size, "batches_before": skipped, "size": size}
@@ -137,8 +137,8 @@ class ElasticReplay(Replay):
             object.__setattr__(loader, "batch_size", size)
 
 
-class DividedReplay(Replay):
-    """A ``Replay`` that gives each process its part of every batch.
+class DividedSampler(ResumableSampler):
+    """A ``ResumableSampler`` that gives each process its part of every batch.
 
     An epoch has the same batches, of the same samples in the same order, with any number of
     processes: every process draws the order from a seed of the trial and of the epoch.

@@ -11,8 +11,8 @@ from optuna_hermes.errors import SuspendError
 from optuna_hermes.model import TierName
 from optuna_hermes.suspend._accelerators import accelerator_of
 from optuna_hermes.suspend._arena import Arena
-from optuna_hermes.suspend._base import Footprint, Tier, TrialState
-from optuna_hermes.suspend._storages import device_of, forget, movable, storages
+from optuna_hermes.suspend._base import CleanPoint, Footprint, Tier
+from optuna_hermes.suspend._tensor_storages import device_of, forget, movable, storages
 from optuna_hermes.suspend._tree import is_sparse, mapped, with_parts
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class HostTier(Tier):
         self._tree: dict[str, Any] | None = None
         self._logged = False
 
-    def suspend(self, state: TrialState) -> Footprint:
+    def suspend(self, state: CleanPoint) -> Footprint:
         if not state.moves:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot wait in host memory, for its tensors must keep "

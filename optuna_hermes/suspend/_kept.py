@@ -17,7 +17,7 @@ from optuna_hermes.suspend._tree import NUMBERS, each_once, frozen, sparse_parts
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
     from optuna_hermes.suspend._classes import Classes
-    from optuna_hermes.suspend._owned import Memory, Owned
+    from optuna_hermes.suspend._owned import Memory, NamedTensors
     from optuna_hermes.suspend._values import ValueWriter
 
 _CONTAINERS = (list, tuple, dict)
@@ -89,12 +89,12 @@ class KeptValues:
         if not (nodes or self.values):
             return
         from optuna_hermes.suspend._objects import UnknownClassError
-        from optuna_hermes.suspend._owned import Owned
+        from optuna_hermes.suspend._owned import NamedTensors
         from optuna_hermes.suspend._values import ValueReader
 
         later = False
         kept = {name: self.values[name] for name in order if name in self.values}
-        reader = ValueReader(self._classes, self._given, Owned(tensors))
+        reader = ValueReader(self._classes, self._given, NamedTensors(tensors))
         for name, (value, was_on_device, is_tree) in nodes.items():
             present = self.values.get(name)
             if not is_tree:
@@ -124,10 +124,10 @@ class KeptValues:
         """
         if not names:
             return {}
-        from optuna_hermes.suspend._owned import Memory, Owned, memory_of
+        from optuna_hermes.suspend._owned import Memory, NamedTensors, memory_of
         from optuna_hermes.suspend._values import ValueWriter
 
-        owned = Owned(tensors)
+        owned = NamedTensors(tensors)
         writer = ValueWriter(whole=True, owned=owned)
         memories = ((name, _memories_of_plain(self.values[name])) for name in names)
         plain = {name: found for name, found in memories if found is not None}
@@ -149,7 +149,7 @@ class KeptValues:
         with _named_in_errors(name):
             return writer.write(f"run.kept[{name!r}]", self.values[name])
 
-    def _check_readable(self, trees: Mapping[str, list[Any]], owned: Owned) -> None:
+    def _check_readable(self, trees: Mapping[str, list[Any]], owned: NamedTensors) -> None:
         """Read new values once, so that one that cannot be restored fails while it is there."""
         if self._readable.issuperset(trees):
             return

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._loader_kinds import keeps_iterator
 from optuna_hermes.suspend._loader_processes import LoaderProcesses
-from optuna_hermes.suspend._own_states import OwnStates
+from optuna_hermes.suspend._own_states import LoaderAttributes
 from optuna_hermes.suspend._state import kept_rng, plain, rng_state, set_rng_state
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 class PassState:
     """A position in a pass over a loader; its fields have the names of the keys in checkpoints.
 
-    Of the ``drawn`` items, which are batches, or samples in an ``ElasticReplay``, ``skip`` are
+    Of the ``drawn`` items, which are batches, or samples in an ``ElasticSampler``, ``skip`` are
     trained and ``ahead`` are not (None: to be drawn again). ``opened`` and ``begin`` are the random
     states from which the sampler's iterator and its first item came.
     """
@@ -46,17 +46,17 @@ class PassState:
     data: list[dict[str, Any]] | None = None
     """Values in the data sets at the start of worker processes that persist."""
     batches_before: int | None = None
-    """Trained batches when they got this ``size``; both are None in all but ``ElasticReplay``."""
+    """Trained batches when they got this ``size``; both are None in all but ``ElasticSampler``."""
     size: int | None = None
     under: list[Any] | None = None
-    """Random states under which the batches ahead were fetched: of ``_LazyReplay``, else None."""
+    """Random states under which the batches ahead were fetched: of ``_LazySampler``, else None."""
 
     def to_tree(self) -> dict[str, Any]:
         optional = ("data", "batches_before", "size", "under")
         return {k: v for k, v in vars(self).items() if v is not None or k not in optional}
 
 
-class Replay:
+class ResumableSampler:
     """Replaces a loader's index sampler, and can draw an epoch's indices once more.
 
     It remembers the random state from which the epoch's indices were drawn. To come back to batch
@@ -79,7 +79,7 @@ class Replay:
         self._trained = trained
         self._slot = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._sampler: Any = getattr(loader, self._slot)
-        self._own = OwnStates(loader, self._sampler)
+        self._own = LoaderAttributes(loader, self._sampler)
         self._pool = LoaderProcesses(loader, self._own)
         self._pass = PassState(before=0)  # as it began: what changes in it is set in ``_present``
         self._resume: PassState | None = None
@@ -294,11 +294,11 @@ class Replay:
         self._own.load_state(states["own"])
 
 
-def idle(loader: Any) -> Replay | OwnStates:
+def idle(loader: Any) -> ResumableSampler | LoaderAttributes:
     """Make the keeper of the state from which the next epoch of an idle loader begins."""
     if isinstance(loader, DataLoader) and loader.num_workers and loader.persistent_workers:
         # A persistent pool's seed is drawn once only: drawing it again would advance the random
         # numbers by one.
-        return Replay(loader, lambda: 0)
+        return ResumableSampler(loader, lambda: 0)
     outer = getattr(loader, "batch_sampler", None)
-    return OwnStates(loader, getattr(loader, "sampler", None) if outer is None else outer)
+    return LoaderAttributes(loader, getattr(loader, "sampler", None) if outer is None else outer)

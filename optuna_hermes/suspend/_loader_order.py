@@ -1,4 +1,7 @@
-"""The order of loaders that a training makes: of other weights, they would have another."""
+"""The order of samples in loaders that a training makes anew, as by hard-example mining.
+
+It depends on the weights of that moment: a process that comes later would draw another one.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
-from optuna_hermes.suspend._loader import Replay
+from optuna_hermes.suspend._loader import ResumableSampler
 from optuna_hermes.suspend._loader_kinds import (
     data_of,
     has_workers,
@@ -22,7 +22,7 @@ from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.suspend._wrapped import Wrapped, inner_of, replay_of
 
 Batch = TypeVar("Batch")
-Keeper = Replay | Wrapped | Stream
+Keeper = ResumableSampler | Wrapped | Stream
 
 
 class LoaderPosition:
@@ -79,7 +79,7 @@ class LoaderPosition:
         self.length = _length(loader)
         self.problem = self._problem(loader)
         self.batch = 0 if state is None else state["batch"]
-        if idle is not None and isinstance(source, Replay | Wrapped):
+        if idle is not None and isinstance(source, ResumableSampler | Wrapped):
             source.load_idle_state(idle)
         if state is None:
             self._order = order_of(made)
@@ -91,13 +91,13 @@ class LoaderPosition:
         elif state is not None and source is not None:
             source.load_state_dict(state["loader"])
         self._watch(loader)
-        if isinstance(source, Replay):
+        if isinstance(source, ResumableSampler):
             source.expect()
         iterator = iter(loader)
         if source is None:
             # A sequence, or a loader with a ``problem``: its batches are read and dropped.
             next(itertools.islice(iterator, self.batch, self.batch), None)
-        elif isinstance(source, Replay) and not source.stores_here():
+        elif isinstance(source, ResumableSampler) and not source.stores_here():
             self.problem = self.problem or "its loader does not go by its sampler"
         elif source is loader:
             self.problem = self.problem or _why_not_saved(source)
@@ -131,7 +131,7 @@ class LoaderPosition:
     def stores_here(self) -> bool:
         """True if the position before the next batch can be restored."""
         source = self._source
-        return not isinstance(source, Replay | Wrapped | Stream) or source.stores_here()
+        return not isinstance(source, ResumableSampler | Wrapped | Stream) or source.stores_here()
 
     def ends_here(self) -> bool:
         """True after an epoch's last batch; where no length is certain, the next is fetched."""
@@ -156,7 +156,11 @@ class LoaderPosition:
     def _own_data(self) -> list[GeneratorOwner]:
         """The holders of generators in the data of a loader that keeps its position itself."""
         source = self._source
-        if source is None or isinstance(source, Replay | Wrapped | Stream) or has_workers(source):
+        if (
+            source is None
+            or isinstance(source, ResumableSampler | Wrapped | Stream)
+            or has_workers(source)
+        ):
             return []
         return holders_in(*data_of(source))
 
@@ -166,7 +170,7 @@ class LoaderPosition:
         if is_stateful(loader) and not wrapped:
             return loader
         stream = is_stream(loader)
-        if not wrapped and not stream and not Replay.fits(loader):
+        if not wrapped and not stream and not ResumableSampler.fits(loader):
             return None
         # One for all its epochs: worker processes, where they persist, hold the first one.
         if loader not in self._replays:
@@ -179,7 +183,7 @@ class LoaderPosition:
         return self._replays[loader]
 
     def _watch(self, loader: Any) -> None:
-        plain = isinstance(self._source, Replay | Wrapped | Stream)
+        plain = isinstance(self._source, ResumableSampler | Wrapped | Stream)
         if not plain and has_workers(loader) and loader not in self._watches:
             self._watches[loader] = RandomWatch(loader)
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from optuna_hermes.suspend._own_states import OwnStates
+from optuna_hermes.suspend._own_states import LoaderAttributes
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class LoaderProcesses:
     the sampler once more; without processes it asks once.
     """
 
-    def __init__(self, loader: DataLoader[Any], own: OwnStates) -> None:
+    def __init__(self, loader: DataLoader[Any], own: LoaderAttributes) -> None:
         self._loader = weakref.ref(loader)
         self._own = own
         self._count = loader.num_workers

@@ -27,7 +27,7 @@ from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import (
     Attributes,
-    Unsaved,
+    ChangedAttributes,
     engine_attributes,
     is_private,
     optimizer_attributes,
@@ -48,7 +48,7 @@ class NamedObjects:
     Args:
         owners: modules, optimizers and so on, by the names used in messages.
         classes: the classes that kept objects may have; None for none.
-        others: attributes of other objects that change, too, by keys for ``Unsaved``.
+        others: attributes of other objects that change, too, by keys for ``ChangedAttributes``.
 
     Raises:
         InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
@@ -65,7 +65,7 @@ class NamedObjects:
         self._kept = KeptValues(classes)
         self._too_large: dict[str, _Wait] = {}
         self._owners = {**owners, **held(owners)}
-        self.unsaved = Unsaved(
+        self.unsaved = ChangedAttributes(
             functools.partial(_attributes, self._owners, others or {}),
             named=functools.partial(_by_name, self._owners),
             hooked=functools.partial(dict, self._owners),

@@ -12,10 +12,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils.data import DataLoader
 
 from optuna_hermes import _heap
-from optuna_hermes.suspend._loader import Replay, idle
+from optuna_hermes.suspend._loader import ResumableSampler, idle
 from optuna_hermes.suspend._loader_kinds import is_stateful
 from optuna_hermes.suspend._loader_position import Keeper
-from optuna_hermes.suspend._own_states import OwnStates
+from optuna_hermes.suspend._own_states import LoaderAttributes
 from optuna_hermes.suspend._wrapped import inner_of
 
 
@@ -29,7 +29,7 @@ class OtherLoaders:
 
     def __init__(self) -> None:
         # None for a loader whose batches are counted elsewhere: it stays in its place in the order.
-        self._idle: weakref.WeakKeyDictionary[Any, Replay | OwnStates | None]
+        self._idle: weakref.WeakKeyDictionary[Any, ResumableSampler | LoaderAttributes | None]
         self._idle = weakref.WeakKeyDictionary()
         self._loaded: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
         self._accelerators: list[weakref.ref[Any]] = []
@@ -49,8 +49,8 @@ class OtherLoaders:
                 self._scalers.append(weakref.ref(each))
                 continue
             samplers = each.batch_sampler, each.sampler
-            # One that holds a ``Replay`` is another trial's.
-            if not any(isinstance(sampler, Replay) for sampler in samplers):
+            # One that holds a ``ResumableSampler`` is another trial's.
+            if not any(isinstance(sampler, ResumableSampler) for sampler in samplers):
                 self._idle[each] = idle(each)
 
     def release(self, loader: object) -> dict[str, Any] | None:

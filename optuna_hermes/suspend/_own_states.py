@@ -30,7 +30,7 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 _seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
 
 
-class OwnStates:
+class LoaderAttributes:
     """Generators, counters and index lists that a loader, its samplers and its data set keep.
 
     Of data sets, only the numbers, text and flags that the training sets: with worker processes
@@ -74,7 +74,7 @@ class OwnStates:
             attributes.set(own)
 
     def unwrap(self) -> None:
-        """Do nothing: unlike a ``Replay`` it changes nothing in its loader."""
+        """Do nothing: unlike a ``ResumableSampler`` it changes nothing in its loader."""
 
     def idle_state(self) -> dict[str, Any]:
         return {"own": self.state(), "seed": None, "workers": None}

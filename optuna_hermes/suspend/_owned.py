@@ -1,4 +1,4 @@
-"""Arrays and tensors that are those of named objects, or parts of them, found by their memory."""
+"""Finds kept tensors that are, or are views of, those of named objects, by their addresses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Place = tuple[Any, ...]
 """Keys that lead from the root of a tree to a tensor."""
 
 
-class Owned:
+class NamedTensors:
     """The tensors of named objects by their memory: kept values may be these, or parts of them.
 
     Args:

@@ -15,7 +15,7 @@ from optuna_hermes.suspend._metrics import is_metric
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class StateShape:
     """The parts that a state must fit: a module's weights, or the parameters of an optimizer."""
 
     sizes: dict[Any, torch.Size | None]
@@ -33,11 +33,11 @@ class Parts:
     ids: dict[Any, int] = field(default_factory=dict)
     """Of a module's parts, parameters and buffers by place, or of an optimizer's parameters."""
 
-    def converted(self, now: Parts) -> Parts:
+    def converted(self, now: StateShape) -> StateShape:
         """These parts, with what the code that each process runs has made of them since."""
         return replace(self, kinds=now.kinds, ids=now.ids)
 
-    def fit(self, others: Parts) -> bool:
+    def fit(self, others: StateShape) -> bool:
         """True if an object with these parts can load a state of one with those others."""
         own, now = self.sizes, others.sizes
         # Layers that are added without parameters are made on first use, by each process.
@@ -48,7 +48,7 @@ class Parts:
         )
 
 
-def parts_of(owner: object) -> Parts:
+def parts_of(owner: object) -> StateShape:
     sizes: dict[Any, torch.Size | None] = {}
     unset: set[str] = set()
     kinds: dict[Any, object] = {}
@@ -84,15 +84,15 @@ def parts_of(owner: object) -> Parts:
                 sizes[number, place] = _size_of(each)
                 kinds[number, place] = each.dtype
                 ids[number, place] = id(each)
-    return Parts(sizes=sizes, unset=frozenset(unset), kinds=kinds, ids=ids)
+    return StateShape(sizes=sizes, unset=frozenset(unset), kinds=kinds, ids=ids)
 
 
-def changed(first: Mapping[str, Parts], now: Mapping[str, Parts]) -> list[str]:
+def changed(first: Mapping[str, StateShape], now: Mapping[str, StateShape]) -> list[str]:
     """Names of those that can load no state of the ``first`` ones any more."""
     return [name for name, each in first.items() if not each.fit(now[name])] or _retied(first, now)
 
 
-def _retied(first: Mapping[str, Parts], now: Mapping[str, Parts]) -> list[str]:
+def _retied(first: Mapping[str, StateShape], now: Mapping[str, StateShape]) -> list[str]:
     """Names of those in which parts have become one, as tied weights are, or are one no longer."""
     pairs = {
         (name, place): (number, now[name].ids[place])

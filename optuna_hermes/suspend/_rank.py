@@ -120,8 +120,8 @@ class Rank:
     def training(self, *, stores: bool) -> None:
         self._tell("training", {"stores": stores})
 
-    def stretches(self, sizes: BatchSizes) -> None:
-        self._tell("stretches", {"sizes": sizes})
+    def report_sizes(self, sizes: BatchSizes) -> None:
+        self._tell("report_sizes", {"sizes": sizes})
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """Do nothing: see ``reported``."""

@@ -27,7 +27,7 @@ from optuna_hermes.suspend._rank import (
     unpacked,
 )
 
-PATIENCE_SECONDS = 5.0
+RANK_ANSWER_SECONDS = 5.0
 """Longest time for which ranks wait for the others to come to the same point."""
 _LOOK_SECONDS = 0.01
 """Interval at which the listener checks if the trial must yield."""
@@ -127,7 +127,7 @@ class Ranks:
             self.error = self.error or content
         elif kind == "ended":
             self._finish(*content)
-        elif kind in ("training", "stretches", "beat"):
+        elif kind in ("training", "report_sizes", "beat"):
             getattr(self._leased, kind)(**content)
         else:
             self._requests[self._open[end]] = content
@@ -156,7 +156,7 @@ class Ranks:
             self._tell(list(requests), "leave")
         elif len(requests) == self._count:
             self._together()
-        elif self._done or waited >= PATIENCE_SECONDS:
+        elif self._done or waited >= RANK_ANSWER_SECONDS:
             self._move_on()
 
     def _together(self) -> None:
@@ -175,7 +175,7 @@ class Ranks:
             assert self._save is not None
             self._save(self._joined(payloads), units=first.units)
         else:
-            self._leased.park(_Stop(self, first.units, stores=all(payloads)))
+            self._leased.park(_RanksCleanPoint(self, first.units, stores=all(payloads)))
             # Before the answers: a rank that goes on must not see the point of this stop.
             self.channels.flags[YIELD] = self.channels.flags[STOP] = 0
         self._tell(list(self._requests), answer)
@@ -248,8 +248,8 @@ class Ranks:
         return self._session
 
 
-class _Stop:
-    """All ranks at the same point (``suspend.TrialState``)."""
+class _RanksCleanPoint:
+    """All ranks at the same point (``suspend.CleanPoint``)."""
 
     moves = False
 

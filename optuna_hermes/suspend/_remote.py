@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from optuna_hermes.errors import (
-    CheckpointAwayError,
     CheckpointError,
+    CheckpointUnreachableError,
     InvalidInputError,
     UnwritableError,
 )
@@ -130,7 +130,8 @@ def get(url: str, path: Path) -> None:
     would be taken, or the study would end for want of one.
 
     Raises:
-        CheckpointAwayError: it cannot be reached, is not for this user, or has no place here.
+        CheckpointUnreachableError: it cannot be reached, is not for this user, or does not fit
+            here.
         CheckpointError: it is not there.
     """
     until, pause = time.monotonic() + AWAY_SECONDS, _PAUSE_SECONDS
@@ -143,7 +144,7 @@ def get(url: str, path: Path) -> None:
             if isinstance(error, FileNotFoundError):
                 raise CheckpointError(problem) from error
             if _lasts(error) or time.monotonic() + pause > until:
-                raise CheckpointAwayError(problem) from error
+                raise CheckpointUnreachableError(problem) from error
             if pause == _PAUSE_SECONDS:
                 _log.warning("waits for checkpoint %s, which cannot be read: %s", url, _line(error))
         time.sleep(pause)

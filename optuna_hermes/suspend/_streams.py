@@ -228,7 +228,7 @@ class Stream:
             self._resume = state
 
     def expect(self, expected: bool = True) -> None:
-        """See ``Replay``."""
+        """See ``ResumableSampler``."""
         self._expected = expected
 
     def state_dict(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class Stream:
         set_states(self._holders(), state["generators"])
 
     def idle_state(self) -> dict[str, Any]:
-        """See ``Replay``; the attributes of the data set are kept by ``Streams``."""
+        """See ``ResumableSampler``; the attributes of the data set are kept by ``Streams``."""
         own = {**self.own_state(), "attributes": [], "in_place": []}
         return {"own": own, "seed": None, "workers": None}
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend._base import Footprint, Tier, TrialState
+from optuna_hermes.suspend._base import CleanPoint, Footprint, Tier
 from optuna_hermes.suspend._disk import write
 from optuna_hermes.suspend._host import HostTier
-from optuna_hermes.suspend._storages import held_bytes, settled
+from optuna_hermes.suspend._tensor_storages import held_bytes, settled
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class ResidentTier(Tier):
 
     name: TierName = "resident"
 
-    def suspend(self, state: TrialState) -> Footprint:
+    def suspend(self, state: CleanPoint) -> Footprint:
         roots = list(state.roots())
         # Else the next trial's time on the device would begin with the rest of this one's work.
         return Footprint(device_bytes=held_bytes(roots, settled(roots)))
@@ -56,11 +56,11 @@ class TierMover:
         self._refused = False
         self._unwritable = False
 
-    def stores(self, state: TrialState) -> bool:
+    def stores(self, state: CleanPoint) -> bool:
         """True if the trial can go to disk from its present tier."""
         return state.stores and self._folder is not None and not self._refused
 
-    def put(self, state: TrialState, tier: TierName) -> Footprint:
+    def put(self, state: CleanPoint, tier: TierName) -> Footprint:
         """Put a trial into ``tier``, from its device or from its present tier.
 
         ``self.tier`` is afterwards the tier it is in: a trial that host memory cannot take goes to
@@ -102,7 +102,7 @@ class TierMover:
             self._host.abandon()
         self.tier = None
 
-    def _in_host(self, state: TrialState) -> bool:
+    def _in_host(self, state: CleanPoint) -> bool:
         if self.tier == "host":
             return True
         try:
@@ -112,7 +112,7 @@ class TierMover:
         self.tier = "host"
         return True
 
-    def _store(self, state: TrialState) -> None:
+    def _store(self, state: CleanPoint) -> None:
         assert self._folder is not None
         try:
             stored = state.saved() or self._written(state, self._folder)
@@ -128,7 +128,7 @@ class TierMover:
         self.leave()
         self.tier, self._footprint = "disk", Footprint(device_bytes=0, stored=stored)
 
-    def _written(self, state: TrialState, folder: Path) -> Checkpoint:
+    def _written(self, state: CleanPoint, folder: Path) -> Checkpoint:
         # In host memory the trial's own storages are empty, so that ``dump`` could not be stored.
         tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
         known = self._known()

@@ -45,7 +45,7 @@ _GONE = ["gone"]
 """In the place of a tree: the attribute was deleted."""
 
 
-class Named:
+class NameTable:
     """Known objects by names that are the same in each process: references are stored so."""
 
     def __init__(self, objects: Mapping[str, object] | None = None) -> None:
@@ -76,7 +76,7 @@ class Attributes:
         self.lost: set[str] = set()
         """Names of the attributes that have changed and cannot be saved."""
         self.unmade: set[str] = set()
-        self.named = Named()
+        self.named = NameTable()
         """The known objects that may be referred to by their names."""
         self._there: dict[_Place, object] | None = None
         self._name = name
@@ -261,11 +261,13 @@ class Attributes:
             raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
         from optuna_hermes.suspend._classes import Classes
-        from optuna_hermes.suspend._values import Unmade, ValueWriter
+        from optuna_hermes.suspend._values import UnrestorableParts, ValueWriter
 
         unmade = None
         if self._there is not None and not _is_simple(value, self._known):
-            unmade = Unmade(self._there, Classes.of(self._owner), self._known, makes=self._makes)
+            unmade = UnrestorableParts(
+                self._there, Classes.of(self._owner), self._known, makes=self._makes
+            )
         writer = ValueWriter(
             self._known,
             made=self._made,
@@ -381,7 +383,7 @@ def engine_attributes(name: str, engine: Any, known: Collection[int]) -> dict[st
 def tensor_attributes(
     name: str, module: nn.Module, known: Collection[int]
 ) -> dict[str, Attributes]:
-    """The attributes of a module's parameters and buffers, by keys for ``Unsaved``.
+    """The attributes of a module's parameters and buffers, by keys for ``ChangedAttributes``.
 
     For example the real weights of a binarised network.
 
@@ -474,7 +476,7 @@ def _in_containers(value: Any) -> Collection[Any]:
     return value if type(value) in (list, tuple, deque) else ()
 
 
-class Unsaved:
+class ChangedAttributes:
     """The changing attributes of several objects, and their hooks.
 
     Args:
@@ -575,7 +577,7 @@ class Unsaved:
 
     def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = Named(self._named())
+        named = NameTable(self._named())
         for part in self._parts.values():
             part.named = named
         return self._parts

@@ -39,10 +39,10 @@ from optuna_hermes.suspend._objects import (
     _Reader,
     _Writer,
 )
-from optuna_hermes.suspend._owned import Owned, region_of_tensor
+from optuna_hermes.suspend._owned import NamedTensors, region_of_tensor
 from optuna_hermes.suspend._state import copied, filled, moved
 from optuna_hermes.suspend._tree import NUMBERS, is_numpy_dtype, is_sparse, storable
-from optuna_hermes.suspend._unsaved import Named, needed_of
+from optuna_hermes.suspend._unsaved import NameTable, needed_of
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _OF_LIBRARY: dict[str, Any] = {kind.__name__: kind for kind in (*SCALARS, array)}
@@ -56,7 +56,7 @@ _PLAIN_SIZE = type("", (), {}).__basicsize__
 """Size of the objects of classes that Python code defines without slots."""
 
 
-class Unmade:
+class UnrestorableParts:
     """The parts of values that the next process neither makes by itself nor of a checkpoint.
 
     Args:
@@ -111,9 +111,9 @@ class ValueWriter(_Writer):
         *,
         whole: bool = False,
         made: Mapping[int, object] | None = None,
-        owned: Owned | None = None,
-        unmade: Unmade | None = None,
-        named: Named | None = None,
+        owned: NamedTensors | None = None,
+        unmade: UnrestorableParts | None = None,
+        named: NameTable | None = None,
         most: float = math.inf,
     ) -> None:
         super().__init__(())
@@ -266,14 +266,14 @@ class ValueReader(_Reader):
         self,
         classes: Classes | None,
         given: Mapping[int, object] | None = None,
-        owned: Owned | None = None,
-        named: Named | None = None,
+        owned: NamedTensors | None = None,
+        named: NameTable | None = None,
     ) -> None:
         self._named = {} if named is None else named.objects
         self._classes = classes or Classes((), ())
         super().__init__(self._classes.packages)
         self._given = dict(given or {})
-        self._owned = owned or Owned(dict)
+        self._owned = owned or NamedTensors(dict)
         self._taken: dict[int, object] = {}
         self._plain: list[object] = []
         self._parts: set[int] = set()

@@ -22,7 +22,7 @@ from optuna_hermes.suspend._generators import (
     holders_in,
     set_states,
 )
-from optuna_hermes.suspend._loader import PassState, Replay
+from optuna_hermes.suspend._loader import PassState, ResumableSampler
 from optuna_hermes.suspend._loader_kinds import data_of, is_stateful
 from optuna_hermes.suspend._state import rng_state, set_rng_state
 
@@ -33,16 +33,16 @@ _EPOCHS = {"_FabricDataLoader": "_num_iter_calls", "DataLoaderShard": "iteration
 def inner_of(loader: Any) -> Any:
     """The plain loader inside a wrapper; None if there is none, or it keeps its own position."""
     inner = getattr(loader, _INNER.get(type(loader).__name__, ""), None)
-    return inner if Replay.fits(inner) and not is_stateful(inner) else None
+    return inner if ResumableSampler.fits(inner) and not is_stateful(inner) else None
 
 
 class Wrapped:
-    """The position of a wrapper's plain loader; see ``Replay``."""
+    """The position of a wrapper's plain loader; see ``ResumableSampler``."""
 
     def __init__(self, loader: Any, trained: Callable[[], int]) -> None:
         self._loader = weakref.ref(loader)
         self._name = _EPOCHS[type(loader).__name__]
-        self._replay = _LazyReplay(inner_of(loader), trained)
+        self._replay = _LazySampler(inner_of(loader), trained)
         self._epochs = 0
 
     def begin(self, loader: Any, state: dict[str, Any] | None) -> None:
@@ -76,20 +76,20 @@ class Wrapped:
         self._replay.unwrap()
 
 
-def replay_of(loader: DataLoader[Any], trained: Callable[[], int]) -> Replay:
-    """Make the ``Replay`` of a plain loader, which may make its iterator with the first batch."""
+def replay_of(loader: DataLoader[Any], trained: Callable[[], int]) -> ResumableSampler:
+    """Make the sampler of a plain loader, which may make its iterator with the first batch."""
     is_late = inspect.isgeneratorfunction(type(loader).__iter__)
-    return (_LazyReplay if is_late else Replay)(loader, trained)
+    return (_LazySampler if is_late else ResumableSampler)(loader, trained)
 
 
-class _LazyReplay(Replay):
-    """A ``Replay`` that fetches batches again under the random states of their first fetch."""
+class _LazySampler(ResumableSampler):
+    """A sampler that fetches batches again under the random states of their first fetch."""
 
     _begins_late = True
 
     def __init__(self, loader: DataLoader[Any], trained: Callable[[], int]) -> None:
         super().__init__(loader, trained)
-        # Worker processes have random states of their own, which ``Replay`` restores.
+        # Worker processes have random states of their own, which ``ResumableSampler`` restores.
         self._fetches = not loader.num_workers
         self._under: deque[dict[str, Any]] = deque(maxlen=2)
         self._again_under: list[dict[str, Any]] = []

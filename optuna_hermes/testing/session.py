@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint, TierName
-from optuna_hermes.suspend import TrialState
+from optuna_hermes.suspend import CleanPoint
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._tier_mover import TierMover
@@ -99,7 +99,7 @@ class FakeSession:
         """See ``suspend.Session``."""
         self.trainings.append(stores)
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def report_sizes(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
         self.stretched.append(sizes)
 
@@ -125,7 +125,7 @@ class FakeSession:
         self.states.append(checkpoint)
         self.checkpoints = (checkpoint, *self.checkpoints[:1])
 
-    def park(self, state: TrialState) -> None:
+    def park(self, state: CleanPoint) -> None:
         """See ``suspend.Session``.
 
         Raises:
@@ -141,7 +141,7 @@ class FakeSession:
         self._parking.back()
         self.batch_size = self._next_size
 
-    def _put(self, state: TrialState, tier: TierName) -> None:
+    def _put(self, state: CleanPoint, tier: TierName) -> None:
         from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
 
         if self._parking is None:

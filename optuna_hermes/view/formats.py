@@ -19,6 +19,9 @@ ELSEWHERE = (
     "of another user, has it."
 )
 
+STATES = ("running", "parked", "stored", "pending", "done", "failed")
+"""The states of trials in the order of a life cycle: they are counted and sorted by it."""
+
 _BARS = "▁▂▃▄▅▆▇█"
 # Ratio of the largest to the smallest value from which on a sparkline is logarithmic: losses fall
 # fast and then slowly, and both phases can be seen.

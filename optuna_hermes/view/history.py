@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from optuna_hermes._surroundings import host_name
+from optuna_hermes._job_environment import host_name
 from optuna_hermes.model import LIVE_STATES
 
 if TYPE_CHECKING:
-    from optuna_hermes._tables import StudyFacts
+    from optuna_hermes._optuna_tables import StudyFacts
     from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger, TrialRecord
 

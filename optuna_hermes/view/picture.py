@@ -12,7 +12,7 @@ from msgspec import structs
 
 from optuna_hermes.broker._core._curve_shape import shape_of
 from optuna_hermes.broker._protocol import TrialRow
-from optuna_hermes.ledger import how_away
+from optuna_hermes.ledger import outage_phrase
 from optuna_hermes.model import Curve, Override, TrialStatus
 from optuna_hermes.view import formats
 from optuna_hermes.view.history import StudyHistory, TrialHistory, best_so_far
@@ -20,8 +20,6 @@ from optuna_hermes.view.history import StudyHistory, TrialHistory, best_so_far
 if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import BrokerStatus, DeviceStatus, StudyStatus
 
-# In the order of a trial's life cycle: `top` counts and sorts by it.
-STATES = ("running", "parked", "stored", "pending", "done", "failed")
 ENDED = ("done", "failed")
 ORDERS = ("trial", "value", "slope", "time", "state")
 
@@ -105,7 +103,7 @@ def ordered(
         "value": lambda trial: trial.value and sign * trial.value,
         "slope": lambda trial: trial.slope and sign * trial.slope,
         "time": lambda trial: -trial.device_seconds,
-        "state": lambda trial: STATES.index(trial.state),
+        "state": lambda trial: formats.STATES.index(trial.state),
     }
     key = keys[by]
     lines = sorted(trials, key=lambda trial: (key(trial) or 0.0, trial.number), reverse=back)
@@ -208,14 +206,14 @@ def _trial(row: TrialRow, held: Sequence[DeviceLine]) -> TrialRow:
 
 
 def _counts(counts: Mapping[str, int]) -> dict[str, int]:
-    return {state: counts[state] for state in STATES if counts.get(state)}
+    return {state: counts[state] for state in formats.STATES if counts.get(state)}
 
 
 def _problem(study: StudyStatus) -> str:
     if study.problem:
         return study.problem
-    if study.away_seconds is not None:
-        return f"The database {how_away(study.away_reason)}: training goes on."
+    if study.outage_seconds is not None:
+        return f"The database {outage_phrase(study.outage_reason)}: training goes on."
     if study.draining:
         return "The study is being suspended."
     return ""

@@ -10,7 +10,7 @@ from optuna_hermes.errors import BrokerError, BrokerSilentError
 from optuna_hermes.view.history import StudyHistory, read_history
 
 if TYPE_CHECKING:
-    from optuna_hermes._tables import StudyFacts
+    from optuna_hermes._optuna_tables import StudyFacts
     from optuna_hermes.broker import Connection
     from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from optuna_hermes.ledger import how_away
+from optuna_hermes.ledger import outage_phrase
 from optuna_hermes.view import formats
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ NAMED = 100
 # Events that are shown; the document has all.
 NEWEST = 40
 _CURVE_WIDTH = 50
-_STATES = ("running", "parked", "stored", "pending", "done", "failed")
 _RESULT_STATES = ("COMPLETE", "PRUNED", "FAIL", "RUNNING", "PARKED", "STORED", "PENDING", "WAITING")
 _TIERS = {
     "resident": "in its device's memory",
@@ -169,10 +168,10 @@ def _served(study: StudyStatus) -> Rows:
     if study.spent_seconds:
         yield _overhead(study.overhead_fraction, study.overhead_seconds)
     yield "driver", str(study.driver_pid or "none: `optimize` opens no new trials")
-    if study.away_seconds is not None:
-        away = formats.duration(study.away_seconds)
+    if study.outage_seconds is not None:
+        away = formats.duration(study.outage_seconds)
         then = "training goes on" if study.problem is None else "every trial is to be on disk"
-        yield "database", f"{how_away(study.away_reason)} since {away}: {then}"
+        yield "database", f"{outage_phrase(study.outage_reason)} since {away}: {then}"
     overrides = (("held", study.held), ("boosted", study.boosted), ("finishing", study.finishing))
     for override, numbers in overrides:
         if numbers:
@@ -186,7 +185,7 @@ def _served(study: StudyStatus) -> Rows:
 
 def _states(counts: Mapping[str, int], trials: Sequence[tuple[int, str]]) -> Rows:
     """The rows of a study's trials by state: their numbers, if they are few."""
-    for state in _STATES:
+    for state in formats.STATES:
         found = [number for number, each in trials if each == state]
         count = counts.get(state, 0)
         # A broker lists the trials of a very large study in part.

@@ -15,7 +15,7 @@ import optuna
 from msgspec import structs
 
 from optuna_hermes import _optuna
-from optuna_hermes._surroundings import end_of_job, surroundings
+from optuna_hermes._job_environment import end_of_job, job_environment
 from optuna_hermes.broker import (
     Connection,
     StudySpec,
@@ -31,12 +31,12 @@ from optuna_hermes.errors import (
     BrokerConflictError,
     BrokerError,
     BrokerSilentError,
-    DatabaseAwayError,
+    DatabaseOutageError,
     HermesError,
     StudyDeletedError,
     StudyTakenError,
 )
-from optuna_hermes.ledger import Ledger, how_away, open_ledger
+from optuna_hermes.ledger import Ledger, open_ledger, outage_phrase
 from optuna_hermes.sampler import seed_of
 from optuna_hermes.suspend._saver import forget_warnings
 from optuna_hermes.view.formats import plural
@@ -106,7 +106,7 @@ class Driver:
         self._ended_by_outage = False
         self._import_seconds = 0.0
         self._stopped = False
-        self._known = surroundings(os.environ)
+        self._known = job_environment(os.environ)
         self._stops = Stops(
             began=pool.began,
             timeout=settings.timeout,
@@ -135,8 +135,8 @@ class Driver:
             BrokerError: the broker cannot be started or kept alive.
         """
         self._stops.expect_end_of_job(end_of_job(self._known))
-        _optuna.patiently(_optuna.claim_ledger, self._study, self._settings.ledger)
-        with _optuna.patient(self._study):
+        _optuna.with_retry(_optuna.claim_ledger, self._study, self._settings.ledger)
+        with _optuna.retrying(self._study):
             return self._with_ledger()
 
     def _with_ledger(self) -> OptimizeResult:
@@ -145,7 +145,7 @@ class Driver:
         # A server has room for few connections: none is held while another one is waited for, nor
         # while the objective is imported.
         _optuna.disconnect(self._study)
-        ledger = _optuna.patiently(open_ledger, url)
+        ledger = _optuna.with_retry(open_ledger, url)
         ledger.disconnect()
         try:
             with self._stops.heeds_signals():
@@ -307,7 +307,7 @@ class Driver:
 
         def open_(*, again: bool) -> OpenStudy:
             self._refuse_deleted()
-            return _optuna.patiently(
+            return _optuna.with_retry(
                 opening,
                 self._study,
                 spec,
@@ -393,9 +393,9 @@ class Driver:
             self._note(text)
         mine, devices = watched.status()
         self._last = mine
-        self._ended_by_outage |= bool(mine.problem) and mine.away_seconds is not None
+        self._ended_by_outage |= bool(mine.problem) and mine.outage_seconds is not None
         self._progress.update(devices, mine)
-        self._database_news.look(mine.away_seconds, mine.away_reason)
+        self._database_news.look(mine.outage_seconds, mine.outage_reason)
         self._device_news.look(devices, time.monotonic())
         return mine
 
@@ -403,7 +403,7 @@ class Driver:
         """Refuse a deleted study, every few seconds and when a worker has ended."""
         now, n_ended = time.monotonic(), self._pool.n_ended
         due = now >= self._look_at or n_ended > self._n_ended
-        if self._looks and due and mine.away_seconds is None:
+        if self._looks and due and mine.outage_seconds is None:
             self._n_ended, self._look_at = n_ended, now + _DELETED_SECONDS
             self._refuse_deleted()
 
@@ -450,12 +450,12 @@ class Driver:
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
         last = self._last
-        away = last is not None and last.away_seconds is not None  # no trial can be read
+        away = last is not None and last.outage_seconds is not None  # no trial can be read
         if away or self._ended_by_outage:
-            reason = "" if last is None else last.away_reason
-            raise DatabaseAwayError(self._problem or _AWAY.format(how_away(reason)))
+            reason = "" if last is None else last.outage_reason
+            raise DatabaseOutageError(self._problem or _AWAY.format(outage_phrase(reason)))
         self._refuse_deleted()
-        trials = _optuna.patiently(
+        trials = _optuna.with_retry(
             trial_results, self._study, ledger, self._root, taken=self._taken_by is not None
         )
         failures = None if last is None else last.failures

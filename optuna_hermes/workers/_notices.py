@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, StudyStatus, TrialLoss
-from optuna_hermes.ledger import FULL, how_away, is_full
+from optuna_hermes.ledger import FULL, is_full, outage_phrase
 from optuna_hermes.view.formats import printable
 from optuna_hermes.workers._result import one_line
 from optuna_hermes.workers._words import described
@@ -178,7 +178,7 @@ class DatabaseNews:
             self._away = True
             full = f"{FULL} " if is_full(reason) else ""
             self._note(
-                f"The database {how_away(reason)}; training goes on, and what is reported is "
+                f"The database {outage_phrase(reason)}; training goes on, and what is reported is "
                 f"written when it is back. {full}".rstrip()
             )
         elif seconds is None and self._away:

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
 from optuna_hermes._cgroups import available_bytes
-from optuna_hermes._surroundings import host_name
+from optuna_hermes._job_environment import host_name
 from optuna_hermes.broker import OpenStudy, StudySpec
 from optuna_hermes.broker._privacy import private_folder
 from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params, StudyStatus

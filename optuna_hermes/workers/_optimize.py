@@ -11,7 +11,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker._power_commands import commands_for
 from optuna_hermes.errors import (
-    CheckpointAwayError,
+    CheckpointUnreachableError,
     ExitStatus,
     HermesError,
     InvalidInputError,
@@ -97,9 +97,9 @@ def optimize(
 
     Raises:
         InvalidInputError: before anything is changed.
-        CheckpointAwayError: no checkpoint could be read on this host for minutes, and every live
-            trial is suspended: make the same call again.
-        DatabaseAwayError: the database did not answer for minutes, and every live trial is
+        CheckpointUnreachableError: no checkpoint could be read on this host for minutes, and every
+            live trial is suspended: make the same call again.
+        DatabaseOutageError: the database did not answer for minutes, and every live trial is
             suspended: make the same call again.
         TrialsFailedError: every trial has failed, or so many alike that it was stopped.
         KeyboardInterrupt: after Ctrl-C, once every live trial is suspended.
@@ -136,7 +136,9 @@ def optimize(
     if result.suspended:
         raise SystemExit(int(ExitStatus.SUSPENDED))
     if result.problem:
-        raise (CheckpointAwayError if result.problem_may_pass else HermesError)(result.problem)
+        raise (CheckpointUnreachableError if result.problem_may_pass else HermesError)(
+            result.problem
+        )
     if result.failure:
         raise TrialsFailedError(result.failure)
     return result
@@ -179,11 +181,11 @@ def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
                 "If it keeps what it learns in itself, and does not read it from the study, it "
                 "learns nothing: run study.optimize() in place of optimize()."
             )
-    if len(_optuna.patiently(lambda: study.directions)) > 1:
+    if len(_optuna.with_retry(lambda: study.directions)) > 1:
         return  # Optuna prunes no such trial, and has no values of theirs
     kind, pruner = type(study.pruner).__name__, study.pruner
     if not (getattr(pruner, "preempts", False) or isinstance(pruner, optuna.pruners.NopPruner)):
-        trials = _optuna.patiently(study.get_trials, deepcopy=False)
+        trials = _optuna.with_retry(study.get_trials, deepcopy=False)
         unfinished = sum(map(_optuna.ours, trials))
         advice = (
             "(Optuna stores none with a study): write study.pruner = HermesPruner() before "

@@ -69,7 +69,7 @@ def _keep_warnings(screen: int) -> None:
     logging.getLogger("optuna_hermes.suspend").addHandler(handler)
 
 
-class _Patient(io.FileIO):
+class _LossyFile(io.FileIO):
     """A file that drops data which cannot be written."""
 
     def write(self, data: object) -> int:
@@ -82,7 +82,7 @@ class _Patient(io.FileIO):
 
 def stream(descriptor: int) -> TextIO:
     """A text stream on a file descriptor; what cannot be written is dropped."""
-    file = io.BufferedWriter(_Patient(descriptor, "w", closefd=False))
+    file = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 

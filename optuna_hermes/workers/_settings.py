@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
 
-from optuna_hermes._surroundings import check_grace
+from optuna_hermes._job_environment import check_grace
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.ledger import check_shared_url

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-from optuna_hermes._surroundings import Surroundings
+from optuna_hermes._job_environment import JobEnvironment
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.formats import plural
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
@@ -45,7 +45,7 @@ class Stops:
         *,
         began: float,
         timeout: float | None,
-        known: Surroundings,
+        known: JobEnvironment,
         grace_seconds: float,
         note: Callable[[str], None],
     ) -> None:

@@ -23,11 +23,11 @@ import optuna
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_patiently, sessions
+from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_with_retry, sessions
 from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.broker._election import lock, runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
-from optuna_hermes.errors import CheckpointAwayError, CheckpointError, HermesError, Suspended
+from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._disk import remove_copies
 from optuna_hermes.suspend._saver import is_first
@@ -97,7 +97,7 @@ class WorkerInput:
 
 def study_of(job: WorkerInput) -> optuna.Study:
     """The study of a job, as each of its processes has its own."""
-    study: optuna.Study = _optuna.patiently(cloudpickle.loads, job.study)
+    study: optuna.Study = _optuna.with_retry(cloudpickle.loads, job.study)
     return study
 
 
@@ -132,7 +132,7 @@ def serve(
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:
     """Train one trial over its leases; ``say`` sends its progress and its end to the driver."""
     _optuna.rest(study)
-    with _optuna.patient(study), _optuna.optimize_loop(study), _optuna.stopped_by_copies(study):
+    with _optuna.retrying(study), _optuna.optimize_loop(study), _optuna.stopped_by_copies(study):
         try:
             _work(job, study, objective, say)
         except KeyError:  # of Optuna's storage, for whatever it cannot find
@@ -145,7 +145,7 @@ def _work(job: WorkerInput, study: optuna.Study, objective: Objective, say: Say)
     # A server has room for few connections, and this wait may be long.
     _optuna.disconnect(study)
     ready = Ready(study=job.spec.key)
-    connection = connect_patiently("worker")
+    connection = connect_with_retry("worker")
     session = TrialSession(connection, job.spec, ready, reconnect=partial(connect, "worker"))
     if job.checkpoint_url is not None:
         session.place_of = job.place_of
@@ -213,11 +213,13 @@ class _TrialExecution:
             _optuna.flush_reports(self._study, LEAVE_SECONDS)
         except HermesError as error:
             traceback.print_exc()
-            away = isinstance(error, CheckpointAwayError)
-            damaged = isinstance(error, CheckpointError) and not away
-            if away or self._returns:
+            unreachable = isinstance(error, CheckpointUnreachableError)
+            damaged = isinstance(error, CheckpointError) and not unreachable
+            if unreachable or self._returns:
                 _log.warning("Trial %d waits, or goes on on another host. %s", trial.number, error)
-            self._session.release(f"Trial {trial.number}: {error}", away=away, final=damaged)
+            self._session.release(
+                f"Trial {trial.number}: {error}", unreachable=unreachable, final=damaged
+            )
         finally:
             notes.close()
 
@@ -234,7 +236,9 @@ class _TrialExecution:
             name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
             with _opening(self._job.checkpoint_root):
-                trial = _optuna.open_trial(self._study, name=name, lost=grant.lost, take=grant.take)
+                trial = _optuna.open_trial(
+                    self._study, name=name, lost=grant.lost, listed_number=grant.listed_number
+                )
         else:
             trial = _optuna.reattach(self._study, grant.trial_id)
         self._session.describe = partial(_optuna.params_of, trial)

@@ -12,7 +12,7 @@ from torch import nn
 
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.suspend._host import HostTier
-from optuna_hermes.suspend._storages import Gauge
+from optuna_hermes.suspend._tensor_storages import Gauge
 from optuna_hermes.suspend._tier_mover import ResidentTier
 from optuna_hermes.workers._fault import is_out_of_memory
 from support.accelerator import KIND, pinned_bytes, set_limit, waiting
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class Point:
-    """A trial that consists of one network (``suspend.TrialState``)."""
+    """A trial that consists of one network (``suspend.CleanPoint``)."""
 
     name = "trial 7"
     units = 1
@@ -40,10 +40,10 @@ class Point:
         return [self.net]
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
         return dict(self.net.state_dict())

@@ -17,7 +17,7 @@ import optuna
 import pytest
 
 from optuna_hermes import _optuna, visualization
-from optuna_hermes._surroundings import host_name
+from optuna_hermes._job_environment import host_name
 from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _connection
 from optuna_hermes.cli import run

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker import connect_patiently
+from optuna_hermes.broker import connect_with_retry
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_top_shows_the_devices_and_leaves_at_once(
 ) -> None:
     """80 columns of a real terminal; the broker stays, and the screen is as it was before."""
     broker = start_cli("broker", "--devices", "cpu:2")
-    connect_patiently("viewer").close()
+    connect_with_retry("viewer").close()
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     command = [sys.executable, "-m", "optuna_hermes", "top"]

@@ -398,9 +398,13 @@ def test_a_queued_trial_can_be_taken_before_others(study: optuna.Study) -> None:
     """One that waits no more is no reason to create another while there are some in the queue."""
     for number in range(4):
         study.enqueue_trial({"x": number / 4})
-    assert _optuna.open_trial(study, take=2).suggest_float("x", 0, 1) == 0.5
-    assert [_optuna.open_trial(study, take=each).number for each in (2, None, 3)] == [0, 1, 3]
-    assert _optuna.open_trial(study, take=1).number == 4
+    assert _optuna.open_trial(study, listed_number=2).suggest_float("x", 0, 1) == 0.5
+    assert [_optuna.open_trial(study, listed_number=each).number for each in (2, None, 3)] == [
+        0,
+        1,
+        3,
+    ]
+    assert _optuna.open_trial(study, listed_number=1).number == 4
 
 
 def test_parameters_of_queued_trials_are_known(study: optuna.Study) -> None:
@@ -553,7 +557,7 @@ def test_storages_that_cannot_be_used_are_named_without_their_password() -> None
     with pytest.raises(StorageError, match="localhost") as raised:
         _optuna.create_study("postgresql://me:secret@localhost:1/x", "s")
     assert "secret" not in str(raised.value)
-    assert _optuna.hidden("sqlite:///a@b:c.db") == "sqlite:///a@b:c.db"
+    assert _optuna.without_password("sqlite:///a@b:c.db") == "sqlite:///a@b:c.db"
 
 
 LOADED = """

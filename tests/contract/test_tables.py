@@ -1,4 +1,4 @@
-"""The facts that ``_tables`` reads of a study equal Optuna's; fails when Optuna changes."""
+"""The facts that ``_optuna_tables`` reads of a study equal Optuna's; fails when Optuna changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes._tables import ends_of, read_facts
+from optuna_hermes._optuna_tables import ends_of, read_facts
 from optuna_hermes.ledger import open_ledger
 
 

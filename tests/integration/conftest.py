@@ -1,4 +1,4 @@
-"""Surroundings that are not there: a driver of NVIDIA's, a host without torch."""
+"""JobEnvironment that are not there: a driver of NVIDIA's, a host without torch."""
 
 from __future__ import annotations
 

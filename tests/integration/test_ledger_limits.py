@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, text
 
-from optuna_hermes.errors import LedgerAwayError
+from optuna_hermes.errors import LedgerOutageError
 from optuna_hermes.ledger import EventRecord, _engine, open_ledger
 from optuna_hermes.ledger._engine import connectable, parse
 
@@ -92,7 +92,7 @@ def test_a_host_that_says_nothing_is_away(
     for limit in ("CONNECT_SECONDS", "ANSWER_SECONDS"):  # MySQL's greeting is an answer
         monkeypatch.setattr(_engine, limit, 2)  # libpq knows no less
     begin = time.monotonic()
-    with pytest.raises(LedgerAwayError, match=r"cannot be used: .*Check its URL"):
+    with pytest.raises(LedgerOutageError, match=r"cannot be used: .*Check its URL"):
         open_ledger(f"{driver}://ann:pw@127.0.0.1:{silent}/study")
     assert time.monotonic() - begin < PATIENT_SECONDS
 
@@ -106,7 +106,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(
         database: Any = ledger
         begin = time.monotonic()
         with (
-            pytest.raises(LedgerAwayError, match="cannot be used"),
+            pytest.raises(LedgerOutageError, match="cannot be used"),
             database._database.reading() as connection,
         ):
             connection.execute(text("SELECT SLEEP(60)"))
@@ -121,7 +121,7 @@ def test_a_standby_that_keeps_its_connections_is_left(postgres_url: str) -> None
         database: Any = ledger
         with database._database.reading() as connection:
             connection.execute(text("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY"))
-        with pytest.raises(LedgerAwayError, match="read-only transaction"):
+        with pytest.raises(LedgerOutageError, match="read-only transaction"):
             ledger.add_event(written)
         ledger.add_event(written)
         assert ledger.load_events("s") == [written]

@@ -52,7 +52,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassPrecision,
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend import TrialState
+from optuna_hermes.suspend import CleanPoint
 from optuna_hermes.suspend._loader_kinds import has_workers
 from optuna_hermes.suspend._workers import RandomWatch
 from optuna_hermes.testing import FakeSession
@@ -1125,7 +1125,7 @@ class Waits(FakeSession):
         super().__init__({3: "resident"})
         self._pipe = pipe
 
-    def park(self, state: TrialState) -> None:
+    def park(self, state: CleanPoint) -> None:
         self._pipe.send("parked")
         while not state.ended():
             time.sleep(0.01)

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
-from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect_patiently
+from optuna_hermes.broker import Connection, OpenStudy, StudySpec, connect_with_retry
 from optuna_hermes.ledger import Ledger, open_ledger
 
 UNITS = 10
@@ -70,7 +70,7 @@ def start_broker(runtime_dir: Path) -> Iterator[Broker]:
         command = [sys.executable, "-c", BROKER, str(grace_seconds)]
         with (runtime_dir / "broker.log").open("ab") as log:
             started.append(subprocess.Popen(command, stderr=log))
-        connect_patiently("viewer").close()
+        connect_with_retry("viewer").close()
         return started[-1]
 
     yield start
@@ -121,7 +121,7 @@ def drive(tmp_path: Path, slice_seconds: float = 60.0) -> Connection:
         policy="round-robin",
         slice_seconds=slice_seconds,
     )
-    connection = connect_patiently("driver")
+    connection = connect_with_retry("driver")
     connection.send(OpenStudy(study=study, unstarted=2, max_alive=2))
     connection.ask_status()
     return connection
@@ -314,7 +314,7 @@ def test_a_broker_that_is_asked_to_end_leaves_its_holders_to_the_next(
 
 def shown_holder(device: str) -> Any:
     """Return the holder of a device, as the broker's status shows it."""
-    viewer = connect_patiently("viewer")
+    viewer = connect_with_retry("viewer")
     status = viewer.ask_status()
     viewer.close()
     return next(each.holder for each in status.devices if each.id == device)

@@ -22,7 +22,7 @@ import pytest
 from optuna.storages import RDBStorage
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import connect_patiently
+from optuna_hermes.broker import connect_with_retry
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.ledger import open_ledger
 
@@ -71,8 +71,8 @@ BROKER = """
 import socket, sys
 name = sys.argv[1]
 socket.gethostname = lambda: name
-from optuna_hermes.broker._core import _sharing
-_sharing.REFRESH_SECONDS, _sharing.DEAD_SECONDS = 0.3, 3.0
+from optuna_hermes.broker._core import _shared_studies
+_shared_studies.REFRESH_SECONDS, _shared_studies.DEAD_SECONDS = 0.3, 3.0
 from optuna_hermes.broker.__main__ import main
 sys.argv = ["broker", "--devices", "cpu:2"]
 sys.exit(main())
@@ -149,7 +149,7 @@ class Host:
             )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(RUNTIME_DIR_VARIABLE, str(directory))
-            connect_patiently("viewer").close()
+            connect_with_retry("viewer").close()
         with self._out.open("wb") as out, (study.folder / f"{name}.log").open("wb") as log:
             driver = subprocess.Popen(command, env=environment, stdout=out, stderr=log)
         self.driver = driver

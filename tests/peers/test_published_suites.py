@@ -22,7 +22,7 @@ from optuna.testing.pytest_storages import StorageTestCase
 
 from optuna_hermes import HermesPruner, HermesSampler
 from optuna_hermes._optuna import SurrogateSampler, _surrogate_sampler
-from optuna_hermes._optuna._patient import PatientStorage
+from optuna_hermes._optuna._retrying_storage import RetryingStorage
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning"),
@@ -113,7 +113,7 @@ class TestPatientStorage(StorageTestCase):
         else:
             file = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
             inner = optuna.storages.JournalStorage(file)
-        yield PatientStorage(inner)  # type: ignore[misc]
+        yield RetryingStorage(inner)  # type: ignore[misc]
         if isinstance(inner, optuna.storages.RDBStorage):
             inner.engine.dispose()
 

@@ -24,11 +24,11 @@ from optuna_hermes.broker._core._events import (
     Tick,
     Write,
 )
-from optuna_hermes.broker._core._sharing import watched
-from optuna_hermes.broker._holder import ServedProcess
+from optuna_hermes.broker._core._shared_studies import watched
+from optuna_hermes.broker._served_process import ServedProcess
+from optuna_hermes.broker._server._apply_writes import WriterTerms, is_race, write
 from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._peer_sync import Seen, read_changes, split_conflict
-from optuna_hermes.broker._server._records import WriterTerms, is_race, write
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import Device
@@ -40,8 +40,8 @@ class FakeBroker:
 
     Args:
         devices: its devices, or a number of CPU slots.
-        host_budget_bytes: as for ``EventHandler``.
-        context_bytes: as for ``EventHandler``; processes take no memory unless a test says so.
+        host_budget_bytes: as in ``BrokerState``.
+        context_bytes: as in ``BrokerState``; processes take no memory unless a test says so.
         grace_seconds: as for ``EventHandler``.
         ledger: the ledger that it writes to and reads studies from; a new one if None.
         host: its host's name, and its own name where the ledger is shared.
@@ -73,11 +73,11 @@ class FakeBroker:
             host=host,
             instance=host,
             devices=devices,
-            host_budget_bytes=host_budget_bytes,
-            context_bytes=context_bytes,
             grace_seconds=grace_seconds,
             powers=powers,
         )
+        state = self.handler.state
+        state.host_budget_bytes, state.context_bytes = host_budget_bytes, context_bytes
         self.ledger = ledger or MemoryLedger()
         self.terms = WriterTerms(host=host, instance=host)
         self.writes = True
@@ -188,14 +188,14 @@ class FakeBroker:
         self.say(connection, wire.Ready(study=key))
         return connection
 
-    def resume(self, pid: int, message: wire.Resume, *, role: str = "worker") -> int:
+    def resume(self, pid: int, message: wire.Reattach, *, role: str = "worker") -> int:
         """Connect a process of an earlier broker, which sends its lease state."""
         connection = self.connect(role, pid=pid)
         self.read(connection, message)
         return connection
 
     def read(
-        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
+        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Reattach
     ) -> list[Command]:
         """Feed a client's message for which its study is read from the ledger."""
         key, ledger = message.study.key, self.ledger
@@ -222,8 +222,8 @@ class FakeBroker:
 
     def end_of(self, pid: int) -> None:
         """Feed the end of a process that the recovering broker expects."""
-        awaited = self.handler.state.awaited.items()
-        for connection in [key for key, each in awaited if each.holder.pid == pid]:
+        recovering = self.handler.state.recovering.items()
+        for connection in [key for key, each in recovering if each.holder.pid == pid]:
             self.hang_up(connection)
 
     def connection_of(self, pid: int) -> int:

@@ -146,11 +146,11 @@ class Process:
     mixed: Mixed | None = None
     late: wire.FromClient | None = None
 
-    def resume(self, spec: wire.StudySpec) -> wire.Resume:
+    def resume(self, spec: wire.StudySpec) -> wire.Reattach:
         """Its lease state, sent to a new broker after the death of an earlier one."""
         assert self.trial is not None
         stops = self.doing == "parked"
-        return wire.Resume(
+        return wire.Reattach(
             study=spec,
             epoch=self.epoch,
             device=self.devices[0],

@@ -67,7 +67,7 @@ def _check_slot(world: World, slot: Slot) -> None:
     if lease is not None:
         assert lease.connection in state.clients, "a lease whose holder is gone"
         assert slot.device.id in lease.devices
-        assert not lease.uncommitted or state.studies[lease.study].away_since is not None, (
+        assert not lease.uncommitted or state.studies[lease.study].outage_since is not None, (
             "held for ever"
         )
         trial = state.trial_of(lease)
@@ -76,7 +76,7 @@ def _check_slot(world: World, slot: Slot) -> None:
             assert (trial.connection, trial.epoch) == (lease.connection, lease.epoch)
             assert trial.devices == lease.devices
             study = state.studies[lease.study]
-            leaves = lease.yielding or study.away_since is not None
+            leaves = lease.yielding or study.outage_since is not None
             assert leaves or not study.is_held(trial), "a device for a trial that is held"
     if reservation is not None and reservation.number is not None:
         study = state.studies[reservation.study]

@@ -21,8 +21,8 @@ from optuna_hermes.broker._core._events import (
     Effect,
     Event,
     Kill,
-    LedgerAway,
-    LedgerBack,
+    OutageBegan,
+    OutageEnded,
     ProcessExpected,
     Received,
     Send,
@@ -33,9 +33,9 @@ from optuna_hermes.broker._core._events import (
     WritesFailed,
 )
 from optuna_hermes.broker._core._status import finished
+from optuna_hermes.broker._server._apply_writes import WriterTerms, write
 from optuna_hermes.broker._server._ledgers import all_of
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
-from optuna_hermes.broker._server._records import WriterTerms, write
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Decision, Device, Snapshot, TrialView
@@ -140,15 +140,15 @@ class World:
 
     def _broker(self, wall_offset: float) -> EventHandler:
         self._brokers += 1
-        return EventHandler(
+        handler = EventHandler(
             host="h",
             instance=f"broker-{self._brokers}",
             devices=self._read_devices(),
             wall_offset=wall_offset,
-            host_budget_bytes=self.budget,
-            context_bytes=CONTEXT,
             grace_seconds=GRACE_SECONDS,
         )
+        handler.state.host_budget_bytes, handler.state.context_bytes = self.budget, CONTEXT
+        return handler
 
     # -- the broker ----------------------------------------------------------------------------
 
@@ -180,14 +180,14 @@ class World:
         self._outbox.release(
             {DatabaseProof(epoch) for epoch in self._unasked(beside, draining=True)}
         )
-        self.feed(LedgerAway(studies=beside, reason="cut", uncommitted=held, unasked=unasked))
+        self.feed(OutageBegan(studies=beside, reason="cut", uncommitted=held, unasked=unasked))
 
     def find_ledgers(self) -> None:
         """End all outages."""
         back, self.away = self.away, set()
         self.catch_up()
         for ledger in back:
-            self.feed(LedgerBack(studies=self._beside(ledger)))
+            self.feed(OutageEnded(studies=self._beside(ledger)))
 
     def _beside(self, ledger: MemoryLedger) -> tuple[str, ...]:
         return tuple(key for key, its in self.ledgers.items() if its is ledger)
@@ -348,7 +348,7 @@ class World:
         """Deliver a message of a process, unless it has died meanwhile."""
         if process.connection not in self.processes:
             return []
-        if isinstance(message, wire.OpenStudy | wire.Register | wire.Resume):
+        if isinstance(message, wire.OpenStudy | wire.Register | wire.Reattach):
             if self.ledgers[message.study.key] in self.away:
                 process.unread.append(wire.Refused(reason="the database is away"))
                 return []
@@ -374,7 +374,7 @@ class World:
             self.say(process, late)
 
     def read(
-        self, process: Process, message: wire.OpenStudy | wire.Register | wire.Resume
+        self, process: Process, message: wire.OpenStudy | wire.Register | wire.Reattach
     ) -> StudyRead:
         """The event of a message with its study read from the ledger, after all writes."""
         self.catch_up()

@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend import Footprint, Tier, TrialState, write
+from optuna_hermes.suspend import CleanPoint, Footprint, Tier, write
 from optuna_hermes.suspend._disk import _load
 
 
@@ -22,7 +22,7 @@ class DiskTier(Tier):
         self._known = known
         self._stored: tuple[Checkpoint, str] | None = None
 
-    def suspend(self, state: TrialState) -> Footprint:
+    def suspend(self, state: CleanPoint) -> Footprint:
         """See ``Tier``. The caller frees what the trial has in memory."""
         if not state.stores:
             raise SuspendError(

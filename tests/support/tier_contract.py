@@ -54,7 +54,7 @@ class Mean:
 
 
 class Training:
-    """A small training for a tier to suspend (``suspend.TrialState``).
+    """A small training for a tier to suspend (``suspend.CleanPoint``).
 
     Args:
         seed: seed of its weights and of its random numbers.
@@ -73,25 +73,25 @@ class Training:
 
     @property
     def units(self) -> int:
-        """See ``TrialState``: a step is a unit."""
+        """See ``CleanPoint``: a step is a unit."""
         return len(self.losses)
 
     def ended(self) -> bool:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
         return False
 
     def roots(self) -> Iterable[object]:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
         return [self.net, self.optimizer, self.scheduler, self.mean]
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
-        """See ``TrialState``; the random state is in it."""
+        """See ``CleanPoint``; the random state is in it."""
         return {
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -195,7 +195,7 @@ class TierContract:
         ...         return HostTier()
 
     Args:
-        needs: the permission of a ``TrialState`` that the tier needs, None if it takes every trial.
+        needs: the permission of a ``CleanPoint`` that the tier needs, None if it takes every trial.
         in_place: whether a trial resumes in its own process, with its own tensors.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import (
     EndLease,
-    LedgerAway,
-    LedgerBack,
+    OutageBegan,
+    OutageEnded,
     Send,
     Withdraw,
     WritesFailed,
@@ -18,11 +18,11 @@ from support.broker import FakeBroker
 SLICE = 1.0
 
 
-def away(*held: int, studies: tuple[str, ...] = ("s",)) -> LedgerAway:
-    return LedgerAway(studies=studies, reason="No route to host.", uncommitted=held)
+def away(*held: int, studies: tuple[str, ...] = ("s",)) -> OutageBegan:
+    return OutageBegan(studies=studies, reason="No route to host.", uncommitted=held)
 
 
-BACK = LedgerBack(studies=("s",))
+BACK = OutageEnded(studies=("s",))
 
 
 def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
@@ -48,11 +48,11 @@ def test_a_slice_that_ends_meanwhile_goes_on() -> None:
     broker.apply(away())
     broker.advance(10 * SLICE)
     assert broker.last(first, "Yield") is None
-    assert shown(broker).away_seconds == 10 * SLICE
+    assert shown(broker).outage_seconds == 10 * SLICE
     broker.apply(BACK)
     assert broker.last(first, "Yield") is not None
     assert broker.last(waiting, "Grant") is None
-    assert shown(broker).away_seconds is None
+    assert shown(broker).outage_seconds is None
 
 
 def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
@@ -87,7 +87,7 @@ def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
     broker.worker()
     broker.advance(SLICE)
     assert broker.last(worker, "Yield") is not None
-    broker.apply(LedgerAway(studies=("s",), reason="Locked.", unasked=(epoch,)))
+    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unasked=(epoch,)))
     broker.advance(100.0)
     assert broker.killed() == []
     assert broker.handler.status(broker.now).devices[0].holder.state == "running"
@@ -110,7 +110,7 @@ def test_another_study_does_not_wait_for_who_has_not_heard_to_leave() -> None:
     broker.advance(10 * SLICE)
     assert broker.last(worker, "Yield") is not None
     assert broker.handler.state.reservations()
-    broker.apply(LedgerAway(studies=("s",), reason="Locked.", unasked=(epoch,)))
+    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unasked=(epoch,)))
     assert broker.handler.state.reservations() == []
     broker.check()
     broker.apply(BACK)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
+from optuna_hermes.broker._core._shared_studies import REFRESH_SECONDS
 from optuna_hermes.ledger import DEAD_SECONDS
 from support.hosts import KEY, UNITS, Host, Optuna
 from support.memory_ledger import MemoryLedger

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Write, WritesFailed
+from optuna_hermes.broker._core._events import OutageBegan, OutageEnded, Write, WritesFailed
 from optuna_hermes.broker._server import _ledgers, _writer
 from optuna_hermes.broker._server._ledgers import Committed, Ledgers
-from optuna_hermes.errors import LedgerAwayError, LedgerError
+from optuna_hermes.errors import LedgerError, LedgerOutageError
 from optuna_hermes.ledger import EventRecord, LeaseRecord, Ledger, ReportRecord
 from support.memory_ledger import MemoryLedger
 
@@ -45,7 +45,7 @@ class Desk:
 
     def _open(self, url: str) -> Ledger:
         if url == "away":
-            raise LedgerAwayError("no route to host")
+            raise LedgerOutageError("no route to host")
         if url == "hangs":
             self.here.wait(DEADLINE)
         return self.made.setdefault(url, MemoryLedger())
@@ -130,9 +130,9 @@ def test_a_database_that_is_away_is_heard_of_once(desk: Desk) -> None:
     desk.ledgers.read("t", "away", lambda ledger: None)
     writes: list[Write] = [report(1), lease(1)]
     desk.ledgers.write(writes)
-    assert desk.wait_for(LedgerAway).studies == ("s", "t")
+    assert desk.wait_for(OutageBegan).studies == ("s", "t")
     desk.calls.get(timeout=DEADLINE)()
-    assert sum(isinstance(news, LedgerAway) for news in desk.outcomes) == 1
+    assert sum(isinstance(news, OutageBegan) for news in desk.outcomes) == 1
     desk.ledgers.write([report(2)])
     desk.ledgers.flush()
     assert len(desk.ledgers._waiting["s"]) == 1
@@ -145,9 +145,9 @@ def test_a_database_that_hangs_counts_as_away(desk: Desk, monkeypatch: pytest.Mo
     desk.here.clear()
     desk.serve("s", "hangs")
     desk.ledgers.flush()
-    assert desk.wait_for(LedgerAway).studies == ("s",)
+    assert desk.wait_for(OutageBegan).studies == ("s",)
     desk.here.set()
-    assert desk.wait_for(LedgerBack).studies == ("s",)
+    assert desk.wait_for(OutageEnded).studies == ("s",)
 
 
 def test_a_ledger_that_nobody_needs_is_closed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_a_worker_is_told_which_trial_it_takes() -> None:
     """The one that the policy has named, whose parameters are known from then on."""
     broker, policy = served(devices=2)
     first, second = broker.worker(), broker.worker()
-    assert [broker.last(each, "Grant").take for each in (first, second)] == [3, 2]
+    assert [broker.last(each, "Grant").listed_number for each in (first, second)] == [3, 2]
     begin(broker, first, 3)
     begin(broker, second, 2)
     study = broker.handler.state.studies["s"]
@@ -86,7 +86,7 @@ def test_nothing_is_listed_unless_all_is_known(fields: dict[str, Any]) -> None:
     broker, policy = served(**fields)
     worker = broker.worker()
     assert numbers(policy) == []
-    assert broker.last(worker, "Grant").take is None
+    assert broker.last(worker, "Grant").listed_number is None
 
 
 def test_of_a_long_list_those_are_meant_that_shall_be_trained() -> None:
@@ -94,7 +94,7 @@ def test_of_a_long_list_those_are_meant_that_shall_be_trained() -> None:
     broker, policy = served(unstarted=2)
     worker = broker.worker()
     assert numbers(policy) == [0, 1]
-    assert broker.last(worker, "Grant").take == 1
+    assert broker.last(worker, "Grant").listed_number == 1
 
 
 def test_a_policy_that_names_none_gets_the_first_ones() -> None:
@@ -105,7 +105,7 @@ def test_a_policy_that_names_none_gets_the_first_ones() -> None:
         assignments=place(snapshot, [None] * (snapshot.unstarted.count or 0))
     )
     worker = broker.worker()
-    assert broker.last(worker, "Grant").take is None
+    assert broker.last(worker, "Grant").listed_number is None
     begin(broker, worker, 0)
     assert list(broker.handler.state.studies["s"].listed) == [1, 2, 3]
 
@@ -114,11 +114,11 @@ def test_a_trial_whose_worker_dies_before_it_begins_is_listed_again() -> None:
     """The next worker is told to take it, and to look for what the first one may have left."""
     broker, _ = served()
     first = broker.worker()
-    assert broker.last(first, "Grant").take == 3
+    assert broker.last(first, "Grant").listed_number == 3
     broker.hang_up(first)
     second = broker.worker()
     grant = broker.last(second, "Grant")
-    assert grant.take == 3
+    assert grant.listed_number == 3
     assert grant.lost != ()
     broker.check()
 
@@ -127,7 +127,7 @@ def test_a_worker_may_find_another_trial() -> None:
     """Another process has taken the named one from Optuna's queue: that one is still listed."""
     broker, policy = served()
     worker = broker.worker()
-    assert broker.last(worker, "Grant").take == 3
+    assert broker.last(worker, "Grant").listed_number == 3
     begin(broker, worker, 0)
     broker.advance(1.0)
     assert numbers(policy) == [1, 2, 3]
@@ -144,7 +144,7 @@ def test_a_reservation_that_is_cancelled_leaves_its_trial_in_the_list() -> None:
     broker.advance(1.0)
     state = broker.handler.state
     (reservation,) = state.reserved("s")
-    assert reservation.take == 2
+    assert reservation.listed_number == 2
     assert list(state.listed(state.studies["s"])) == [0, 1]
     state.unreserve(reservation)
     assert list(state.listed(state.studies["s"])) == [0, 1, 2]
@@ -155,7 +155,7 @@ def test_trials_are_set_up_in_the_order_that_the_policy_wants() -> None:
     """A worker that waits takes the one that would be opened next, and it is listed no more."""
     broker, policy = served(sets_up=True)
     first, second = broker.worker(), broker.worker()
-    begin(broker, first, broker.last(first, "Grant").take)
+    begin(broker, first, broker.last(first, "Grant").listed_number)
     broker.advance(0.1)
     broker.poll("cpu:0")
     told = broker.last(second, "SetUp")

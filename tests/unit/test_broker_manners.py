@@ -6,7 +6,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Reservation
-from optuna_hermes.broker._core._events import Kill, LedgerAway, StudyRead, WritesFailed
+from optuna_hermes.broker._core._events import Kill, OutageBegan, StudyRead, WritesFailed
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
@@ -186,7 +186,7 @@ def test_a_lease_is_held_by_its_own_database_only() -> None:
     broker.driver(key="a")
     epoch = broker.last(broker.worker(key="a"), "Grant").epoch
     broker.driver(key="b")
-    broker.apply(LedgerAway(studies=("b",), reason="cut", uncommitted=(epoch,)))
+    broker.apply(OutageBegan(studies=("b",), reason="cut", uncommitted=(epoch,)))
     lease = broker.handler.state.slots["cpu:0"].lease
     assert lease is not None
     assert not lease.uncommitted

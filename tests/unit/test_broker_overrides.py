@@ -149,7 +149,7 @@ def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None
     after = broker.successor()
     broker.ledger.save_override("s", 0, "held")
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", slice_seconds=100.0)
-    resume = wire.Resume(
+    resume = wire.Reattach(
         study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, stores=True
     )
     again = after.resume(worker, resume)

@@ -14,8 +14,8 @@ from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import EndLease, Tick
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
-from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._holders import HOLDERS
+from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._succession import Succession, instance_in
 from optuna_hermes.ledger._records import LeaseRecord, ReportRecord
@@ -47,9 +47,11 @@ def parked(epoch: int, **fields: Any) -> wire.Parked:
     return wire.Parked(epoch=epoch, **(said | fields))
 
 
-def resume(epoch: int, number: int | None = 0, device: str = "cpu:0", **fields: Any) -> wire.Resume:
+def resume(
+    epoch: int, number: int | None = 0, device: str = "cpu:0", **fields: Any
+) -> wire.Reattach:
     said: dict[str, Any] = {"training": True, "stores": True, "trial_id": number}
-    return wire.Resume(study=SPEC, epoch=epoch, number=number, device=device, **(said | fields))
+    return wire.Reattach(study=SPEC, epoch=epoch, number=number, device=device, **(said | fields))
 
 
 def holding(devices: int = 1, **driver: Any) -> tuple[FakeBroker, int, int]:
@@ -96,7 +98,7 @@ def test_a_holder_goes_on_under_its_old_epoch(driver_first: bool) -> None:
     assert shown(after).state == "running"
     assert shown(after).units == 1
     assert after.leases() == []
-    assert not after.handler.state.recovering
+    assert not after.handler.state.in_recovery
     after.check()
 
 
@@ -379,7 +381,7 @@ def test_a_first_grant_that_never_arrived_is_void() -> None:
     lost = broker.last(pid, "Grant").epoch
     after = broker.successor()
     after.driver(unstarted=1)
-    assert after.handler.state.recovering
+    assert after.handler.state.in_recovery
     worker = after.worker(pid=pid)
     assert any(isinstance(c, EndLease) and c.epoch == lost for c in after.log)
     assert after.last(worker, "Grant").epoch == lost + 1
@@ -539,7 +541,7 @@ def test_a_broker_that_dies_again_leaves_word_of_all() -> None:
     middle.resume(first, resume(epoch, parked=parked(epoch)))
     after = middle.successor()
     after.driver(policy="round-robin")
-    assert len(after.handler.state.awaited) == 2
+    assert len(after.handler.state.recovering) == 2
     after.resume(first, resume(epoch, parked=parked(epoch)))
     after.resume(second, resume(held, 1))
     assert shown(after, 0).state == "parked"

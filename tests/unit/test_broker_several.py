@@ -282,7 +282,7 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
     other = after.worker()
     assert after.last(other, "Grant") is None
     sizes = BatchSizes(now=8, least=8, most=8, seconds={8: 0.6}, most_devices=2)
-    resume = wire.Resume(
+    resume = wire.Reattach(
         study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
         epoch=host.epoch,
         device="cpu:0",
@@ -311,7 +311,7 @@ def test_a_process_that_claims_other_devices_is_refused(host: Host) -> None:
     host.grow()
     pid = host.broker.handler.state.clients[host.worker].pid
     after = host.broker.successor()
-    resume = wire.Resume(
+    resume = wire.Reattach(
         study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
         epoch=host.epoch,
         device="cpu:0",

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import ClaimConflict, LedgerAway, LedgerBack, Refreshed
-from optuna_hermes.broker._core._sharing import REFRESH_SECONDS
+from optuna_hermes.broker._core._events import ClaimConflict, OutageBegan, OutageEnded, Refreshed
+from optuna_hermes.broker._core._shared_studies import REFRESH_SECONDS
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger import DEAD_SECONDS, CheckpointRecord, TrialRecord
 from optuna_hermes.model import Checkpoint
@@ -199,9 +199,9 @@ def test_a_database_that_was_away_makes_nobody_dead() -> None:
     hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
     hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
-    hosts.b.apply(LedgerAway(studies=("s",), reason="gone"))
+    hosts.b.apply(OutageBegan(studies=("s",), reason="gone"))
     hosts.now += 10 * DEAD_SECONDS
-    hosts.b.apply(LedgerBack(studies=("s",)))
+    hosts.b.apply(OutageEnded(studies=("s",)))
     hosts.b.refresh()
     assert hosts.owners() == ["a"]
     hosts.advance(2 * DEAD_SECONDS)
@@ -532,7 +532,7 @@ def test_a_broker_that_follows_has_what_the_one_before_had() -> None:
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
     after.resume(
         worker,
-        wire.Resume(
+        wire.Reattach(
             study=spec,
             epoch=epoch,
             number=0,

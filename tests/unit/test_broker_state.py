@@ -609,7 +609,7 @@ def test_turns_under_an_earlier_broker_are_over() -> None:
         waits = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True)
         after.resume(
             connection or 0,
-            wire.Resume(
+            wire.Reattach(
                 study=wire.StudySpec(key=key, name=key, ledger_url="memory:", policy="fifo"),
                 epoch=epoch,
                 device="cpu:0",
@@ -746,7 +746,7 @@ def test_the_json_of_a_status_keeps_its_names() -> None:
     broker.driver(unstarted=1)
     begin(broker, broker.worker(), 0)
     status = msgspec.to_builtins(broker.handler.status(broker.now, curves=True))
-    assert [*status] == ["host", "host_memory", "awaited", "devices", "studies"]
+    assert [*status] == ["host", "host_memory", "recovering", "devices", "studies"]
     assert [*status["host_memory"]] == ["used_bytes", "budget_bytes"]
     named = "id kind healthy memory_bytes memory_free_bytes power power_watts energy_joules"
     more = ("holder", "problem", "residents", "exclusive", "part")
@@ -756,7 +756,7 @@ def test_the_json_of_a_status_keeps_its_names() -> None:
     (study,) = status["studies"]
     named = (
         "key name policy maximize policy_folders driver_pid draining problem problem_may_pass "
-        "away_seconds away_reason held boosted finishing all_held no_room finished unstarted "
+        "outage_seconds outage_reason held boosted finishing all_held no_room finished unstarted "
         "workers counts lost failures device_seconds watt_hours held_seconds spent_seconds "
         "overhead_seconds switches best trials"
     )

@@ -9,7 +9,7 @@ import pytest
 from optuna_hermes.broker import WatchedStudy
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client import _watched_study
-from optuna_hermes.broker._core._events import LedgerAway, LedgerBack, Send
+from optuna_hermes.broker._core._events import OutageBegan, OutageEnded, Send
 from support.broker import FakeBroker
 from support.statuses import device_status, study_status
 
@@ -77,15 +77,15 @@ def test_time_that_passes_is_no_change() -> None:
 def test_the_beginning_and_the_end_of_an_outage_are_changes() -> None:
     """Between them only time passes."""
     broker, driver = watching()
-    broker.apply(LedgerAway(studies=("s",), reason="gone"))
+    broker.apply(OutageBegan(studies=("s",), reason="gone"))
     (change,) = told(broker)
-    assert change.study.away_seconds == 0.0
+    assert change.study.outage_seconds == 0.0
     broker.say(driver, wire.WatchStudy(study="s"))
     broker.now += 5.0
     assert told(broker) == []
-    broker.apply(LedgerBack(studies=("s",)))
+    broker.apply(OutageEnded(studies=("s",)))
     (change,) = told(broker)
-    assert change.study.away_seconds is None
+    assert change.study.outage_seconds is None
 
 
 def test_who_has_left_is_told_nothing() -> None:
@@ -163,11 +163,11 @@ def test_what_grows_by_itself_is_counted_up(monkeypatch: pytest.MonkeyPatch) -> 
     now = 100.0
     monkeypatch.setattr(_watched_study.time, "monotonic", lambda: now)
     seconds = {"device_seconds": 10.0, "held_seconds": 1.0, "spent_seconds": 5.0}
-    study = watched(Script(change(asked=True, leased=2, away_seconds=0.5, **seconds)))
+    study = watched(Script(change(asked=True, leased=2, outage_seconds=0.5, **seconds)))
     now = 101.5
     status, (first, second) = study.status()
     assert (status.device_seconds, status.held_seconds, status.spent_seconds) == (13.0, 4.0, 8.0)
-    assert status.away_seconds == 2.0
+    assert status.outage_seconds == 2.0
     assert first.holder is not None
     assert (first.holder.since_seconds, first.holder.left_seconds) == (2.5, 0.5)
     assert second.holder is None

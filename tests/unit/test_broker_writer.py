@@ -18,7 +18,7 @@ from optuna_hermes.broker._server._writer import (
     Writer,
     Written,
 )
-from optuna_hermes.errors import LedgerAwayError, LedgerError
+from optuna_hermes.errors import LedgerError, LedgerOutageError
 from optuna_hermes.ledger import CheckpointRecord, LeaseRecord, ReportRecord
 from optuna_hermes.model import Checkpoint
 from support.memory_ledger import MemoryLedger
@@ -149,7 +149,7 @@ def test_a_question_sees_all_that_was_given_before(bench: Bench) -> None:
 def test_a_database_that_is_away_gets_everything_later(bench: Bench) -> None:
     """Nothing is lost or moved while it does not answer, and each try that fails is told."""
     for _ in range(2):
-        bench.ledger.before.put(LedgerAwayError("no route to host"))
+        bench.ledger.before.put(LedgerOutageError("no route to host"))
     bench.writer.write("s", [report(1), lease(1)])
     bench.writer.write("s", [report(2)])
     assert bench.wait_for(Unreachable).reason == "no route to host"
@@ -164,7 +164,7 @@ def test_a_database_that_is_away_gets_everything_later(bench: Bench) -> None:
 )
 def test_a_commit_whose_answer_was_lost_is_not_repeated(bench: Bench, record: Any) -> None:
     """The connection breaks after the commit: the batch is looked for, and is there."""
-    bench.ledger.after.put(LedgerAwayError("connection reset"))
+    bench.ledger.after.put(LedgerOutageError("connection reset"))
     bench.writer.write("s", [record])
     bench.wait_for(Unreachable)
     assert bench.wait_for(Written).items == (record,)
@@ -174,7 +174,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(bench: Bench, record: An
 
 def test_what_came_after_a_doubtful_commit_is_written(bench: Bench) -> None:
     """Only what was in the transaction counts as written by it."""
-    bench.ledger.after.put(LedgerAwayError("connection reset"))
+    bench.ledger.after.put(LedgerOutageError("connection reset"))
     bench.writer.write("s", [lease(1)])
     bench.wait_for(Unreachable)
     bench.writer.write("s", [lease(2)])
@@ -242,7 +242,7 @@ def test_a_question_that_fails_says_why(bench: Bench) -> None:
 
 def test_a_ledger_that_cannot_be_opened_is_opened_later() -> None:
     """The first question to a database that is away is answered when it is there."""
-    failures = [LedgerAwayError("starting up"), LedgerAwayError("starting up")]
+    failures = [LedgerOutageError("starting up"), LedgerOutageError("starting up")]
 
     def opener(url: str) -> MemoryLedger:
         if failures:
@@ -256,7 +256,7 @@ def test_a_ledger_that_cannot_be_opened_is_opened_later() -> None:
 
 def test_close_writes_what_there_is(bench: Bench) -> None:
     """A writer that is closed has written everything."""
-    bench.ledger.before.put(LedgerAwayError("busy"))
+    bench.ledger.before.put(LedgerOutageError("busy"))
     bench.writer.write("s", [EndLease(study="s", epoch=1, ended=0.0), report(1)])
     assert bench.writer.close(DEADLINE) == 0
     assert bench.ledger.inner.load_curves("s")[0].units == 1
@@ -266,7 +266,7 @@ def test_close_counts_what_is_lost() -> None:
     """A database that stays away costs no more time than is given, and the loss has a number."""
 
     def opener(url: str) -> MemoryLedger:
-        raise LedgerAwayError("gone")
+        raise LedgerOutageError("gone")
 
     told: queue.SimpleQueue[WriteOutcome] = queue.SimpleQueue()
     writer = Writer("any", told.put, opener=opener)

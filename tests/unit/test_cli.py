@@ -20,13 +20,13 @@ import pytest
 import sqlalchemy.exc
 
 from optuna_hermes import __version__, _optuna, upkeep
-from optuna_hermes._optuna import _patience, _storages
+from optuna_hermes._optuna import _retry, _storages
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.cli import _optuna_verbs, _quickstart, _studies, run
 from optuna_hermes.cli._app import VERBS
 from optuna_hermes.cli._output import show_json
-from optuna_hermes.errors import BrokerError, DatabaseAwayError, InvalidInputError, ObjectiveError
+from optuna_hermes.errors import BrokerError, DatabaseOutageError, InvalidInputError, ObjectiveError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.workers import _optimize, _worker_pool
@@ -282,7 +282,7 @@ def test_a_database_that_comes_back_is_waited_for(
     runs_with: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fail-over is waited for, as the study's name is looked for and as the study is made."""
-    monkeypatch.setattr(_patience, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(_retry, "FIRST_PAUSE_SECONDS", 0.001)
     get = optuna.storages.get_storage
     away = sqlalchemy.exc.OperationalError("SELECT 1", {}, OSError("connection refused"))
     answers: list[Exception | None] = [away, away, None, away, None]
@@ -489,7 +489,7 @@ def test_a_problem_that_may_pass_is_for_later(
     [
         (InvalidInputError("a\nb"), 2),
         (BrokerError("The broker is gone."), 1),
-        (DatabaseAwayError("The database is away."), 75),
+        (DatabaseOutageError("The database is away."), 75),
     ],
 )
 def test_expected_errors_are_one_line(
@@ -573,7 +573,7 @@ def test_the_job_is_requeued_after_an_outage(
     optuna.create_study(storage="sqlite:///s.db", study_name="digits")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     monkeypatch.setattr("optuna_hermes.cli._optimize.ask_for_requeue", asked.append)
-    runs_with(raises=DatabaseAwayError("The database is away."))
+    runs_with(raises=DatabaseOutageError("The database is away."))
     assert run(OPTIMIZE) == 75
     assert asked == []
     capsys.readouterr()

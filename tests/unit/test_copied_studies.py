@@ -19,7 +19,7 @@ from optuna_hermes import _optuna
 from optuna_hermes._optuna import _local_ledgers
 from optuna_hermes._optuna._local_ledgers import delete_with_files
 from optuna_hermes._optuna._studies import ledger_file
-from optuna_hermes._tables import read_facts
+from optuna_hermes._optuna_tables import read_facts
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import open_ledger
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from optuna_hermes.errors import CheckpointAwayError, CheckpointError, UnwritableError
+from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, UnwritableError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import _disk, read, write
 from optuna_hermes.suspend._disk import read_ahead, remove_copies
@@ -349,7 +349,7 @@ def test_one_that_cannot_be_read_now_is_no_bad_one(
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         reason = os.strerror(number)
-        with pytest.raises(CheckpointAwayError, match=f"unit-2.* cannot be read: {reason}"):
+        with pytest.raises(CheckpointUnreachableError, match=f"unit-2.* cannot be read: {reason}"):
             found(newest, older)
     assert found(newest, older)[0] == newest
 
@@ -563,10 +563,10 @@ class Run:
         return ()
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
         return tree(self.units)

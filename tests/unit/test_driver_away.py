@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes.errors import DatabaseAwayError
+from optuna_hermes.errors import DatabaseOutageError
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._notices import NOTED_SECONDS, DatabaseNews
 from optuna_hermes.workers._settings import OptimizeSettings
@@ -53,8 +53,8 @@ def test_a_full_disk_is_named(driver: Driver, notes: Notes) -> None:
     reason = "OperationalError: database or disk is full"
     DatabaseNews(notes.note).look(2 * NOTED_SECONDS, reason)
     assert notes[0].startswith("The database cannot be written, as its disk is full; training goes")
-    driver._last = study_status(away_seconds=9.0, away_reason=reason)
-    with pytest.raises(DatabaseAwayError, match="as its disk is full, so every trial that could"):
+    driver._last = study_status(outage_seconds=9.0, outage_reason=reason)
+    with pytest.raises(DatabaseOutageError, match="as its disk is full, so every trial that could"):
         driver._result(MemoryLedger(), 1.0)
 
 
@@ -69,7 +69,7 @@ def test_a_call_that_ends_without_its_database_says_so(
     driver: Driver, problem: str | None, said: str
 ) -> None:
     """Its result cannot be read; instead of waiting for ever it says what to do."""
-    driver._last = study_status(away_seconds=300.0)
+    driver._last = study_status(outage_seconds=300.0)
     driver._problem = problem
-    with pytest.raises(DatabaseAwayError, match=said):
+    with pytest.raises(DatabaseOutageError, match=said):
         driver._result(MemoryLedger(), 1.0)

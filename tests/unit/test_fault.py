@@ -9,7 +9,7 @@ import pytest
 from optuna_hermes.errors import (
     BrokerError,
     CheckpointError,
-    DatabaseAwayError,
+    DatabaseOutageError,
     HermesError,
     InvalidInputError,
     MonitorError,
@@ -80,7 +80,7 @@ def test_other_errors_are_not_of_memory(error: Exception) -> None:
     [
         (InvalidInputError("two callbacks"), True),
         (StorageError("no such study"), False),
-        (DatabaseAwayError("the database is away"), False),
+        (DatabaseOutageError("the database is away"), False),
         (BrokerError("no broker"), False),
         (CheckpointError("it cannot be read"), False),
         (UnstorableError("it cannot be written"), True),

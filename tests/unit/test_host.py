@@ -29,7 +29,7 @@ from optuna_hermes.suspend import rng_state, set_rng_state
 from optuna_hermes.suspend._arena import Arena
 from optuna_hermes.suspend._host import HostTier
 from optuna_hermes.suspend._state import seed_everything
-from optuna_hermes.suspend._storages import (
+from optuna_hermes.suspend._tensor_storages import (
     Gauge,
     device_of,
     held_bytes,
@@ -44,7 +44,7 @@ MIB = 1 << 20
 
 
 class Point:
-    """A trial that consists of what it is given (``suspend.TrialState``)."""
+    """A trial that consists of what it is given (``suspend.CleanPoint``)."""
 
     name = "trial 7"
     units = 1
@@ -61,10 +61,10 @@ class Point:
         return self._roots
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
         return {"roots": list(self._roots)}

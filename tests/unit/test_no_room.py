@@ -16,7 +16,7 @@ import optuna
 import pytest
 import torch
 
-from optuna_hermes.errors import CheckpointAwayError, CheckpointError
+from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError
 from optuna_hermes.pytorch import Run
 from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
 from optuna_hermes.suspend._disk import read_ahead, why_unwritable
@@ -220,7 +220,7 @@ def test_a_folder_whose_mount_is_away(
     mount = Mount(folder, number, monkeypatch)
     mount.away = True
     with pytest.raises(
-        CheckpointAwayError, match=f"unit-1.* cannot be read: {os.strerror(number)}"
+        CheckpointUnreachableError, match=f"unit-1.* cannot be read: {os.strerror(number)}"
     ):
         read(session.checkpoints, RUN, folder)
     parking = TierMover(folder, lambda: ())

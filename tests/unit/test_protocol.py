@@ -93,7 +93,7 @@ from_client = st.one_of(
     st.builds(wire.SizesReport, epoch=numbers, sizes=sizes),
     parkings,
     st.builds(
-        wire.Resume,
+        wire.Reattach,
         study=specs,
         epoch=numbers,
         device=st.text(),
@@ -122,7 +122,7 @@ statuses = st.builds(
         study_status,
         key=keys,
         unstarted=st.none() | numbers,
-        away_seconds=st.none() | seconds,
+        outage_seconds=st.none() | seconds,
         held=st.lists(numbers),
         trials=st.lists(
             st.fixed_dictionaries(

@@ -49,10 +49,10 @@ class Place:
         return self._ended
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
         return self._tree
@@ -193,7 +193,7 @@ def test_all_stop_at_the_same_clean_point() -> None:
 def test_all_stop_at_the_same_point_whatever_synchronises_them(synced: list[bool]) -> None:
     """No batch is taken for granted to do it: then a rank has waited for a while in vain."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_ranks, "PATIENCE_SECONDS", 0.02)
+        patch.setattr(_ranks, "RANK_ANSWER_SECONDS", 0.02)
         session = Asking()
         run = Run(loop(synced * 5, [True] * 200), session)
     assert len(stops(session)) == 1 or not any(synced)
@@ -202,7 +202,7 @@ def test_all_stop_at_the_same_point_whatever_synchronises_them(synced: list[bool
 
 def test_a_rank_that_is_ahead_is_met_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits in a collective operation while rank 0 waits to be parked: rank 0 trains on."""
-    monkeypatch.setattr(_ranks, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(_ranks, "RANK_ANSWER_SECONDS", 0.02)
     ahead, together = FORK.Event(), FORK.Barrier(RANKS)
 
     def train(rank: Rank) -> None:
@@ -228,7 +228,7 @@ def test_a_rank_that_is_ahead_is_met_where_it_is(
     lead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As with NCCL: it waits within a batch for rank 0, which stops at once where that one can."""
-    monkeypatch.setattr(_ranks, "PATIENCE_SECONDS", 1000.0)
+    monkeypatch.setattr(_ranks, "RANK_ANSWER_SECONDS", 1000.0)
     ahead, together = FORK.Event(), FORK.Barrier(RANKS)
 
     def train(rank: Rank) -> None:
@@ -335,10 +335,10 @@ class _Between:
         return False
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
         # As waiting for a device does. It would never end if a rank had queued more than another.
@@ -372,7 +372,7 @@ def test_all_learn_whether_the_trial_is_pruned(prunes: bool) -> None:
 
 def test_a_wait_for_an_answer_is_no_reason_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that has long waited for the others with its report trains on as usual."""
-    monkeypatch.setattr(_ranks, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(_ranks, "RANK_ANSWER_SECONDS", 0.0)
 
     def body(rank: Rank) -> bool:
         rank.pass_point()

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from optuna_hermes.errors import (
-    CheckpointAwayError,
     CheckpointError,
+    CheckpointUnreachableError,
     InvalidInputError,
     UnwritableError,
 )
@@ -204,7 +204,7 @@ def test_a_store_that_stays_away_is_not_waited_for_without_end(
     monkeypatch.setattr(_remote, "_PAUSE_SECONDS", 0.01)
     only = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)
     AwayStore(monkeypatch)
-    with pytest.raises(CheckpointAwayError, match="cannot be read: Could not connect"):
+    with pytest.raises(CheckpointUnreachableError, match="cannot be read: Could not connect"):
         read([only], NAME, tmp_path / "b", url)
 
 
@@ -225,7 +225,7 @@ def test_what_another_host_could_read_is_not_waited_for(
 
     monkeypatch.setattr(_remote, "_download", refuse)
     monkeypatch.setattr(time, "sleep", None)
-    with pytest.raises(CheckpointAwayError, match="cannot be read"):
+    with pytest.raises(CheckpointUnreachableError, match="cannot be read"):
         read([second, first], NAME, tmp_path / "b", url)
 
 

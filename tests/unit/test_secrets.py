@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.ledger import with_password
-from optuna_hermes.ledger._secrets import redacted, shown
+from optuna_hermes.ledger._secrets import redacted, without_password
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from optuna_hermes.ledger._secrets import redacted, shown
 )
 def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:
     """Before the host and among the options; all else stays."""
-    assert shown(url) == expected
+    assert without_password(url) == expected
 
 
 @pytest.mark.parametrize(

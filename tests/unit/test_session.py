@@ -148,10 +148,10 @@ class AtFirstBatch:
     name, units, stores, moves = "trial 3", 0, False, False
 
     def waits(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def saved(self) -> None:
-        """See ``TrialState``."""
+        """See ``CleanPoint``."""
 
     def dump(self) -> dict[str, Any]:
         return {}
@@ -342,7 +342,7 @@ def test_a_trial_that_trains_says_all_that_may_not_have_been_written(
     session.report(unit=1, step=1, value=0.5, units_left=4)
     session.saved(stored(1))
     after = lose(brokers, wait_for)
-    (resume,) = after.of(wire.Resume)
+    (resume,) = after.of(wire.Reattach)
     assert (resume.epoch, resume.number, resume.device) == (7, 3, "cpu:0")
     assert resume.training
     assert resume.stores
@@ -388,7 +388,7 @@ def test_what_the_ledger_has_is_not_said_again(
     brokers.last.say(grant(8, 3))
     session.wait_for_grant()
     after = lose(brokers, wait_for)
-    (resume,) = after.of(wire.Resume)
+    (resume,) = after.of(wire.Reattach)
     assert (resume.epoch, resume.number, resume.training) == (8, 3, False)
     assert resume.reports == ()
     assert resume.checkpoints == ()
@@ -403,7 +403,7 @@ def test_a_yield_of_the_dead_broker_is_still_obeyed(
     brokers.last.say(wire.Yield(epoch=7, tier="host"))
     wait_for(lambda: session.must_yield)
     after = lose(brokers, wait_for)
-    assert after.of(wire.Resume)[0].asked == "host"
+    assert after.of(wire.Reattach)[0].asked == "host"
     assert session.must_yield
 
 
@@ -445,7 +445,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     wait_for(lambda: session.batch_size)
     assert session.batch_size == 16
     seconds = {size: 0.1 for size in range(1, 100)}
-    session.stretches(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
+    session.report_sizes(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
     (told,) = brokers.last.of(wire.SizesReport)
     assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
     assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
@@ -454,7 +454,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     thread.start()
     wait_for(lambda: first.of(wire.Parked))
     after = lose(brokers, wait_for)
-    assert after.of(wire.Resume)[0].sizes == told.sizes
+    assert after.of(wire.Reattach)[0].sizes == told.sizes
     after.say(msgspec.structs.replace(grant(9, 3), batch_size=8))
     thread.join(10)
     assert not thread.is_alive()
@@ -472,7 +472,7 @@ def test_a_parked_trial_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
     thread.start()
     wait_for(lambda: first.of(wire.Parked))
     after = lose(brokers, wait_for)
-    (resume,) = after.of(wire.Resume)
+    (resume,) = after.of(wire.Reattach)
     assert resume.parked == first.of(wire.Parked)[0]
     after.say(grant(9, 3))
     thread.join(10)
@@ -765,7 +765,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     session.wait_for_grant()
     assert session.devices == ("cpu:0", "cpu:2")
     session.started(stores=True)
-    session.stretches(BatchSizes(now=8, least=8, most=8, most_devices=4))
+    session.report_sizes(BatchSizes(now=8, least=8, most=8, most_devices=4))
     assert brokers.last.of(wire.SizesReport)[-1].sizes.most_devices == 4
     at = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: at)
@@ -773,5 +773,5 @@ def test_several_devices_are_named_and_their_time_is_counted(
     monkeypatch.setattr(time, "monotonic", lambda: at + 5)
     assert session.device_seconds == pytest.approx(before + 10)
     monkeypatch.undo()
-    (resume,) = lose(brokers, wait_for).of(wire.Resume)
+    (resume,) = lose(brokers, wait_for).of(wire.Reattach)
     assert (resume.devices, resume.sizes.most_devices) == (("cpu:0", "cpu:2"), 4)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from optuna_hermes.suspend._elastic import DividedReplay, share
+from optuna_hermes.suspend._elastic import DividedSampler, share
 
 
 class Loaders:
@@ -33,7 +33,7 @@ class Loaders:
                 **options(),
             }  # processes have copies
             loader = DataLoader(list(range(18)), collate_fn=list, **settings)
-            shares = DividedReplay(
+            shares = DividedSampler(
                 loader,
                 lambda: self.done,
                 epoch=lambda: epoch,

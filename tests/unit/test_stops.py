@@ -10,12 +10,12 @@ from time import gmtime, strftime
 
 import pytest
 
-from optuna_hermes._surroundings import Surroundings
+from optuna_hermes._job_environment import JobEnvironment
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.workers import _stops
 from optuna_hermes.workers._stops import Stops, suspending_seconds
 
-JOB = Surroundings(job="17_2", node="n1", restarts=2, grace_seconds=30.0)
+JOB = JobEnvironment(job="17_2", node="n1", restarts=2, grace_seconds=30.0)
 NOW = 1_800_000_000.0
 
 
@@ -52,7 +52,7 @@ def notes() -> list[str]:
 
 @pytest.fixture
 def make(clock: Clock, notes: list[str]) -> Make:
-    def stops(known: Surroundings = JOB, timeout: float | None = None) -> Stops:
+    def stops(known: JobEnvironment = JOB, timeout: float | None = None) -> Stops:
         made = Stops(
             began=0.0,
             timeout=timeout,
@@ -74,7 +74,7 @@ def test_some_of_the_grace_period_is_left_to_leave(grace: float, expected: float
 
 def test_without_a_bound_nothing_ends(make: Make, clock: Clock, notes: list[str]) -> None:
     """A host without a manager and without ``--timeout`` goes on."""
-    stops = make(Surroundings())
+    stops = make(JobEnvironment())
     stops.expect_end_of_job(None)
     clock.now = 1e9
     assert not stops.is_over(1.0)
@@ -108,7 +108,7 @@ def test_a_job_that_is_as_short_as_its_grace_period(
     make: Make, lasts: float, refused: bool
 ) -> None:
     """It is refused, since it would be begun again for ever; not one that is nearly over."""
-    stops = make(Surroundings(job="17", began_at=NOW + 1.0 - lasts, grace_seconds=30.0))
+    stops = make(JobEnvironment(job="17", began_at=NOW + 1.0 - lasts, grace_seconds=30.0))
     with pytest.raises(InvalidInputError, match="must last") if refused else nullcontext():
         stops.expect_end_of_job(NOW + 1.0)
 
@@ -144,7 +144,7 @@ def test_a_managers_signal_ends_the_call_from_outside(
     make: Make, notes: list[str], number: signal.Signals
 ) -> None:
     """It is named, with the time that suspending may take; a second one changes nothing."""
-    stops = make(Surroundings())
+    stops = make(JobEnvironment())
     with stops.heeds_signals():
         signal.raise_signal(number)
         signal.raise_signal(signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_a_managers_signal_ends_the_call_from_outside(
 
 def test_ctrl_c_is_the_users(make: Make) -> None:
     """A signal that follows it is no other reason."""
-    stops = make(Surroundings())
+    stops = make(JobEnvironment())
     with stops.heeds_signals():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
@@ -167,7 +167,7 @@ def test_ctrl_c_is_the_users(make: Make) -> None:
 
 def test_before_anything_is_begun_a_signal_ends_the_call(make: Make) -> None:
     """There is nothing to suspend, and the objective may take long to import."""
-    stops = make(Surroundings())
+    stops = make(JobEnvironment())
     stops.nothing_begun = True
     with pytest.raises(KeyboardInterrupt), stops.heeds_signals():
         signal.raise_signal(signal.SIGUSR1)
@@ -180,7 +180,7 @@ def test_handlers_of_a_script_are_kept(make: Make) -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.append(number))
     old = signal.getsignal(signal.SIGTERM)
     try:
-        stops = make(Surroundings())
+        stops = make(JobEnvironment())
         with stops.heeds_signals():
             signal.raise_signal(signal.SIGUSR1)
     finally:
@@ -205,13 +205,13 @@ def test_handlers_of_a_program_around_python_are_kept(
     monkeypatch.setattr(
         signal, "getsignal", lambda number: None if number in unknown else signal.SIG_DFL
     )
-    with make(Surroundings()).heeds_signals():
+    with make(JobEnvironment()).heeds_signals():
         assert {*handled} == {signal.SIGHUP, signal.SIGTERM, signal.SIGUSR2}
 
 
 def test_the_first_signal_says_when_it_is_late(make: Make, clock: Clock) -> None:
     """A second one gives no more time, nor does a time limit that comes later."""
-    stops = make(Surroundings(grace_seconds=15.0), timeout=50.0)
+    stops = make(JobEnvironment(grace_seconds=15.0), timeout=50.0)
     assert stops.late_at == 60.0
     for clock.now in (3.0, 7.0):
         stops.interrupt(signal.SIGTERM)

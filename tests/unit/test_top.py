@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from optuna_hermes.broker._protocol import TrialRow
-from optuna_hermes.errors import BrokerError, InvalidInputError, LedgerAwayError
+from optuna_hermes.errors import BrokerError, InvalidInputError, LedgerOutageError
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.view._top import _text as text
 from optuna_hermes.view._top import _watch
@@ -504,7 +504,7 @@ def test_a_database_that_is_away_leaves_the_broker(monkeypatch: pytest.MonkeyPat
     """Past leases cannot be read: pictures come, and the broker takes orders."""
 
     def past(self: FakeSource) -> Sequence[Bar]:
-        raise LedgerAwayError("The database does not answer.")
+        raise LedgerOutageError("The database does not answer.")
 
     monkeypatch.setattr(FakeSource, "past", past)
     monkeypatch.setattr(_watch, "READ_SECONDS", 0.0)

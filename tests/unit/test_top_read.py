@@ -171,11 +171,13 @@ class FakeReader:
 
     def __init__(self) -> None:
         self.reads = 0
-        self.away_seconds: float | None = None
-        self.away_reason = ""
+        self.outage_seconds: float | None = None
+        self.outage_reason = ""
 
     def status(self) -> wire.BrokerStatus:
-        mine = study_status(key="s", away_seconds=self.away_seconds, away_reason=self.away_reason)
+        mine = study_status(
+            key="s", outage_seconds=self.outage_seconds, outage_reason=self.outage_reason
+        )
         return broker_status(mine, study_status(key="t"))
 
     def history(self, broker: wire.BrokerStatus | None) -> StudyHistory:
@@ -193,15 +195,15 @@ def test_past_leases_are_read_while_their_study_is_shown_and_its_database_answer
     assert len(source.past()) == 1
     source.look("t")
     assert source.past() == ()
-    reads, reader.away_seconds = reader.reads, 1.0
+    reads, reader.outage_seconds = reader.reads, 1.0
     picture = source.look("s")
     assert picture.problem == "The database does not answer: training goes on."
-    reader.away_reason = "database or disk is full"
+    reader.outage_reason = "database or disk is full"
     full = "The database cannot be written, as its disk is full: training goes on."
     assert source.look("s").problem == full
     assert source.past() == ()
     assert reader.reads == reads
-    reader.away_seconds = None
+    reader.outage_seconds = None
     source.look("s")
     assert len(source.past()) == 1
 

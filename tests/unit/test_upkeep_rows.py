@@ -11,7 +11,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna, upkeep
-from optuna_hermes._tables import key_attribute
+from optuna_hermes._optuna_tables import key_attribute
 from optuna_hermes.ledger import (
     CheckpointRecord,
     EventRecord,

@@ -23,7 +23,7 @@ from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import pack
-from optuna_hermes.suspend._unsaved import Named
+from optuna_hermes.suspend._unsaved import NameTable
 from optuna_hermes.suspend._values import ValueReader, ValueWriter
 
 
@@ -211,8 +211,8 @@ def test_what_makes_the_values_of_a_dictionary() -> None:
 def test_a_known_object_comes_back_by_its_name() -> None:
     """In the next process it is another one; where there is none, the value cannot be restored."""
     first, second = Meter(1.0), Meter(2.0)
-    tree = ValueWriter({id(first)}, named=Named({"meter": first})).write_only("it", [first])
-    (found,) = ValueReader(HERE, named=Named({"meter": second})).node(tree)
+    tree = ValueWriter({id(first)}, named=NameTable({"meter": first})).write_only("it", [first])
+    (found,) = ValueReader(HERE, named=NameTable({"meter": second})).node(tree)
     assert found is second
     with pytest.raises(SuspendError, match="it refers to meter, which is not there"):
         ValueReader(HERE).node(tree)

@@ -421,11 +421,11 @@ def test_trials_that_fit_nowhere_are_named() -> None:
 )
 def test_a_database_that_is_away_is_shown(problem: str | None, words: str) -> None:
     """The message says too if training still goes on without it."""
-    broker = broker_status(digits(away_seconds=75.0, problem=problem))
+    broker = broker_status(digits(outage_seconds=75.0, problem=problem))
     text = rendered(tables.status_view(broker, None))
     assert f"does not answer since 1:15 min: {words}" in text
     assert problem is None or problem in text
-    full = digits(away_seconds=75.0, away_reason="database or disk is full", problem=problem)
+    full = digits(outage_seconds=75.0, outage_reason="database or disk is full", problem=problem)
     text = rendered(tables.status_view(broker_status(full), None))
     assert "cannot be written, as its disk is full since 1:15 min" in text
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes._tables import StudyFacts
+from optuna_hermes._optuna_tables import StudyFacts
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.view.history import Bar, Best, best_so_far, read_history, trial_states
 from support.memory_ledger import MemoryLedger

@@ -172,7 +172,7 @@ def test_it_says_why_the_ledger_is_not_read() -> None:
 )
 def test_it_says_since_when_the_database_is_away(seconds: float, since: str) -> None:
     """By the minute: a screen reader reads every note that is new."""
-    broker = broker_status(study_status(**ENTRY, away_seconds=seconds))
+    broker = broker_status(study_status(**ENTRY, outage_seconds=seconds))
     page = PageBuilder().build(replace(INPUT, broker=broker))
     assert page["notes"] == [f"The database does not answer{since}; training goes on."]
 
@@ -205,7 +205,7 @@ def test_a_database_that_is_away_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
     """Reading it may take half a minute, in which the page would stand still."""
     page, reader = looking("digits", monkeypatch)
     page.look()
-    reader.broker = broker_status(study_status(**ENTRY, away_seconds=1.0))
+    reader.broker = broker_status(study_status(**ENTRY, outage_seconds=1.0))
     shown = page.look()
     assert reader.reads == 1
     assert shown["notes"] == ["The database does not answer; training goes on."]

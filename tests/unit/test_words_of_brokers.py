@@ -19,7 +19,7 @@ from optuna_hermes.broker._client._starting import connect_or_start
 from optuna_hermes.broker._core._events import Kill, ProcessExpected, StudyRead
 from optuna_hermes.broker._core._memory_manager import size
 from optuna_hermes.broker._core._recovery import RECOVERY_SECONDS
-from optuna_hermes.broker._holder import ServedProcess
+from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server import _ledgers
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import BrokerError, LedgerError, ProtocolError
@@ -127,7 +127,7 @@ def test_what_does_not_agree_with_the_ledger(change: dict[str, Any], words: str)
     pid = broker.worker()
     said = {"epoch": begin(broker, pid), "number": 0, "trial_id": 0, "device": "cpu:0"} | change
     after = broker.successor()
-    worker = after.resume(pid, wire.Resume(study=SPEC, training=True, **said))
+    worker = after.resume(pid, wire.Reattach(study=SPEC, training=True, **said))
     assert refused(after, worker) == f"{words} Ask for another lease, or end."
     assert reasons_of_kills(after) == [words]
 
@@ -155,7 +155,7 @@ def test_what_another_process_has() -> None:
         broker.apply(ProcessExpected(connection=-1 - number, holder=holder))
 
     def resume(pid: int, number: int, epoch: int) -> int:
-        said = wire.Resume(
+        said = wire.Reattach(
             study=SPEC, epoch=epoch, number=number, trial_id=number, device="cpu:0", training=True
         )
         return broker.resume(pid, said)

@@ -20,13 +20,13 @@ import optuna
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
-from optuna_hermes._optuna import _local_ledgers, _patient
+from optuna_hermes._optuna import _local_ledgers, _retrying_storage
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.cli import run
 from optuna_hermes.errors import (
     BrokerError,
     CheckpointError,
-    DatabaseAwayError,
+    DatabaseOutageError,
     HermesError,
     InvalidInputError,
     ObjectiveError,
@@ -463,9 +463,9 @@ def test_a_trial_that_cannot_be_stored(tmp_path: Path) -> None:
 def test_values_that_wait_longer_than_anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial is not told before its values are written; what it waits for is said."""
     study = optuna.create_study()
-    monkeypatch.setattr(_patient, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(_patient, "flush_reports", lambda study, seconds: False)
-    with pytest.raises(DatabaseAwayError) as error:
+    monkeypatch.setattr(_retrying_storage, "LONGEST_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(_retrying_storage, "flush_reports", lambda study, seconds: False)
+    with pytest.raises(DatabaseOutageError) as error:
         _optuna.tell(study, study.ask(), 1.0, None)
     assert str(error.value) == (
         "The study's database does not answer: its last values wait for it. Bring it back, then "

@@ -14,11 +14,11 @@ from optuna_hermes import _parent
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._client import _starting
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._events import Kill, LedgerAway, LedgerBack, WritesFailed
+from optuna_hermes.broker._core._events import Kill, OutageBegan, OutageEnded, WritesFailed
 from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices import _source as _devices
 from optuna_hermes.broker._devices._xid import Xid
-from optuna_hermes.broker._holder import ServedProcess
+from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server import _ledgers, _server, _succession
 from optuna_hermes.broker._server import _readings as readings
 from optuna_hermes.broker._server._ledgers import Ledgers
@@ -142,9 +142,9 @@ def test_what_a_broker_logs_of_its_ledgers(
 ) -> None:
     """A database that is away, one that refuses, and one that is back."""
     caplog.set_level(logging.INFO)
-    server._on_outcome(LedgerAway(studies=("s",), reason="No route to host."))
+    server._on_outcome(OutageBegan(studies=("s",), reason="No route to host."))
     server._on_outcome(WritesFailed(epochs=(), reason="no such table", study="s"))
-    server._on_outcome(LedgerBack(studies=("s",)))
+    server._on_outcome(OutageEnded(studies=("s",)))
     assert caplog.messages == [
         "a database is away, what is to be written waits: No route to host.",
         "the ledger refused: no such table",

@@ -81,7 +81,7 @@ def ends_of(
     )
     job: Any = SimpleNamespace(ids_return=False)
     notes: Any = SimpleNamespace(put=lambda state: None, close=lambda: None)
-    with _optuna.patient(study):
+    with _optuna.retrying(study):
         execution = _TrialExecution(job, study, session, lambda word, reason: None)
         execution._train(study.ask(), objective, notes)
     return ends

@@ -241,7 +241,7 @@ def broker_status(
         connection.close()
 
 
-def connect_patiently(role: str) -> Connection:
+def connect_with_retry(role: str) -> Connection:
     """Connect as ``connect`` does, but wait for a broker that is being started.
 
     Raises:

@@ -21,14 +21,14 @@ class LeaseState:
     """A lease as its client knows it.
 
     Args:
-        resume: the message to the next broker, without what ``message`` adds.
+        reattach: the message to the next broker, without what ``message`` adds.
         granted_at: time of the grant, on the clock of ``message``.
         reports: with the times at which they were made.
         checkpoints: by path, those that are not known to be in the ledger.
         end: that the lease is over.
     """
 
-    resume: wire.Resume
+    reattach: wire.Reattach
     granted_at: float = 0.0
     reports: deque[tuple[float, wire.Report]] = field(
         default_factory=lambda: deque(maxlen=MOST_REPORTS)
@@ -39,15 +39,15 @@ class LeaseState:
     @classmethod
     def none(cls, study: wire.StudySpec) -> LeaseState:
         """State of a client without a lease, whose epoch is 0."""
-        return cls(resume=wire.Resume(study=study, epoch=0, device=""))
+        return cls(reattach=wire.Reattach(study=study, epoch=0, device=""))
 
     @property
     def epoch(self) -> int:
-        return self.resume.epoch
+        return self.reattach.epoch
 
     def change(self, **fields: Any) -> None:
         """Change fields of the message to the next broker."""
-        self.resume = msgspec.structs.replace(self.resume, **fields)
+        self.reattach = msgspec.structs.replace(self.reattach, **fields)
 
     def granted(self, grant: wire.Grant, now: float) -> None:
         """Begin the next lease: the ledger has earlier reports then, not all checkpoints."""
@@ -55,8 +55,8 @@ class LeaseState:
             epoch=grant.epoch,
             device=grant.devices[0],
             others=grant.devices[1:],
-            number=self.resume.number if grant.number is None else grant.number,
-            trial_id=self.resume.trial_id if grant.trial_id is None else grant.trial_id,
+            number=self.reattach.number if grant.number is None else grant.number,
+            trial_id=self.reattach.trial_id if grant.trial_id is None else grant.trial_id,
             training=False,
             asked=None,
             parked=None,
@@ -64,10 +64,10 @@ class LeaseState:
         self.granted_at = now
         self.reports.clear()
 
-    def message(self, now: float, device_seconds: float) -> wire.Resume:
+    def message(self, now: float, device_seconds: float) -> wire.Reattach:
         """Message to the next broker, which does not know this one's clock."""
         return msgspec.structs.replace(
-            self.resume,
+            self.reattach,
             held_seconds=now - self.granted_at,
             device_seconds=device_seconds,
             reports=tuple(

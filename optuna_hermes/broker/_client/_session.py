@@ -33,7 +33,7 @@ from optuna_hermes.model import (
     TierName,
     TrialStatus,
 )
-from optuna_hermes.suspend._base import Footprint, TrialState
+from optuna_hermes.suspend._base import CleanPoint, Footprint
 from optuna_hermes.suspend._disk import read_ahead
 
 if TYPE_CHECKING:
@@ -148,10 +148,11 @@ class TrialSession:
         if self._granted_at is None:
             return self._had_seconds
         held = time.monotonic() - self._granted_at
-        return self._had_seconds + held * (1 + len(self._lease.resume.others))
+        return self._had_seconds + held * (1 + len(self._lease.reattach.others))
 
     @property
     def holds(self) -> bool:
+        """True while it has a lease."""
         return self._granted_at is not None
 
     # -- before training -----------------------------------------------------------------------
@@ -191,7 +192,7 @@ class TrialSession:
     def begin(self, number: int, trial_id: int) -> None:
         """Tell the broker which trial a new lease went to, or was created to be set up."""
         with self._connection.lock:
-            if self._lease.resume.number not in (None, number):
+            if self._lease.reattach.number not in (None, number):
                 # A broker that does not know of this trial has taken it for a worker that waits.
                 raise BrokerError(f"Trial {number} was created, but the lease is for another one.")
             self._lease.change(number=number, trial_id=trial_id)
@@ -261,12 +262,12 @@ class TrialSession:
             self._described = bool(params)
             with self._connection.lock:
                 lease = self._lease
-                lease.change(training=True, stores=stores, params=params or lease.resume.params)
+                lease.change(training=True, stores=stores, params=params or lease.reattach.params)
                 self._connection.send(
                     wire.FirstBatch(epoch=lease.epoch, stores=stores, params=params)
                 )
 
-    def stretches(self, sizes: BatchSizes) -> None:
+    def report_sizes(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
         # Those measured last: a message takes no more.
         told = replace(sizes, seconds=dict([*sizes.seconds.items()][-MOST_SIZES:]))
@@ -290,7 +291,7 @@ class TrialSession:
                 units_left=units_left,
                 params=params,
             )
-            lease.change(units_left=units_left, params=params or lease.resume.params)
+            lease.change(units_left=units_left, params=params or lease.reattach.params)
             lease.reports.append((time.monotonic(), message))
             if units_left != 0:
                 self._decided.clear()
@@ -326,7 +327,7 @@ class TrialSession:
                 )
             )
 
-    def park(self, state: TrialState | None) -> None:
+    def park(self, state: CleanPoint | None) -> None:
         """See ``suspend.Session``; without a state the trial can only wait in its process.
 
         Raises:
@@ -373,14 +374,14 @@ class TrialSession:
             self._connection.send(self._lease.end)
 
     def release(
-        self, reason: str, *, outgrown: bool = False, away: bool = False, final: bool = False
+        self, reason: str, *, outgrown: bool = False, unreachable: bool = False, final: bool = False
     ) -> None:
         """Give the lease back: this process cannot serve the trial, which stays as it was.
 
         Args:
             reason: for people.
             outgrown: the device's memory did not suffice beside what others hold there.
-            away: its checkpoint cannot be read on this host now.
+            unreachable: its checkpoint cannot be read on this host now.
             final: another try on this host would end the same way.
         """
         self.wait_for_device()
@@ -389,7 +390,7 @@ class TrialSession:
                 epoch=self._lease.epoch,
                 reason=reason[:_MOST_CHARACTERS],
                 outgrown=outgrown,
-                away=away,
+                unreachable=unreachable,
                 final=final,
             )
             self._connection.send(self._lease.end)
@@ -408,7 +409,7 @@ class TrialSession:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _put(self, state: TrialState | None, tier: TierName, begin: float) -> None:
+    def _put(self, state: CleanPoint | None, tier: TierName, begin: float) -> None:
         """Suspend the trial into a tier, or move it there; from disk there is no way back."""
         if state is None:
             held, tier = None, "resident"
@@ -434,7 +435,7 @@ class TrialSession:
             self._leave("The trial has left this process before.")
 
     def _say_parked(
-        self, state: TrialState | None, tier: TierName, held: Footprint | None, spent: float
+        self, state: CleanPoint | None, tier: TierName, held: Footprint | None, spent: float
     ) -> None:
         stored = None if held is None else held.stored
         stores = state is not None and self._parking().stores(state)
@@ -448,7 +449,7 @@ class TrialSession:
                 suspend_seconds=spent,
                 checkpoint=stored,
                 # What its ranks hold this process does not know.
-                held_bytes=None if held is None or lease.resume.others else held.device_bytes,
+                held_bytes=None if held is None or lease.reattach.others else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
                 stores=stores,
                 moves=state is not None and state.moves and sessions.worker is self,
@@ -461,7 +462,7 @@ class TrialSession:
 
     def _keep_unconfirmed(self) -> None:
         if self.checkpoint_dir is not None:
-            lease = self._resume()
+            lease = self._reattach()
             parts = {"reports": lease.reports, "checkpoints": lease.checkpoints}
             _journal.change(self.checkpoint_dir, at=time.time(), **parts)
 
@@ -470,7 +471,7 @@ class TrialSession:
         if self.checkpoint_dir is not None:
             _journal.change(self.checkpoint_dir, reports=(), checkpoints=())
 
-    def _wait(self, state: TrialState | None) -> None:
+    def _wait(self, state: CleanPoint | None) -> None:
         begin = time.monotonic()
         while True:
             message = self._next(state, begin)
@@ -496,9 +497,9 @@ class TrialSession:
 
     def _is_present(self, grant: wire.Grant) -> bool:
         """True if a grant is of the current lease, under which the trial has not parked yet."""
-        return grant.epoch == self._lease.epoch and self._lease.resume.parked is None
+        return grant.epoch == self._lease.epoch and self._lease.reattach.parked is None
 
-    def _next(self, state: TrialState | None, begin: float) -> wire.FromBroker | None:
+    def _next(self, state: CleanPoint | None, begin: float) -> wire.FromBroker | None:
         while True:
             try:
                 # A host may have many trials that wait for long: they look less often.
@@ -510,7 +511,7 @@ class TrialSession:
                     self._put(state, "disk", time.monotonic())
                     raise SystemExit(_TERMINATED) from None
 
-    def _back(self, state: TrialState | None) -> bool:
+    def _back(self, state: CleanPoint | None) -> bool:
         """Bring the trial back to its device; False if it has no room there, and waits on."""
         if state is None or self._parked_in is None:  # it has not been moved
             return True
@@ -534,12 +535,12 @@ class TrialSession:
 
     def _introduce(self) -> Iterable[wire.FromClient]:
         lease = self._lease
-        if self._phase is _Phase.SETTING_UP and lease.resume.number is None:
+        if self._phase is _Phase.SETTING_UP and lease.reattach.number is None:
             return []  # it does not wait for a trial, and has none yet: see ``begin``
-        first = self._resume() if lease.epoch else self._ask
+        first = self._reattach() if lease.epoch else self._ask
         return [first] if lease.end is None else [first, lease.end]
 
-    def _resume(self) -> wire.Resume:
+    def _reattach(self) -> wire.Reattach:
         return self._lease.message(time.monotonic(), self.device_seconds)
 
     def _forget_requests(self) -> None:
@@ -640,5 +641,5 @@ class TrialSession:
         lease = self._lease
         if lease.end is not None:
             return not self._noted_end
-        parked = lease.resume.parked
+        parked = lease.reattach.parked
         return parked is not None and parked.tier == "disk" and bool(lease.checkpoints)

@@ -22,7 +22,7 @@ Its name is no identity: studies of several storages may have the same one.
 
 
 @dataclass(kw_only=True, eq=False)
-class OwnSession:
+class SessionEntry:
     """A session of a trial in this process.
 
     Args:
@@ -64,14 +64,14 @@ class Sessions:
     def __init__(self) -> None:
         self.worker: TrialSession | None = None
         self.importing = False
-        self._held: dict[tuple[StudyIdentity, int], OwnSession] = {}
+        self._held: dict[tuple[StudyIdentity, int], SessionEntry] = {}
         self._lock = threading.Lock()
 
     def add(
         self, study: StudyIdentity, number: int, session: TrialSession, **known: Any
-    ) -> OwnSession:
-        """Add the session of a trial, with further ``known`` fields of ``OwnSession``."""
-        held = OwnSession(session=session, study=study, number=number, **known)
+    ) -> SessionEntry:
+        """Add the session of a trial, with further ``known`` fields of ``SessionEntry``."""
+        held = SessionEntry(session=session, study=study, number=number, **known)
         with self._lock:
             self._held[study, number] = held
         return held
@@ -85,17 +85,17 @@ class Sessions:
             held = self._held.pop((study, number), None)
         return None if held is None else held.session
 
-    def all(self) -> list[OwnSession]:
+    def all(self) -> list[SessionEntry]:
         with self._lock:
             return list(self._held.values())
 
-    def of_thread(self) -> OwnSession | None:
+    def of_thread(self) -> SessionEntry | None:
         """A session of the trials that the calling thread trains, None if there is none."""
         me = threading.current_thread()
         return next((held for held in self.all() if held.thread is me), None)
 
     @contextmanager
-    def using(self, study: StudyIdentity, number: int) -> Iterator[OwnSession | None]:
+    def using(self, study: StudyIdentity, number: int) -> Iterator[SessionEntry | None]:
         """Session of a trial, None if there is none; it is not taken away within the block."""
         with self._lock:
             held = self._held.get((study, number))
@@ -110,7 +110,7 @@ class Sessions:
                 held.in_use = False
                 held.seen_at = time.monotonic()
 
-    def take_away(self, held: OwnSession) -> bool:
+    def take_away(self, held: SessionEntry) -> bool:
         """Remove a session, unless a call works with it now or it was removed; True if this did."""
         key = held.study, held.number
         with self._lock:

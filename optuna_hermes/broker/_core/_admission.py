@@ -24,7 +24,7 @@ _SAID_BY: dict[type, tuple[str, ...]] = {
     wire.Ready: ("worker",),
     # A worker comes back to a new broker with a trial that has not begun.
     wire.Register: ("plain", "worker"),
-    wire.Resume: ("worker", "plain"),
+    wire.Reattach: ("worker", "plain"),
     wire.OpenStudy: ("driver",),
     wire.Describe: ("driver",),
     wire.KeepWorkers: ("driver",),
@@ -145,21 +145,21 @@ def _keep_unclaimed_leases(turn: Turn, study: Study, event: StudyRead) -> None:
     One without an owner is of an earlier broker of this host. In a file, which one broker at a time
     trains, it is so whatever the host was called: a container has another name after each start.
     """
-    holders = [each.holder for each in turn.state.awaited.values()]
-    awaited = {holder.epoch for holder in holders}
-    if isinstance(event.message, wire.Resume):
-        awaited.add(event.message.epoch)
+    holders = [each.holder for each in turn.state.recovering.values()]
+    recovering = {holder.epoch for holder in holders}
+    if isinstance(event.message, wire.Reattach):
+        recovering.add(event.message.epoch)
     for lease in event.leases:
         ours = lease.owner == study.broker or (
             lease.owner is None and lease.host == turn.state.host
         )
-        if ours and lease.epoch in awaited:
+        if ours and lease.epoch in recovering:
             study.unclaimed_leases[lease.epoch] = lease
         elif ours:  # at a time that nobody knows
             turn.add(EndLease(study=lease.study, epoch=lease.epoch, ended=None))
     for holder in holders:
         if holder.study == study.spec.key and holder.number in study.trials:
-            study.trials[holder.number].awaited = True
+            study.trials[holder.number].recovering = True
 
 
 def admit_trial(study: Study, number: int, trial_id: int, now: float) -> LiveTrial:
@@ -182,7 +182,7 @@ def take_charge(
     """Give the study to a driver, and take from it what Optuna knows better than the ledger.
 
     Returns:
-        Trials that changed: their trials have ended, or had never been registered.
+        Trials to save: those that ended in Optuna, were never registered, or lose their losses.
     """
     if message.study.policy != study.spec.policy:
         study.memory = None  # another one could not use it
@@ -212,12 +212,12 @@ def take_charge(
         if trial is not None and trial.live and trial.connection is None:
             trial.end(ending)
             changed.append(trial)
-    awaited = {(each.holder.study, each.holder.number) for each in state.awaited.values()}
+    recovering = {(each.holder.study, each.holder.number) for each in state.recovering.values()}
     for number, trial_id in message.adopted.items():
         if number not in study.trials:
             changed.append(admit_trial(study, number, trial_id, now))
             # The earlier broker died before its ledger knew of the trial; its process may live.
-            changed[-1].awaited = (study.spec.key, number) in awaited
+            changed[-1].recovering = (study.spec.key, number) in recovering
     if study.unstarted is not None:
         # Trials that workers have begun, or are about to, since their driver has counted.
         study.unstarted -= state.count_begun(study)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from optuna_hermes.model import Assignment, Decision, Snapshot, TrialView
+from optuna_hermes.model import WAITING_STATES, Assignment, Decision, Snapshot, TrialView
 from optuna_hermes.policies import place
 
 
@@ -42,7 +42,7 @@ def boosted_first(
 
 
 def _is_waiting(trial: TrialView) -> bool:
-    return trial.state in ("pending", "parked", "stored")
+    return trial.state in WAITING_STATES
 
 
 def _left(trials: Sequence[TrialView], chosen: Sequence[Assignment]) -> list[TrialView]:

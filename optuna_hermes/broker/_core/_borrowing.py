@@ -18,7 +18,7 @@ from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import TrialView
 
-_PATIENCE_SECONDS = 60.0
+_ANSWER_SECONDS = 60.0
 """Time after which a trial that was asked for and still waits there cannot be stored."""
 _MOST_MOVING = 0.1
 """Share of the time in which trials may be on their way here."""
@@ -41,7 +41,7 @@ def wanted_elsewhere(
     for number in study.asked_for:
         study.asked_since.setdefault(number, now)
     study.asked_since = {n: at for n, at in study.asked_since.items() if n in theirs}
-    theirs -= {n for n, at in study.asked_since.items() if now - at > _PATIENCE_SECONDS}
+    theirs -= {n for n, at in study.asked_since.items() if now - at > _ANSWER_SECONDS}
     theirs -= study.promised | study.retry_at.keys()
     if not (theirs and slots):
         return ()

@@ -12,8 +12,8 @@ from typing import Literal
 
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
-from optuna_hermes.broker._holder import RecoveringProcess
 from optuna_hermes.broker._protocol import Params, StudyChanged
+from optuna_hermes.broker._served_process import RecoveringProcess
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import Device, TierName, TrialView
 
@@ -45,7 +45,7 @@ class Lease:
         opening: see ``Client``; of a holder that was about to create a trial when it was granted.
         lost_openings: the names of openings of which one process may have created a trial, and died
             before it said so; this one's holder looks for that trial before it creates another.
-        take: the listed trial that its holder is to take, None for the first one that waits.
+        listed_number: the listed trial for its holder, None for the first one that waits.
         refused: its holder has found a trial that it may not have.
         claimed: the row of its trial, which had no owner before; None if it was this broker's.
         energy_joules: what the counters of its devices said in all when it was granted, None if
@@ -73,7 +73,7 @@ class Lease:
     adopted: bool = False
     idle: bool = False
     opening: tuple[str, ...] | None = None
-    take: int | None = None
+    listed_number: int | None = None
     lost_openings: tuple[str, ...] = ()
     refused: bool = False
     claimed: TrialRecord | None = field(default=None, repr=False)
@@ -92,15 +92,15 @@ class Lease:
 class Reservation:
     """Reservation of devices for a trial, or for a new trial (``number`` None).
 
-    One object, shared by the slots of the devices. ``take`` is the new trial's number if it is a
-    listed one.
+    One object, shared by the slots of the devices. ``listed_number`` is the new trial's number if
+    it is a listed one.
     """
 
     study: str
     number: int | None
     slice_seconds: float | None
     batch_size: int | None = None
-    take: int | None = None
+    listed_number: int | None = None
 
 
 @dataclass(kw_only=True)
@@ -108,7 +108,7 @@ class Slot:
     """Device with its lease and its reservation.
 
     Until ``settles_at`` a reading may still show memory that a trial has left. The process
-    ``awaited`` has it from an earlier broker, and no other gets it.
+    ``recovering`` has it from an earlier broker, and no other gets it.
 
     Args:
         context_bytes: what a process was measured to take of it beside what its trial holds, None
@@ -126,7 +126,7 @@ class Slot:
     idle_since: float | None = None
     settles_at: float = 0.0
     context_bytes: int | None = None
-    awaited: int | None = None
+    recovering: int | None = None
     power: PowerState = "on"
     unwanted: bool = False
     power_retry_at: float = 0.0
@@ -144,7 +144,7 @@ class Client:
         prepared: the trial whose checkpoint it has read ahead of time.
         opening: the names of the opening of a trial that it is about to create without a device,
             None if it is not; empty if the trial that it has found is another's.
-        take: the listed trial that it is about to take for that.
+        listed_number: the listed trial that it is about to take for that.
         dismissed: why it was sent away, before its trial had begun or for its study's problem;
             empty if it was not.
         leaving: the devices whose memory it still has, after it said that it leaves, since
@@ -167,7 +167,7 @@ class Client:
     study: str | None = None
     prepared: int | None = None
     opening: tuple[str, ...] | None = None
-    take: int | None = None
+    listed_number: int | None = None
     dismissed: str = ""
     leaving: tuple[str, ...] = ()
     silent_from: float = 0.0
@@ -192,7 +192,7 @@ class BrokerState:
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         context_bytes: what a process takes of a GPU beside what its trial holds, where that was
             never measured.
-        awaited: by the connections under which their ends are reported.
+        recovering: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
         openings: number of the last trial that was set up without a device. Each broker of an
             instance begins at another one, since these numbers are in the names of openings.
@@ -207,7 +207,7 @@ class BrokerState:
     slots: dict[str, Slot] = field(default_factory=dict)
     studies: dict[str, Study] = field(default_factory=dict)
     clients: dict[int, Client] = field(default_factory=dict)
-    awaited: dict[int, RecoveringProcess] = field(default_factory=dict)
+    recovering: dict[int, RecoveringProcess] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
     openings: int = 0
 
@@ -222,9 +222,9 @@ class BrokerState:
         return any(client.role != "viewer" for client in self.clients.values())
 
     @property
-    def recovering(self) -> bool:
+    def in_recovery(self) -> bool:
         """True if processes of an earlier broker may still come back."""
-        return any(not each.late for each in self.awaited.values())
+        return any(not each.late for each in self.recovering.values())
 
     @property
     def has_unpowered(self) -> bool:
@@ -258,9 +258,11 @@ class BrokerState:
         """The listed trials of a study that nobody has taken, or is about to."""
         if not study.listed:
             return {}
-        taken = {each.take for each in self.reserved(study.spec.key)}
-        taken |= {lease.take for lease in self.leases_of(study) if lease.number is None}
-        taken |= {self.clients[each].take for each in study.workers if self.clients[each].opening}
+        taken = {each.listed_number for each in self.reserved(study.spec.key)}
+        taken |= {lease.listed_number for lease in self.leases_of(study) if lease.number is None}
+        taken |= {
+            self.clients[each].listed_number for each in study.workers if self.clients[each].opening
+        }
         left = ((number, each) for number, each in study.listed.items() if number not in taken)
         return {number: each for number, each in left if number not in study.trials}
 

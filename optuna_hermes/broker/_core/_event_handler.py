@@ -11,13 +11,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _checkpoints_away as checkpoints_away
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core import _failed_returns as failed_returns
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
+from optuna_hermes.broker._core import _unreachable_checkpoints as unreachable_checkpoints
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
@@ -28,7 +28,6 @@ from optuna_hermes.broker._core._admission import (
     take_charge,
 )
 from optuna_hermes.broker._core._broker_state import (
-    CONTEXT_BYTES,
     BrokerState,
     Client,
     Lease,
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._core._overrides import Overrides
     from optuna_hermes.broker._core._power import Power
     from optuna_hermes.broker._core._recovery import Recovery
-    from optuna_hermes.broker._core._sharing import Sharing
+    from optuna_hermes.broker._core._shared_studies import Sharing
     from optuna_hermes.curves import CurveCache
 
 _OfTraining = wire.Beat | wire.Report | wire.SizesReport | wire.FirstBatch | wire.Begin
@@ -76,8 +75,6 @@ class EventHandler:
             name.
         openings: see ``BrokerState``.
         wall_offset: wall clock minus monotonic clock, in seconds.
-        host_budget_bytes: host memory that trials may take for what they move off their devices.
-        context_bytes: as in ``BrokerState``.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
     """
@@ -90,8 +87,6 @@ class EventHandler:
         instance: str = "",
         openings: int = 0,
         wall_offset: float = 0.0,
-        host_budget_bytes: int = 0,
-        context_bytes: int = CONTEXT_BYTES,
         grace_seconds: float = GRACE_SECONDS,
         powers: bool = False,
     ) -> None:
@@ -100,8 +95,6 @@ class EventHandler:
             instance=instance,
             openings=openings,
             wall_offset=wall_offset,
-            host_budget_bytes=host_budget_bytes,
-            context_bytes=context_bytes,
         )
         self.state.slots = {device.id: Slot(device=device) for device in devices}
         self._power: Power | None = None
@@ -164,9 +157,9 @@ class EventHandler:
         elif isinstance(event, events.ClaimConflict):
             self._sharing.claim_conflict(turn, event)
             self._scheduler.schedule(turn)
-        elif isinstance(event, events.LedgerAway):
+        elif isinstance(event, events.OutageBegan):
             outage.begin(turn, event)
-        elif isinstance(event, events.LedgerBack):
+        elif isinstance(event, events.OutageEnded):
             outage.end(turn, event)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.PowerSwitched) and self._power is not None:
@@ -175,10 +168,10 @@ class EventHandler:
             self._watchdog.observed(event, now)
         elif isinstance(event, events.Tick):
             outage.give_up(turn)
-            checkpoints_away.end_waits(turn)
+            unreachable_checkpoints.end_waits(turn)
             failed_returns.end_waits(turn)
             self._watchdog.end(turn)
-            if self.state.awaited:
+            if self.state.recovering:
                 self._recovery.end(turn)
             self._scheduler.extend(turn)  # first: a longer slice may be due to look ahead in
             self._scheduler.look_ahead(turn)
@@ -203,8 +196,8 @@ class EventHandler:
 
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._watchdog.wakeups(), *outage.wakeups(self.state)]
-        times += [*checkpoints_away.wakeups(self.state), *failed_returns.wakeups(self.state)]
-        if self.state.awaited:
+        times += [*unreachable_checkpoints.wakeups(self.state), *failed_returns.wakeups(self.state)]
+        if self.state.recovering:
             times += self._recovery.wakeups()
         for slot in self.state.slots.values():
             if slot.lease is None and slot.reservation and slot.settles_at > now:
@@ -219,7 +212,7 @@ class EventHandler:
         """Begin silences anew after the broker was stopped: its clients were not silent."""
         if self._wakeup is not None and now - self._wakeup > STALL_SECONDS:
             self._watchdog.restart_timeouts(now)
-            if self.state.awaited:
+            if self.state.recovering:
                 self._recovery.restart_timeouts(now)
 
     def silent(self, now: float) -> dict[int, int]:
@@ -230,7 +223,7 @@ class EventHandler:
     @property
     def idle(self) -> bool:
         """True if nothing would be lost if the broker ended now."""
-        if self.state.needed or self.state.awaited:
+        if self.state.needed or self.state.recovering:
             return False
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
@@ -251,7 +244,7 @@ class EventHandler:
 
     @cached_property
     def _recovery(self) -> Recovery:
-        # Few brokers follow one that died, and have anything awaited.
+        # Few brokers follow one that died, and have anything recovering.
         from optuna_hermes.broker._core._recovery import Recovery
 
         return Recovery(self.state)
@@ -259,7 +252,7 @@ class EventHandler:
     @cached_property
     def _sharing(self) -> Sharing:
         # Few studies are shared by several hosts.
-        from optuna_hermes.broker._core._sharing import Sharing
+        from optuna_hermes.broker._core._shared_studies import Sharing
 
         return Sharing(self.state, self._policy_runner, self._memory, self._ends)
 
@@ -361,14 +354,14 @@ class EventHandler:
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
         elif isinstance(message, wire.SizesReport):
-            progress.stretches(turn, trial, message)
+            progress.sizes_reported(turn, trial, message)
         elif isinstance(message, wire.Ended):
             self._ended(turn, lease, trial, message)
         elif isinstance(message, wire.Released):
             self._released(turn, lease, trial, message)
 
     def _ready(self, turn: Turn, connection: int, message: wire.Ready) -> None:
-        if self.state.awaited:
+        if self.state.recovering:
             self._recovery.release_ungranted(turn, self.state.clients[connection].pid)
         study = self.state.studies.get(message.study)
         self.state.clients[connection].study = message.study
@@ -435,8 +428,8 @@ class EventHandler:
         self._ends.take_back(turn, trial)
         if message.outgrown:
             self._ends.out_of_memory(turn, slots, trial, "outgrew its memory on")
-        elif message.away:
-            checkpoints_away.released(turn, trial, message.reason)
+        elif message.unreachable:
+            unreachable_checkpoints.released(turn, trial, message.reason)
         elif trial.checkpoints and not lease.training:
             failed_returns.released(turn, trial, message.reason, final=message.final)
         else:
@@ -450,8 +443,8 @@ class EventHandler:
     def _study_read(self, turn: Turn, event: events.StudyRead) -> None:
         study = admit_study(turn, event)
         connection, message = event.connection, event.message
-        if isinstance(message, wire.Resume):
-            self._resume(turn, study, connection, message)
+        if isinstance(message, wire.Reattach):
+            self._reattach(turn, study, connection, message)
             return
         reason = refusal(self.state, study, event)
         if reason is not None:
@@ -462,7 +455,7 @@ class EventHandler:
         if isinstance(message, wire.Register):
             is_new = message.number not in study.trials
             pid, key = self.state.clients[connection].pid, study.spec.key
-            if self.state.awaited:
+            if self.state.recovering:
                 self._recovery.release_ungranted(turn, pid, study=key, number=message.number)
             trial = admit_trial(study, message.number, message.trial_id, turn.now)
             trial.register(connection, turn.now)
@@ -493,11 +486,11 @@ class EventHandler:
             self._ready(turn, ready, wire.Ready(study=study.spec.key))
         self._scheduler.schedule(turn)
 
-    def _resume(self, turn: Turn, study: Study, connection: int, message: wire.Resume) -> None:
-        from optuna_hermes.broker._core._resume import resume  # as for `_recovery`
+    def _reattach(self, turn: Turn, study: Study, connection: int, message: wire.Reattach) -> None:
+        from optuna_hermes.broker._core._reattach import reattach  # as for `_recovery`
 
         client, key = self.state.clients[connection], study.spec.key
-        reason = resume(self._recovery, self._ends, turn, study, connection, message)
+        reason = reattach(self._recovery, self._ends, turn, study, connection, message)
         if reason is None:
             client.study = key
             if client.role == "worker":
@@ -520,7 +513,7 @@ class EventHandler:
     def _connected(self, event: events.Connected) -> None:
         client = Client(pid=event.pid, role=event.role, started=event.started)
         self.state.clients[event.connection] = client
-        if self.state.awaited and client.role in ("worker", "plain"):
+        if self.state.recovering and client.role in ("worker", "plain"):
             self._recovery.met(client.pid)
 
     def _disconnected(self, turn: Turn, event: events.Disconnected) -> None:
@@ -532,14 +525,14 @@ class EventHandler:
 
     def _gone(self, turn: Turn, connection: int) -> bool:
         """Remove a client; True if devices may have to be decided about."""
-        if connection in self.state.awaited:
+        if connection in self.state.recovering:
             self._recovery.gone(turn, connection)
             return True
         client = self.state.clients.get(connection)
         if client is not None:
             self._lose_trials(turn, connection)
             del self.state.clients[connection]
-            if self.state.awaited:
+            if self.state.recovering:
                 self._recovery.lost(turn, client.pid)
             if client.finishes:
                 self._overrides.gone(turn, client)

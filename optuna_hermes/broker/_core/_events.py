@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from optuna_hermes.broker._holder import ServedProcess
-from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Register, Resume
+from optuna_hermes.broker._protocol import FromBroker, FromClient, OpenStudy, Reattach, Register
+from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.ledger._records import (
     CheckpointRecord,
     EventRecord,
@@ -73,7 +73,7 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRead:
-    """``OpenStudy``, ``Register`` or ``Resume``, with what the ledger knows of the study.
+    """``OpenStudy``, ``Register`` or ``Reattach``, with what the ledger knows of the study.
 
     Args:
         last_epoch: the highest one there was.
@@ -83,7 +83,7 @@ class StudyRead:
     """
 
     connection: int
-    message: OpenStudy | Register | Resume
+    message: OpenStudy | Register | Reattach
     last_epoch: int = 0
     leases: tuple[LeaseRecord, ...] = ()
     trials: tuple[TrialRecord, ...] = ()
@@ -174,7 +174,7 @@ class WritesFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerAway:
+class OutageBegan:
     """Outage: the database of these studies cannot be reached, and records wait.
 
     Args:
@@ -191,7 +191,7 @@ class LedgerAway:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LedgerBack:
+class OutageEnded:
     """End of an outage: the database answers; leases that were uncommitted have been granted."""
 
     studies: tuple[str, ...]
@@ -232,8 +232,8 @@ Event = (
     | DevicesPolled
     | ClaimConflict
     | WritesFailed
-    | LedgerAway
-    | LedgerBack
+    | OutageBegan
+    | OutageEnded
     | PowerSwitched
     | Observed
     | Tick

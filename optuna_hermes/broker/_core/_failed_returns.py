@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection, Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._checkpoints_away import MOST_FAILED, RETRY_SECONDS
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
+from optuna_hermes.broker._core._unreachable_checkpoints import MOST_FAILED, RETRY_SECONDS
 
 
 def released(turn: Turn, trial: LiveTrial, reason: str, *, final: bool) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.broker._protocol import Ending, Params, Parked
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import (
+    LIVE_STATES,
     BatchSizes,
     Checkpoint,
     Curve,
@@ -25,17 +26,15 @@ if TYPE_CHECKING:
 MOST_LOSSES = 3
 """Losses of processes without a new unit, after which a trial gets no further one."""
 
-_LIVE: tuple[TrialStatus, ...] = ("pending", "running", "parked", "stored")
-
-TRANSITIONS: Mapping[str, tuple[tuple[TrialStatus, ...], tuple[TrialStatus, ...]]] = {
+TRANSITIONS: Mapping[str, tuple[Collection[TrialStatus], tuple[TrialStatus, ...]]] = {
     "register": (("pending", "stored"), ("pending",)),
     # Running again: a process may say twice which trial it has begun.
-    "start": (_LIVE, ("running",)),
+    "start": (LIVE_STATES, ("running",)),
     "park": (("running", "parked"), ("parked",)),
-    "leave_process": (_LIVE, ("pending", "stored")),
+    "leave_process": (LIVE_STATES, ("pending", "stored")),
     "undo_start": (("running",), ("pending", "parked")),
     "come_back": (("pending", "stored"), ("parked",)),
-    "end": (_LIVE, ("done", "failed")),
+    "end": (LIVE_STATES, ("done", "failed")),
 }
 """The methods that change the state of a trial: from which states, and to which."""
 
@@ -71,7 +70,7 @@ class LiveTrial:
         sizes: of its batches, None if they do not change, or that is not known yet.
         speeds: what was measured of it.
         seen: its last view for a policy, behind the values it was made from.
-        awaited: a process that has not come back yet may have it.
+        recovering: a process that has not come back yet may have it.
         owner: the broker it belongs to in the ledger, where several hosts share the study.
         row: its row in the ledger, as it was read or written last; None while it has none.
     """
@@ -116,7 +115,7 @@ class LiveTrial:
     sizes: BatchSizes | None = None
     speeds: tuple[Speed, ...] = ()
     seen: tuple[Any, TrialView] | None = field(default=None, repr=False, compare=False)
-    awaited: bool = False
+    recovering: bool = False
     owner: str | None = None
     row: TrialRecord | None = field(default=None, repr=False, compare=False)
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -124,7 +123,7 @@ class LiveTrial:
     @property
     def live(self) -> bool:
         """True if it has still to be trained."""
-        return self.state in _LIVE
+        return self.state in LIVE_STATES
 
     @property
     def given_up(self) -> bool:
@@ -143,7 +142,7 @@ class LiveTrial:
     def in_process(self) -> bool:
         """True if it is in the memory of a process, or may be."""
         has_process = self.connection is not None or self.state in ("running", "parked")
-        return self.live and (has_process or self.awaited)
+        return self.live and (has_process or self.recovering)
 
     @property
     def evicting(self) -> bool:

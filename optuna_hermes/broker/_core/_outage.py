@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._events import Command, LedgerAway, LedgerBack, Send
+from optuna_hermes.broker._core._events import Command, OutageBegan, OutageEnded, Send
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Yield
@@ -14,11 +14,11 @@ AWAY_SECONDS = 300.0
 """Time for which training goes on in an outage, before everything is suspended to disk."""
 
 
-def begin(turn: Turn, event: LedgerAway) -> None:
+def begin(turn: Turn, event: OutageBegan) -> None:
     """Cancel reservations and unsent yields where nothing can be granted."""
     for study in _known(turn, event.studies):
-        if study.away_since is None:
-            study.away_since, study.away_reason = turn.now, event.reason
+        if study.outage_since is None:
+            study.outage_since, study.outage_reason = turn.now, event.reason
         study.watched_since = None
         turn.state.cancel_reservations(study)
     for lease in turn.state.leases():
@@ -34,10 +34,10 @@ def begin(turn: Turn, event: LedgerAway) -> None:
                     turn.state.unreserve(slot.reservation)
 
 
-def end(turn: Turn, event: LedgerBack) -> None:
+def end(turn: Turn, event: OutageEnded) -> None:
     """End an outage: uncommitted leases begin now."""
     for study in _known(turn, event.studies):
-        study.away_since = None
+        study.outage_since = None
     for lease in turn.state.leases():
         if lease.uncommitted and lease.study in event.studies:
             lease.uncommitted = False
@@ -49,8 +49,8 @@ def end(turn: Turn, event: LedgerBack) -> None:
 def wakeups(state: BrokerState) -> Iterator[float]:
     """Times at which an outage has lasted too long."""
     for study in state.studies.values():
-        if study.away_since is not None and not (study.draining or study.is_plain):
-            yield study.away_since + AWAY_SECONDS
+        if study.outage_since is not None and not (study.draining or study.is_plain):
+            yield study.outage_since + AWAY_SECONDS
 
 
 def give_up(turn: Turn) -> None:
@@ -59,14 +59,14 @@ def give_up(turn: Turn) -> None:
     Trials of plain Optuna could not be suspended to disk: they wait until it is back.
     """
     for study in turn.state.studies.values():
-        since = study.away_since
+        since = study.outage_since
         if since is None or study.problem or study.is_plain:
             continue
         if turn.now >= since + AWAY_SECONDS:
             study.problem = (
                 f"The database did not answer for {AWAY_SECONDS:.0f} s, so every trial was "
                 f"suspended to disk: bring it back, then run the same command again. "
-                f"{study.away_reason}"
+                f"{study.outage_reason}"
             )
 
 
@@ -87,7 +87,7 @@ def to_answer(state: BrokerState, commands: Iterable[Command]) -> dict[int, str]
         if isinstance(command, Send) and isinstance(command.message, Yield):
             slot = state.slot_of(command.message.epoch)
             study = state.studies[slot.lease.study] if slot and slot.lease else None
-            if study is not None and not study.draining and study.away_since is None:
+            if study is not None and not study.draining and study.outage_since is None:
                 asked[command.message.epoch] = study.spec.key
     return asked
 

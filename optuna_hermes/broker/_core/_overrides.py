@@ -47,7 +47,7 @@ class Overrides:
             if lease.yielding or not self._is_held(lease.study, lease.number):
                 continue
             study = self._state.studies[lease.study]
-            if study.away_since is None:  # else its devices could not be granted
+            if study.outage_since is None:  # else its devices could not be granted
                 lease.deadline = min(lease.deadline, turn.now)
                 self._leave(turn, study, lease)
 
@@ -111,7 +111,7 @@ class Overrides:
             turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
     def _refusal(self, study: Study, asker: Client, message: wire.UserCommand) -> str | None:
-        if study.away_since is not None:
+        if study.outage_since is not None:
             return f"The database of study {study.spec.name!r} is away: try again when it is back."
         if isinstance(message, wire.ChangePolicy):
             return None
@@ -194,7 +194,7 @@ _NOT_SERVED = "No study of this key is served by this broker: run it with `optun
 
 def _waits(study: Study, trial: LiveTrial) -> bool:
     """True if any process may still have a trial."""
-    return trial.connection is not None or trial.awaited or study.is_elsewhere(trial)
+    return trial.connection is not None or trial.recovering or study.is_elsewhere(trial)
 
 
 def _changed(study: Study, changes: Mapping[int, Override | None]) -> dict[int, Override]:

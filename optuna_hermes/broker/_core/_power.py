@@ -56,7 +56,7 @@ class Power:
         A device goes only with nothing on it, none on the way to it, and no policy that wants
         it; it is woken as soon as one does. Where no study is served all stays as it is.
         """
-        if self._state.recovering:
+        if self._state.in_recovery:
             return
         studies = self._state.studies_at_work()
         for id_, slot in self._state.slots.items():
@@ -91,7 +91,7 @@ class Power:
 
     def _is_empty(self, slot: Slot) -> bool:
         """True if nothing is on a device, nor on its way there."""
-        taken = slot.lease or slot.reservation or slot.awaited is not None
+        taken = slot.lease or slot.reservation or slot.recovering is not None
         works = slot.device.healthy and slot.device.free
         return works and not (taken or self._state.leaving(slot) or self._state.parked_on(slot))
 

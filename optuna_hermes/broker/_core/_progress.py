@@ -56,7 +56,7 @@ def is_taken(study: Study, trial: LiveTrial, connection: int, *, found: bool) ->
     """True if a trial is not for the worker that begins it, as a new one if it ``found`` it."""
     if not trial.live or trial.connection not in (None, connection) or study.is_elsewhere(trial):
         return True
-    return found and (trial.awaited or bool(trial.checkpoints))
+    return found and (trial.recovering or bool(trial.checkpoints))
 
 
 def send_away(turn: Turn, connection: int, trial: LiveTrial) -> None:
@@ -96,7 +96,7 @@ def training(
     elif not (trial.units or lease.adopted):
         study.measure_opening(now - lease.started)
     study.add_overhead(kind, lease.device_seconds(now))
-    if message.stores and not (lease.yielding or study.stretches):
+    if message.stores and not (lease.yielding or study.is_elastic):
         # What it took to come here may be longer than the slice, in which it would train nothing.
         lease.deadline = max(lease.deadline, now + study.spec.slice_seconds / 2)
 
@@ -143,7 +143,7 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     )
 
 
-def stretches(turn: Turn, trial: LiveTrial, message: wire.SizesReport) -> None:
+def sizes_reported(turn: Turn, trial: LiveTrial, message: wire.SizesReport) -> None:
     """Take the sizes of a trial's batches, with an event if the current one has changed."""
     sizes = message.sizes
     if not sizes.valid:

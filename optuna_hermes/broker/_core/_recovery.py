@@ -1,4 +1,4 @@
-"""Recovery after a broker's death: processes that are awaited, until they go on. Pure."""
+"""Recovery after a broker's death: processes that are recovering, until they go on. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import ProcessExpected
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._holder import RecoveringProcess, ServedProcess
-from optuna_hermes.broker._protocol import Resume
+from optuna_hermes.broker._protocol import Reattach
+from optuna_hermes.broker._served_process import RecoveringProcess, ServedProcess
 
 RECOVERY_SECONDS = 10.0
 """Time without any grant while a process has not come back yet."""
@@ -25,20 +25,20 @@ class Recovery:
         """Await a process that lives and may have a device, or a trial in its memory."""
         holder = event.holder
         process = RecoveringProcess(holder=holder, until=now + RECOVERY_SECONDS)
-        self._state.awaited[event.connection] = process
+        self._state.recovering[event.connection] = process
         # Another study's ledger may know of earlier epochs only.
         self._state.epoch = max(self._state.epoch, holder.epoch)
         for id_ in holder.devices:
             if id_ in self._state.slots:
-                self._state.slots[id_].awaited = event.connection
+                self._state.slots[id_].recovering = event.connection
 
     def wakeups(self) -> Iterator[float]:
-        """Times at which a process has been awaited for long enough."""
-        return (each.until for each in self._state.awaited.values() if not each.late)
+        """Times at which a process has been recovering for long enough."""
+        return (each.until for each in self._state.recovering.values() if not each.late)
 
     def restart_timeouts(self, now: float) -> None:
         """Begin the waiting times anew: the broker was stopped, and messages are unread."""
-        for each in self._state.awaited.values():
+        for each in self._state.recovering.values():
             each.until = now + RECOVERY_SECONDS
 
     def end(self, turn: Turn) -> None:
@@ -47,7 +47,7 @@ class Recovery:
         A worker is killed, and what it has is free once it is gone. The process of a plain trial
         is its user's: what it has stays its own.
         """
-        for connection, each in self._state.awaited.items():
+        for connection, each in self._state.recovering.items():
             if not each.late and turn.now >= each.until:
                 each.late = True
                 self._kill(turn, connection, each)
@@ -59,7 +59,7 @@ class Recovery:
         for each in self._of(pid).values():
             each.met = True
 
-    def resumed(self, turn: Turn, pid: int, message: Resume) -> ServedProcess | None:
+    def reattached(self, turn: Turn, pid: int, message: Reattach) -> ServedProcess | None:
         """End the wait for a process that reports what it has, and return what was known of it."""
         holder = None
         for connection, each in self._of(pid).items():
@@ -80,8 +80,8 @@ class Recovery:
                 self._kill(turn, connection, each)
 
     def gone(self, turn: Turn, connection: int) -> None:
-        """Handle the end of a process that is awaited."""
-        each = self._state.awaited.get(connection)
+        """Handle the end of a process that is recovering."""
+        each = self._state.recovering.get(connection)
         if each is not None and each.met:
             # Its last messages may be unread: ``lost`` follows when its connection ends.
             each.ended = True
@@ -104,9 +104,9 @@ class Recovery:
     # -- inside --------------------------------------------------------------------------------
 
     def _of(self, pid: int) -> dict[int, RecoveringProcess]:
-        """Entries of a process that is awaited, by connections."""
-        awaited = self._state.awaited.items()
-        return {connection: each for connection, each in awaited if each.holder.pid == pid}
+        """Entries of a process that is recovering, by connections."""
+        recovering = self._state.recovering.items()
+        return {connection: each for connection, each in recovering if each.holder.pid == pid}
 
     def _kill(self, turn: Turn, connection: int, process: RecoveringProcess) -> None:
         if process.holder.role == "worker" and not process.met:
@@ -119,10 +119,10 @@ class Recovery:
 
     def _settle(self, turn: Turn, connection: int, process: RecoveringProcess) -> LiveTrial | None:
         """End the wait for a process, and its lease if that is unclaimed; return its trial."""
-        del self._state.awaited[connection]
+        del self._state.recovering[connection]
         for slot in self._state.slots.values():
-            if slot.awaited == connection:
-                slot.awaited = None
+            if slot.recovering == connection:
+                slot.recovering = None
         study = self._state.studies.get(process.holder.study)
         if study is None:
             return None
@@ -131,12 +131,12 @@ class Recovery:
             turn.end_lease(lease)
         trial = None if process.holder.number is None else study.trials.get(process.holder.number)
         if trial is not None:
-            trial.awaited = False
+            trial.recovering = False
         return trial
 
 
-def _is_about(message: Resume, holder: ServedProcess) -> bool:
-    """True if a process reports on the lease or trial for which it is awaited.
+def _is_about(message: Reattach, holder: ServedProcess) -> bool:
+    """True if a process reports on the lease or trial for which it is recovering.
 
     The epoch is an older one if its last grant never reached it.
     """

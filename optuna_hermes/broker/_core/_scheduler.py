@@ -52,10 +52,10 @@ class Scheduler:
         Nothing is decided while processes of an earlier broker may still come back. Where devices
         are powered down policies are asked too when there is nothing to assign: they may be woken.
         """
-        if self._state.recovering:
+        if self._state.in_recovery:
             return
         self._drop_vain_reservations(turn.now)
-        studies = [s for s in self._state.studies_at_work() if s.away_since is None]
+        studies = [s for s in self._state.studies_at_work() if s.outage_since is None]
         self._join(studies, turn.now)
         if len(studies) > 1:
             self._decide_within_shares(turn, studies)
@@ -79,7 +79,7 @@ class Scheduler:
             self.ask_to_yield(turn, lease)
             return True
         # Slices of a study whose trials may have several devices end together.
-        if lease.deadline - turn.now > unit / 2 or study.stretches:
+        if lease.deadline - turn.now > unit / 2 or study.is_elastic:
             return False
         lease.deadline = turn.now
         self.schedule(turn)
@@ -90,7 +90,7 @@ class Scheduler:
         for lease in self._state.leases():
             study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
             over = lease.deadline <= turn.now and not (lease.yielding or lease.extended)
-            if trial is None or not over or study.stretches:
+            if trial is None or not over or study.is_elastic:
                 continue
             had = trial.device_seconds + lease.device_seconds(turn.now) - trial.curve.seconds
             left = (study.unit_seconds(trial) - had) / len(lease.devices)
@@ -108,7 +108,7 @@ class Scheduler:
             if all(not slot.lease and self._memory.usable(slot) for slot in slots):
                 self._grant_next(turn, reservation, slots)
         for study in self._state.studies.values():
-            if study.away_since is None:
+            if study.outage_since is None:
                 self._free_processes(turn, study)
 
     def ask_to_yield(self, turn: Turn, lease: Lease, *, to_disk: bool = False) -> None:
@@ -167,7 +167,7 @@ class Scheduler:
                 self._decide(turn, study, slots)
 
     def _in_turn(self, studies: Sequence[Study], now: float) -> list[Study]:
-        """Those with the fewest devices first, of these the one that had them for less."""
+        """The studies by their number of devices, and those of one number by device time."""
         return sorted(studies, key=lambda s: (self._n_devices(s, now), self._had(s, now)))
 
     def _had(self, study: Study, now: float) -> float:
@@ -201,7 +201,7 @@ class Scheduler:
         """True if a policy may be asked about this device now, with all others of its lease."""
         lease = slot.lease
         together = [slot] if lease is None else self._state.slots_of(lease)
-        if any(x.reservation or not x.device.healthy or x.awaited is not None for x in together):
+        if any(x.reservation or not x.device.healthy or x.recovering is not None for x in together):
             return False
         if lease is None:
             return self._memory.usable(slot) and self._memory.keeper(slot) is None
@@ -210,11 +210,11 @@ class Scheduler:
     def _is_up(self, lease: Lease, now: float) -> bool:
         """True if the slice of a trial is over, and it was not asked to leave yet."""
         study, trial = self._state.studies[lease.study], self._state.trial_of(lease)
-        if trial is None or study.away_since is not None or lease.yielding:
+        if trial is None or study.outage_since is not None or lease.yielding:
             return False
         # Before its first batch a loop would leave with nothing trained; others say of none.
         begins = study.sets_up if lease.from_tier is None else trial.stores
-        return lease.deadline <= now and (lease.training or not begins or study.stretches)
+        return lease.deadline <= now and (lease.training or not begins or study.is_elastic)
 
     def _keeps_others_off(self, lease: Lease, slots: Sequence[Slot]) -> bool:
         """True if nobody else could use its devices while its trial's process lives."""
@@ -224,7 +224,7 @@ class Scheduler:
 
     def _decide(self, turn: Turn, study: Study, slots: list[Slot]) -> None:
         decide = partial(self._policy_runner.decide, study, slots, turn.now)
-        if study.stretches:
+        if study.is_elastic:
             from optuna_hermes.broker._core._elastic import worthwhile  # few studies are elastic
 
             decision = worthwhile(decide, study, partial(self._slice, study, "disk"))
@@ -265,7 +265,7 @@ class Scheduler:
             number=None if is_new else assignment.trial,
             slice_seconds=assignment.slice_seconds,
             batch_size=assignment.batch_size,
-            take=assignment.trial if is_new else None,
+            listed_number=assignment.trial if is_new else None,
         )
         for slot in slots:
             slot.reservation = reservation
@@ -297,7 +297,7 @@ class Scheduler:
         the others if half of it fits until then, or a slice later. All are as long as for a trial
         that comes from disk, since a trial that changes its number does.
         """
-        if not study.stretches:
+        if not study.is_elastic:
             return now + self._slice(study, tier, seconds)
         length = self._slice(study, "disk", seconds)
         ends = (
@@ -402,7 +402,7 @@ class Scheduler:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
         # One that is about to create a trial has been told which one.
-        lease.take = reservation.take if lease.opening is None else None
+        lease.listed_number = reservation.listed_number if lease.opening is None else None
         grant = _grant_message(lease, slots, trial, alone, reservation.batch_size)
         turn.send(connection, grant)
 
@@ -475,7 +475,7 @@ class Scheduler:
         if lease.prefetched or lease.yielding or lease.number is None:
             return None
         study = self._state.studies[lease.study]
-        if study.away_since is not None:
+        if study.outage_since is not None:
             return None
         # The tier of the next trial is not known yet: the slower way back counts.
         cost = max(study.cost("host"), study.cost("disk"))
@@ -486,7 +486,7 @@ class Scheduler:
 
     def look_ahead(self, turn: Turn) -> None:
         """Bring the next trial nearer where it is time to: a guess, for nothing is reserved."""
-        if self._state.recovering:
+        if self._state.in_recovery:
             return
         for lease in self._state.leases():
             due = self.look_ahead_at(lease)
@@ -552,7 +552,7 @@ def _grant_message(
         checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
         device_seconds=trial.device_seconds if trial else 0.0,
         lost=lease.lost_openings,
-        take=lease.take,
+        listed_number=lease.listed_number,
         batch_size=batch_size,
     )
 

@@ -191,20 +191,20 @@ def _is_suited(state: BrokerState, study: Study) -> bool:
     # A process sees the GPU of its lease alone, and of several hosts each counts the leases.
     cpus = all(slot.device.kind == "cpu" for slot in state.slots.values())
     ends = study.draining or study.problem
-    return cpus and study.broker is None and not ends and not study.stretches
+    return cpus and study.broker is None and not ends and not study.is_elastic
 
 
-def _set_up(turn: Turn, study: Study, connection: int, take: int | None) -> None:
+def _set_up(turn: Turn, study: Study, connection: int, listed_number: int | None) -> None:
     state, client = turn.state, turn.state.clients[connection]
     state.openings += 1
     # No other broker has both: the names of openings are unique in their study.
     name = f"{state.instance}:{state.openings}"
     lost = study.lost_openings.pop() if study.lost_openings else ()
-    client.opening, client.take = (name, *lost), take
+    client.opening, client.listed_number = (name, *lost), listed_number
     client.prepared, client.silent_from = None, turn.now
     study.idle.remove(connection)
     study.leave_unstarted(-1)
-    turn.send(connection, wire.SetUp(name=name, lost=lost, take=take))
+    turn.send(connection, wire.SetUp(name=name, lost=lost, listed_number=listed_number))
 
 
 def _set_up_by(state: BrokerState, study: Study) -> set[int]:

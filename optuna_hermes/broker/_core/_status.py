@@ -62,7 +62,7 @@ def broker_status(
         host_memory=HostMemory(
             used_bytes=state.host_used_bytes, budget_bytes=state.host_budget_bytes
         ),
-        awaited=tuple(sorted({each.holder.pid for each in state.awaited.values()})),
+        recovering=tuple(sorted({each.holder.pid for each in state.recovering.values()})),
         devices=all_devices(
             state, now, memory.problem, lambda slot: _residents(slot, state, memory)
         ),
@@ -161,8 +161,8 @@ def study_status(
         draining=study.draining,
         problem=study.problem,
         problem_may_pass=study.problem_may_pass,
-        away_seconds=None if study.away_since is None else now - study.away_since,
-        away_reason="" if study.away_since is None else study.away_reason,
+        outage_seconds=None if study.outage_since is None else now - study.outage_since,
+        outage_reason="" if study.outage_since is None else study.outage_reason,
         held=_wanted(study, "held"),
         boosted=_wanted(study, "boosted"),
         finishing=_wanted(study, "finishing"),

@@ -11,6 +11,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._protocol import StudySpec
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import (
+    WAITING_STATES,
     OverheadKind,
     Override,
     TierName,
@@ -50,7 +51,7 @@ class Failures:
 class Study:
     """A study that is being served; its counters begin when its driver comes.
 
-    Its ledger's database is away since ``away_since``, for ``away_reason``.
+    Its ledger's database is away since ``outage_since``, for ``outage_reason``.
 
     Args:
         unclaimed_leases: leases of earlier brokers, by epoch, whose processes have not come back
@@ -108,8 +109,8 @@ class Study:
     workers: set[int] = field(default_factory=set)
     draining: bool = False
     problem: str | None = None
-    away_since: float | None = None
-    away_reason: str = ""
+    outage_since: float | None = None
+    outage_reason: str = ""
     memory: Any = None
     costs: dict[TierName, float] = field(default_factory=dict)
     ends_at: float | None = None
@@ -244,7 +245,8 @@ class Study:
         return kept and not others and first <= self.ends_at
 
     @property
-    def stretches(self) -> bool:
+    def is_elastic(self) -> bool:
+        """True if a live trial can be trained on several devices."""
         sizes = (trial.sizes for trial in self.trials.values() if trial.live)
         return any(each is not None and each.most_devices > 1 for each in sizes)
 
@@ -254,12 +256,12 @@ class Study:
 
     def can_begin(self, trial: LiveTrial) -> bool:
         """True if ``trial`` could use a device now: it waits, and has or can get a process."""
-        waits = trial.state in ("pending", "parked", "stored") and not trial.evicting
+        waits = trial.state in WAITING_STATES and not trial.evicting
         served = trial.connection is not None or self.driver is not None
         left = trial.owner is None and (self.defers or trial.number in self.promised)
         here = not (left or self.is_elsewhere(trial))
         barred = self.is_barred(trial) or trial.number in self.retry_at
-        return waits and served and here and not (trial.stranded or trial.awaited or barred)
+        return waits and served and here and not (trial.stranded or trial.recovering or barred)
 
     @property
     def has_processes(self) -> bool:
@@ -298,7 +300,7 @@ class Study:
     @property
     def needs_device(self) -> bool:
         """True if anything of this study could use a device."""
-        if self.draining or self.away_since is not None:
+        if self.draining or self.outage_since is not None:
             return False
         return self.may_open.any or any(self.can_begin(trial) for trial in self.trials.values())
 

@@ -58,7 +58,7 @@ def _steady(status: StudyChanged) -> StudyChanged:
         status,
         study=structs.replace(
             study,
-            away_seconds=None if study.away_seconds is None else 0.0,
+            outage_seconds=None if study.outage_seconds is None else 0.0,
             device_seconds=0.0,
             watt_hours=None,
             held_seconds=0.0,

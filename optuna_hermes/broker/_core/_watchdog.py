@@ -140,7 +140,7 @@ class Watchdog:
     def _is_away(self, client: Client) -> bool:
         """True while the database that a trial is created in does not answer."""
         study = self._state.studies.get(client.study or "")
-        return study is not None and study.away_since is not None
+        return study is not None and study.outage_since is not None
 
     def _hang_seconds(self, key: str | None) -> float:
         study = self._state.studies.get(key or "")

@@ -17,7 +17,7 @@ from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._devices._listed import DeviceList
+    from optuna_hermes.broker._devices._device_list import DeviceList
     from optuna_hermes.broker._devices._xid import Xid
 
 DEFAULT_CPU_SLOTS = 2
@@ -153,7 +153,7 @@ class Devices:
             by_kind["gpu"] = NvmlDevices(gpus, host, named=named)
         self._sources = {slot.id: by_kind[slot.kind] for slot in slots if slot.kind != "listed"}
         for found in dict.fromkeys(slot.listed_by for slot in slots if slot.listed_by):
-            from optuna_hermes.broker._devices._listed import ListedDevices
+            from optuna_hermes.broker._devices._device_list import ListedDevices
 
             source = ListedDevices(found.devices, found.variable, host)
             self._sources |= dict.fromkeys((each.id for each in found.devices), source)
@@ -217,7 +217,7 @@ def described(pid: int) -> str:
 
 def _slots(part: str) -> list[DeviceSlot]:
     if part.endswith(_LIST):
-        from optuna_hermes.broker._devices._listed import read_list  # few have such devices
+        from optuna_hermes.broker._devices._device_list import read_list  # few have such devices
 
         listed = read_list(Path(part))
         return [DeviceSlot(id=each.id, kind="listed", listed_by=listed) for each in listed.devices]

@@ -47,10 +47,10 @@ from optuna_hermes.broker._protocol._from_client import OpenStudy as OpenStudy
 from optuna_hermes.broker._protocol._from_client import Parked as Parked
 from optuna_hermes.broker._protocol._from_client import Quit as Quit
 from optuna_hermes.broker._protocol._from_client import Ready as Ready
+from optuna_hermes.broker._protocol._from_client import Reattach as Reattach
 from optuna_hermes.broker._protocol._from_client import Register as Register
 from optuna_hermes.broker._protocol._from_client import Released as Released
 from optuna_hermes.broker._protocol._from_client import Report as Report
-from optuna_hermes.broker._protocol._from_client import Resume as Resume
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import SizesReport as SizesReport

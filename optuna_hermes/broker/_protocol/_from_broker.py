@@ -39,9 +39,9 @@ class Grant(Message, frozen=True, kw_only=True):
 
     ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
     this broker holds memory of the devices. ``lost`` are the names of openings of one new trial
-    whose processes died. ``take`` is the waiting trial that shall be taken, None for the first one.
-    ``shown`` are the environment variables that show the devices, each with the name of one of
-    them. ``batch_size`` is what its batches shall have from now on, None as before.
+    whose processes died. ``listed_number`` is the waiting trial that shall be taken, None for the
+    first one. ``shown`` are the environment variables that show the devices, each with the name of
+    one of them. ``batch_size`` is what its batches shall have from now on, None as before.
     """
 
     epoch: int
@@ -54,19 +54,19 @@ class Grant(Message, frozen=True, kw_only=True):
     device_seconds: float = 0.0
     # The trial that one of them has created, if there is one, is this lease's.
     lost: tuple[str, ...] = ()
-    take: int | None = None
+    listed_number: int | None = None
     batch_size: int | None = None
 
 
 class SetUp(Message, frozen=True, kw_only=True):
     """A worker creates a trial and sets it up, without a device; its answer is ``Created``.
 
-    ``name`` is that of the opening; ``lost`` and ``take`` are as in ``Grant``.
+    ``name`` is that of the opening; ``lost`` and ``listed_number`` are as in ``Grant``.
     """
 
     name: str
     lost: tuple[str, ...] = ()
-    take: int | None = None
+    listed_number: int | None = None
 
 
 class Resize(Message, frozen=True, kw_only=True):

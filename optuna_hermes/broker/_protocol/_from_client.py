@@ -171,7 +171,7 @@ class Parked(Message, frozen=True, kw_only=True):
     moves: bool = False
 
 
-class Resume(Message, frozen=True, kw_only=True):
+class Reattach(Message, frozen=True, kw_only=True):
     """A process whose broker died reports to the next one what it has, and goes on.
 
     Its last messages under this epoch may be known already. It goes on unless it is ``Refused``:
@@ -233,9 +233,9 @@ class Released(Message, frozen=True, kw_only=True):
     """The worker cannot run what it was given, for a reason that is not the trial's fault.
 
     ``outgrown`` says that the device's memory did not suffice beside what others hold there,
-    ``away`` that the trial's checkpoint cannot be read on this host at this moment. A trial that
-    has a checkpoint, and no batch yet since its grant, waits in any case: for some tries, unless
-    the reason is ``final``.
+    ``unreachable`` that the trial's checkpoint cannot be read on this host at this moment. A trial
+    that has a checkpoint, and no batch yet since its grant, waits in any case: for some tries,
+    unless the reason is ``final``.
     """
 
     epoch: Count
@@ -243,7 +243,7 @@ class Released(Message, frozen=True, kw_only=True):
     # The trial goes back to its last checkpoint and is tried again with the device to itself.
     outgrown: bool = False
     # It waits for a minute, or goes on on another host.
-    away: bool = False
+    unreachable: bool = False
     # Its checkpoint is damaged: it is not tried again here until the study's next driver.
     final: bool = False
 
@@ -340,7 +340,7 @@ FromClient = (
     | Describe
     | Ready
     | Register
-    | Resume
+    | Reattach
     | Begin
     | Created
     | FirstBatch

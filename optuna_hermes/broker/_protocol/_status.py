@@ -187,7 +187,7 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
         driver_pid: the process that has called ``optimize``, None if there is none.
         problem: why it is being ended, None if it is not for a problem.
         problem_may_pass: that is of this host and this moment: the command is to be run again.
-        away_seconds: since when its database does not answer, None if it does.
+        outage_seconds: since when its database does not answer, None if it does.
         held, boosted, finishing: the numbers of the trials with these overrides.
         all_held: nothing can be trained before a hold is released.
         no_room: trials that wait for a device's memory.
@@ -211,8 +211,8 @@ class StudyStatus(msgspec.Struct, frozen=True, kw_only=True):
     draining: bool
     problem: str | None
     problem_may_pass: bool = False
-    away_seconds: float | None
-    away_reason: str
+    outage_seconds: float | None
+    outage_reason: str
     held: tuple[int, ...]
     boosted: tuple[int, ...]
     finishing: tuple[int, ...]
@@ -249,12 +249,12 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A broker's devices and studies.
 
     Args:
-        awaited: processes with leases of an earlier broker that may still come back.
+        recovering: processes with leases of an earlier broker that may still come back.
     """
 
     host: str
     host_memory: HostMemory
-    awaited: tuple[int, ...]
+    recovering: tuple[int, ...]
     devices: tuple[DeviceStatus, ...]
     studies: tuple[StudyStatus, ...]
 

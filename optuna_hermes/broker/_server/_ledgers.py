@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._core._event_log import is_of_grant
+from optuna_hermes.broker._server._apply_writes import WriterTerms
 from optuna_hermes.broker._server._outbox import proof_of_end
-from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._writer import (
     LONGEST_PAUSE_SECONDS,
     Unreachable,
@@ -67,7 +67,7 @@ class Committed:
 
 
 LedgerOutcome = (
-    Committed | events.WritesFailed | events.LedgerAway | events.LedgerBack | events.ClaimConflict
+    Committed | events.WritesFailed | events.OutageBegan | events.OutageEnded | events.ClaimConflict
 )
 
 
@@ -268,7 +268,7 @@ class Ledgers:
         if isinstance(news, Unreachable):
             if url not in self._away:
                 self._away.add(url)
-                self._notify(events.LedgerAway(studies=self._studies(url), reason=news.reason))
+                self._notify(events.OutageBegan(studies=self._studies(url), reason=news.reason))
             return
         if isinstance(news, events.ClaimConflict):
             self._notify(news)
@@ -294,7 +294,7 @@ class Ledgers:
     def _is_back(self, url: str) -> None:
         if url in self._away:
             self._away.remove(url)
-            self._notify(events.LedgerBack(studies=self._studies(url)))
+            self._notify(events.OutageEnded(studies=self._studies(url)))
 
     def _studies(self, url: str) -> tuple[str, ...]:
         return tuple(study for study, its in self._url_of.items() if its == url)

@@ -20,7 +20,7 @@ from optuna_hermes.broker._core._events import (
     Refreshed,
     Write,
 )
-from optuna_hermes.broker._core._sharing import REFRESH_SECONDS, watched
+from optuna_hermes.broker._core._shared_studies import REFRESH_SECONDS, watched
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import NotOwnerError, StudyFullError

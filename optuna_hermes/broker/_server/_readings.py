@@ -20,7 +20,7 @@ from optuna_hermes.model import Device
 if TYPE_CHECKING:
     from optuna_hermes.broker._devices._xid import Xid
 
-PATIENCE_SECONDS = 1.0
+DRIVER_ANSWER_SECONDS = 1.0
 """Time after which a reading is not waited for; no GPU is granted meanwhile."""
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Readings:
         request = self._request(own_pids)
         try:
             # Others may wait for the same answer.
-            devices = await asyncio.wait_for(asyncio.shield(request.answer), PATIENCE_SECONDS)
+            devices = await asyncio.wait_for(asyncio.shield(request.answer), DRIVER_ANSWER_SECONDS)
         except asyncio.TimeoutError:
             devices = tuple(_unanswered(device) for device in self._last)
             self._note(devices)
@@ -127,5 +127,7 @@ class Readings:
 def _unanswered(device: Device) -> Device:
     if device.kind == "cpu":
         return device
-    problem = f"the NVIDIA driver has not answered for {PATIENCE_SECONDS:g} s: try `nvidia-smi`"
+    problem = (
+        f"the NVIDIA driver has not answered for {DRIVER_ANSWER_SECONDS:g} s: try `nvidia-smi`"
+    )
     return replace(device, free=False, problem=problem)

@@ -20,18 +20,18 @@ from optuna_hermes._cgroups import available_bytes
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._core import _outage as away
+from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
+from optuna_hermes.broker._server._apply_writes import WriterTerms
 from optuna_hermes.broker._server._ledger_reader import LedgerReader, check_policy
 from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
 from optuna_hermes.broker._server._processes import kill, soon
-from optuna_hermes.broker._server._records import WriterTerms
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import (
     Succession,
@@ -260,7 +260,7 @@ class Server:
             message = await self._sockets.read(connection)
             if isinstance(message, wire.Quit):
                 self._quit(connection)
-            elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Resume)):
+            elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Reattach)):
                 with self._ledgers.reading(message.study.key):
                     await self._read_study(connection, message)
             else:
@@ -320,7 +320,7 @@ class Server:
             self._stop.set()
 
     async def _read_study(
-        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Resume
+        self, connection: int, message: wire.OpenStudy | wire.Register | wire.Reattach
     ) -> None:
         """Admit a study; further messages of its client wait until it is read."""
         spec = message.study
@@ -404,7 +404,7 @@ class Server:
     def _questions(self, commands: Sequence[events.Command]) -> set[DatabaseProof]:
         """Ask the database for an answer for each yield; return the proofs that come with them."""
         asked = set()
-        for epoch, key in away.to_answer(self._handler.state, commands).items():
+        for epoch, key in outage.to_answer(self._handler.state, commands).items():
             proof = DatabaseProof(epoch)
             self._ledgers.ask(key, partial(self._outbox.release, {proof}))
             asked.add(proof)
@@ -422,7 +422,7 @@ class Server:
             log.error("the ledger refused: %s", news.reason)
             self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
-        elif isinstance(news, events.LedgerAway):
+        elif isinstance(news, events.OutageBegan):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
             uncommitted, unasked = (
                 self._outbox.uncommitted,
@@ -439,7 +439,7 @@ class Server:
 
     def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose yields are not sent yet."""
-        return away.unasked(self._handler.state, self._outbox.unasked, studies, draining=draining)
+        return outage.unasked(self._handler.state, self._outbox.unasked, studies, draining=draining)
 
     def _set_timer(self, now: float) -> None:
         due = self._handler.next_wakeup(now)
@@ -498,7 +498,7 @@ class Server:
             if self._ledgers.pending:
                 self._last_busy = time.monotonic()
             quiet = time.monotonic() - self._last_busy
-            if self._handler.idle and self._idle_seconds is not None and quiet > self._patience():
+            if self._handler.idle and self._idle_seconds is not None and quiet > self._idle_limit():
                 self._stop.set()
 
     async def _keep_files(self, lock: RuntimeLock) -> None:
@@ -529,7 +529,7 @@ class Server:
                 self._switches.save()
             log.warning("%s was removed, and is there again", self._directory)
 
-    def _patience(self) -> float:
+    def _idle_limit(self) -> float:
         """Idle time before the end; the process that started this one may be slow to connect."""
         assert self._idle_seconds is not None
         return max(self._idle_seconds, 0.0 if self._sockets.used else HELLO_SECONDS)
@@ -542,7 +542,7 @@ class Server:
     def _own_pids(self) -> set[int]:
         state = self._handler.state
         pids = {client.pid for client in state.clients.values()}
-        pids.update(each.holder.pid for each in state.awaited.values())
+        pids.update(each.holder.pid for each in state.recovering.values())
         # A process that has hung up is no stranger while it ends.
         lately = time.monotonic() - SETTLE_SECONDS
         self._hung_up = {pid: at for pid, at in self._hung_up.items() if at > lately}
@@ -615,7 +615,7 @@ async def _load() -> None:
 
 
 def _touch(directory: Path) -> None:
-    """Let files seem new to those who remove old ones."""
+    """Set the time of the runtime directory's files: cleaners remove old ones."""
     with contextlib.suppress(OSError):  # they are being removed
         for path in (directory, *directory.iterdir()):
             os.utime(path, follow_symlinks=False)

@@ -11,8 +11,8 @@ from pathlib import Path
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Disconnected, Event, ProcessExpected
-from optuna_hermes.broker._holder import ServedProcess
 from optuna_hermes.broker._privacy import write_private
+from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._processes import watch
 
@@ -118,7 +118,7 @@ def holders(state: BrokerState) -> tuple[ServedProcess, ...]:
         if trial.connection
     ]
     held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
-    found = [each.holder for each in state.awaited.values()]
+    found = [each.holder for each in state.recovering.values()]
     for epoch, connection, study, number in held:
         client = state.client_of(connection)
         if client is not None and epoch:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import ClaimConflict, SaveMemory, Write
-from optuna_hermes.broker._server._records import WriterTerms, is_race, write
-from optuna_hermes.errors import LedgerAwayError, LedgerError, StaleEpochError
+from optuna_hermes.broker._server._apply_writes import WriterTerms, is_race, write
+from optuna_hermes.errors import LedgerError, LedgerOutageError, StaleEpochError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.ledger._records import (
     CheckpointRecord,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
-PATIENCE_SECONDS = 300.0
+LONGEST_RETRY_SECONDS = 300.0
 """Time for which a question is asked again to a database that is away."""
 REFUSED_SECONDS = 60.0
 """Time after which no broker stays for records that were refused."""
@@ -152,6 +152,7 @@ class Writer:
 
     @property
     def rests(self) -> bool:
+        """True if nothing waits to be written."""
         with self._changed:
             return not self._queue and not self._kept
 
@@ -226,7 +227,7 @@ class Writer:
             try:
                 step()
                 return
-            except LedgerAwayError as error:
+            except LedgerOutageError as error:
                 self._tell(Unreachable(reason=str(error)))
             # A broker that ends has little time: it is tried often.
             if self._ending.wait(pause):
@@ -258,8 +259,8 @@ class Writer:
         try:
             answer = question.ask(self._opened())
         except Exception as error:
-            away = isinstance(error, LedgerAwayError)
-            if away and time.monotonic() < question.since + PATIENCE_SECONDS:
+            away = isinstance(error, LedgerOutageError)
+            if away and time.monotonic() < question.since + LONGEST_RETRY_SECONDS:
                 raise
             self._replace_first(1)
             # Any other error is an answer: the database is there.
@@ -294,7 +295,7 @@ class Writer:
         """Write all or nothing; the reason if the ledger refuses.
 
         Raises:
-            LedgerAwayError: all or nothing is written, but which is not known.
+            LedgerOutageError: all or nothing is written, but which is not known.
         """
         items, begin = _items(batches), time.monotonic()
         try:
@@ -302,7 +303,7 @@ class Writer:
             with ledger.batch():
                 for item in items:
                     write(ledger, item, self._terms)
-        except LedgerAwayError:
+        except LedgerOutageError:
             self._doubtful = len(batches)
             raise
         except StaleEpochError as error:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from optuna_hermes._cgroups import left_bytes
-from optuna_hermes._surroundings import end_of_job, surroundings
+from optuna_hermes._job_environment import end_of_job, job_environment
 from optuna_hermes.cli._checks import LITTLE_BYTES, Check, State, enough, good, judged
 from optuna_hermes.cli._checks._software import version
 from optuna_hermes.cli._studies import broker_status
@@ -141,7 +141,7 @@ def slurm(environment: Mapping[str, str], now: float) -> Iterator[Check]:
     )
     many = by_srun and tasks != "1"
     yield judged(f"SLURM job {job}", f"{tasks or '?'} tasks", problem=problem if many else "")
-    known = surroundings(environment)
+    known = job_environment(environment)
     ends_at, grace = end_of_job(known), f"{known.grace_seconds:g} s"
     if ends_at is None:
         yield judged(

@@ -22,7 +22,7 @@ SLOW_COMMIT_SECONDS = 0.02
 def storage(url: str) -> Iterator[Check]:
     """Check that a storage answers, and that its ledger's tables have a known version."""
     from optuna_hermes import _optuna
-    from optuna_hermes._tables import is_empty, sqlite_file
+    from optuna_hermes._optuna_tables import is_empty, sqlite_file
 
     check_file(url)
     names = [] if is_empty(url) else _optuna.study_names(url)
@@ -35,7 +35,9 @@ def storage(url: str) -> Iterator[Check]:
         else:
             yield commit_time(file.absolute().parent, f"beside {file.name}", "storage")
         yield _where(file.absolute())
-    yield good("studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.hidden(url)}")
+    yield good(
+        "studies", f"{plural(len(names), 'study', 'studies')} in {_optuna.without_password(url)}"
+    )
     yield from _ledger(url)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from optuna_hermes.ledger import how_away
+from optuna_hermes.ledger import outage_phrase
 from optuna_hermes.view import formats
 from optuna_hermes.view.history import (
     Bar,
@@ -155,11 +155,11 @@ def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> It
         )
     if study is None:
         return
-    if study.away_seconds is not None:
+    if study.outage_seconds is not None:
         # In whole minutes: a screen reader reads the note again whenever it changes.
-        minutes = int(study.away_seconds / 60)
+        minutes = int(study.outage_seconds / 60)
         since = f" since {formats.plural(minutes, 'minute')}" if minutes else ""
-        yield f"The database {how_away(study.away_reason)}{since}; training goes on."
+        yield f"The database {outage_phrase(study.outage_reason)}{since}; training goes on."
     if study.no_room:
         yield (
             f"No device has the memory for {formats.ranges(study.no_room)} until another trial "

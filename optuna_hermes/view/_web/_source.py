@@ -13,7 +13,7 @@ from optuna_hermes.view.history import StudyHistory
 from optuna_hermes.view.source import StudyReader
 
 if TYPE_CHECKING:
-    from optuna_hermes._tables import StudyFacts
+    from optuna_hermes._optuna_tables import StudyFacts
     from optuna_hermes.broker._protocol import BrokerStatus
 
 # Of a broker's time, for answers to this server: one for a huge study keeps it from its work.
@@ -46,7 +46,7 @@ class PageReader:
             broker, problem = self._ask(), None
             study = broker.study(self._history.key) if broker and self._history else None
             # Nothing is asked of a database that is known to be away: that may take half a minute.
-            if study is None or study.away_seconds is None:
+            if study is None or study.outage_seconds is None:
                 try:
                     self._history = self._reader.history(broker)
                 except HermesError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._checkpoints_away import MOST_FAILED, RETRY_SECONDS
+from optuna_hermes.broker._core._unreachable_checkpoints import MOST_FAILED, RETRY_SECONDS
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
@@ -45,7 +45,7 @@ def fail_to_read(broker: FakeBroker, *, leaves: bool = True) -> None:
     worker = broker.worker()
     grant = broker.last(worker, "Grant")
     broker.say(worker, wire.Begin(epoch=grant.epoch, number=grant.number, trial_id=grant.trial_id))
-    broker.say(worker, wire.Released(epoch=grant.epoch, reason=REASON, away=True))
+    broker.say(worker, wire.Released(epoch=grant.epoch, reason=REASON, unreachable=True))
     if leaves:
         broker.hang_up(worker)
 

@@ -1,4 +1,4 @@
-"""Surroundings of this process: the job of SLURM, or the pod of Kubernetes, that it belongs to."""
+"""The job of SLURM, or the pod of Kubernetes, that this process belongs to."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"[0-9]{1,12}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class JobEnvironment:
     """A manager's facts about this process, from its environment.
 
     Args:
@@ -55,16 +55,16 @@ class Surroundings:
     grace_seconds: float = DEFAULT_GRACE_SECONDS
 
 
-def surroundings(environ: Mapping[str, str]) -> Surroundings:
-    """Read the surroundings from an environment.
+def job_environment(environ: Mapping[str, str]) -> JobEnvironment:
+    """Read the job_environment from an environment.
 
     Raises:
         InvalidInputError: ``$OPTUNA_HERMES_GRACE_SECONDS`` is no number of seconds.
     """
     job = _job(environ)
     if job is None:
-        return Surroundings(grace_seconds=_grace(environ, DEFAULT_GRACE_SECONDS))
-    return Surroundings(
+        return JobEnvironment(grace_seconds=_grace(environ, DEFAULT_GRACE_SECONDS))
+    return JobEnvironment(
         job=job,
         node=environ.get("SLURMD_NODENAME", ""),
         restarts=int(_number(environ, "SLURM_RESTART_COUNT") or 0),
@@ -89,7 +89,7 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
     return host if label is None else f"{host}-{label}"
 
 
-def end_of_job(known: Surroundings) -> float | None:
+def end_of_job(known: JobEnvironment) -> float | None:
     """End of the job, in seconds since 1970: SLURM is asked if its environment does not say."""
     if known.job is None or known.ends_at is not None:
         return known.ends_at
@@ -126,7 +126,7 @@ def requeue(job: str) -> str | None:
     """Let SLURM begin a job again, which ends it; return the reason if SLURM does not.
 
     Args:
-        job: as ``Surroundings.job``.
+        job: as ``JobEnvironment.job``.
     """
     try:
         told = subprocess.run(

@@ -1,4 +1,4 @@
-"""Processes that go on under a new broker: what they had is compared with the ledger. Pure."""
+"""Reports of processes to a new broker: each is checked against the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._recovery import Recovery
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._holder import ServedProcess
-from optuna_hermes.broker._protocol import Begin, Resume
+from optuna_hermes.broker._protocol import Begin, Reattach
+from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.ledger._records import LeaseRecord
 
 
-def resume(
-    recovery: Recovery, ends: LeaseEnds, turn: Turn, study: Study, connection: int, message: Resume
+def reattach(
+    recovery: Recovery,
+    ends: LeaseEnds,
+    turn: Turn,
+    study: Study,
+    connection: int,
+    message: Reattach,
 ) -> str | None:
     """Let a process go on with what it has from an earlier broker.
 
@@ -25,7 +30,7 @@ def resume(
         once the ledger has what it says.
     """
     state, lease = turn.state, study.unclaimed_leases.pop(message.epoch, None)
-    holder = recovery.resumed(turn, state.clients[connection].pid, message)
+    holder = recovery.reattached(turn, state.clients[connection].pid, message)
     known = holder is not None
     trial = None if message.number is None else study.trials.get(message.number)
     if trial is not None and lease is None and _is_on_disk(trial, message):
@@ -66,7 +71,7 @@ def _refusal(
     study: Study,
     trial: LiveTrial | None,
     lease: LeaseRecord | None,
-    message: Resume,
+    message: Reattach,
     known: bool,
 ) -> str | None:
     """Reason why the report of a process disagrees with what is known; None if it agrees."""
@@ -91,16 +96,16 @@ def _refusal(
     return None
 
 
-def _slots(state: BrokerState, message: Resume) -> list[Slot]:
+def _slots(state: BrokerState, message: Reattach) -> list[Slot]:
     slots = state.slots
     return [slots[id_] for id_ in message.devices if id_ in slots]
 
 
 def _is_taken(state: BrokerState, slot: Slot) -> bool:
-    """True if a process that is awaited has a device; not if that lease never was."""
-    if slot.awaited is None:
+    """True if a process that is recovering has a device; not if that lease never was."""
+    if slot.recovering is None:
         return False
-    holder = state.awaited[slot.awaited].holder
+    holder = state.recovering[slot.recovering].holder
     study = state.studies.get(holder.study)
     return study is None or holder.epoch in study.unclaimed_leases
 
@@ -110,7 +115,7 @@ def _adopt(
     study: Study,
     record: LeaseRecord,
     connection: int,
-    message: Resume,
+    message: Reattach,
     holder: ServedProcess | None,
 ) -> None:
     """Continue a lease of an earlier broker under its old epoch, for a slice from now."""
@@ -144,7 +149,7 @@ def _adopt(
     lease.yielding = message.asked
 
 
-def _restore(turn: Turn, trial: LiveTrial, message: Resume, leased_seconds: float) -> None:
+def _restore(turn: Turn, trial: LiveTrial, message: Reattach, leased_seconds: float) -> None:
     """Take what a process says of its trial, which has had its lease for ``leased_seconds``."""
     trial.units_left, trial.params = message.units_left, message.params or trial.params
     # The last leases that ended may not have reached the ledger.
@@ -155,10 +160,10 @@ def _restore(turn: Turn, trial: LiveTrial, message: Resume, leased_seconds: floa
         trial.take_sizes(message.sizes)
     _take_reports(turn, trial, message)
     detail = {"device": trial.device, "epoch": trial.epoch, "state": trial.state}
-    turn.log(trial.study, trial.number, "resumed", detail)
+    turn.log(trial.study, trial.number, "reattached", detail)
 
 
-def _take_reports(turn: Turn, trial: LiveTrial, message: Resume) -> None:
+def _take_reports(turn: Turn, trial: LiveTrial, message: Reattach) -> None:
     """Take the last reports and checkpoints of a process, as far as they are new."""
     for report in message.reports:
         if not progress.has_reported(trial, report):
@@ -168,16 +173,16 @@ def _take_reports(turn: Turn, trial: LiveTrial, message: Resume) -> None:
         progress.keep(turn, trial, checkpoint)
 
 
-def _leased_seconds(message: Resume) -> float:
+def _leased_seconds(message: Reattach) -> float:
     return message.held_seconds * len(message.devices)
 
 
-def _is_on_disk(trial: LiveTrial, message: Resume) -> bool:
+def _is_on_disk(trial: LiveTrial, message: Reattach) -> bool:
     """True if a process has left its trial on disk, and the ledger knows where."""
     stored = None if message.parked is None else message.parked.checkpoint
     return stored is not None and any(each.path == stored.path for each in trial.checkpoints)
 
 
-def _acknowledge(turn: Turn, connection: int, message: Resume) -> None:
+def _acknowledge(turn: Turn, connection: int, message: Reattach) -> None:
     for checkpoint in message.checkpoints:
         turn.send(connection, wire.CheckpointAck(path=checkpoint.path))

@@ -11,15 +11,15 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from optuna_hermes._optuna._patience import PATIENCE_SECONDS, away, patiently
 from optuna_hermes._optuna._reports import Reports
+from optuna_hermes._optuna._retry import LONGEST_RETRY_SECONDS, outage_error, with_retry
 from optuna_hermes._optuna._storages import keep_whole
 
 # Calls that are not idempotent, so not retried here: their callers check the outcome first.
 _ONCE = ("create_new_trial", "set_trial_state_values")
 
 
-class PatientStorage:
+class RetryingStorage:
     """Wrapper of a storage whose calls are retried during an outage; reports are queued instead.
 
     It stands where Optuna expects a storage and forwards all other attributes.
@@ -33,7 +33,7 @@ class PatientStorage:
         found = getattr(self.inner, name)
         if name.startswith("get_"):
             self.reports.settle()  # whoever reads finds what it has reported
-        return found if name in _ONCE or not callable(found) else partial(patiently, found)
+        return found if name in _ONCE or not callable(found) else partial(with_retry, found)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled as the inner storage: a queue and its thread belong to one process.
@@ -53,13 +53,13 @@ def _same(storage: Any) -> Any:
 
 
 @contextlib.contextmanager
-def patient(study: optuna.Study) -> Iterator[None]:
+def retrying(study: optuna.Study) -> Iterator[None]:
     """Retry all calls to this study's storage during an outage, within the block."""
     before: Any = study._storage
     # Not around another one: a callback may optimize its own study, inside of such a block.
-    inner = before.inner if isinstance(before, PatientStorage) else before
+    inner = before.inner if isinstance(before, RetryingStorage) else before
     keep_whole(study)  # a line that is written again must not follow a part of it
-    study._storage = PatientStorage(inner)  # type: ignore[assignment]
+    study._storage = RetryingStorage(inner)  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -87,7 +87,7 @@ def tell(
     """As ``study.tell``, after the trial's values are written, with retries during an outage.
 
     Raises:
-        DatabaseAwayError: the outage was too long; the trial is unchanged.
+        DatabaseOutageError: the outage was too long; the trial is unchanged.
     """
     called = False
 
@@ -99,9 +99,9 @@ def tell(
             known = study._storage.get_trial(trial._trial_id)
             if known.state.is_finished():
                 return known
-        elif not flush_reports(study, PATIENCE_SECONDS):
-            raise away(TimeoutError("its last values wait for it"))
+        elif not flush_reports(study, LONGEST_RETRY_SECONDS):
+            raise outage_error(TimeoutError("its last values wait for it"))
         called = True
         return study.tell(trial, values, state=state)
 
-    return patiently(once)
+    return with_retry(once)

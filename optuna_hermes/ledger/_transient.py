@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from optuna_hermes.errors import LedgerAwayError, causes_of
+from optuna_hermes.errors import LedgerOutageError, causes_of
 
 _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
 # Servers raise OperationalError for these, too, which a retry cannot cure.
@@ -46,9 +46,9 @@ _BEHIND_PROXY = "An exception is raised during the commit."
 def is_transient(error: BaseException) -> bool:
     """True if the error, or one it wraps, is a transient failure of a database or a storage."""
     for found in _of_database(error):
-        return is_away(found)
+        return is_outage(found)
     causes = causes_of(error, contexts=True)
-    return isinstance(error, LedgerAwayError) or any(map(_is_of_storage, causes))
+    return isinstance(error, LedgerOutageError) or any(map(_is_of_storage, causes))
 
 
 def lost_race(error: BaseException) -> bool:
@@ -96,7 +96,7 @@ def _code(error: BaseException | None) -> str:
     return str(state or (error.args[0] if error is not None and error.args else ""))
 
 
-def is_away(error: SQLAlchemyError) -> bool:
+def is_outage(error: SQLAlchemyError) -> bool:
     """True if a retry may succeed: the database is unreachable, locked, full or read-only now."""
     if isinstance(error, PoolTimeoutError):
         return True

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna._storages import line
-from optuna_hermes.errors import DatabaseAwayError, StorageError
+from optuna_hermes.errors import DatabaseOutageError, StorageError
 
-PATIENCE_SECONDS = 330.0
+LONGEST_RETRY_SECONDS = 330.0
 """Longest retry of a call in seconds: a little longer than a broker waits to suspend all trials."""
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def patiently(
+def with_retry(
     call: Callable[..., T],
     *args: object,
-    seconds: float = PATIENCE_SECONDS,
+    seconds: float = LONGEST_RETRY_SECONDS,
     since: float | None = None,
     **named: object,
 ) -> T:
@@ -39,7 +39,7 @@ def patiently(
     ``time.monotonic()``.
 
     Raises:
-        DatabaseAwayError: the database did not answer for longer.
+        DatabaseOutageError: the database did not answer for longer.
         Exception: the call's error if it has another cause.
     """
     pause, end, notice_at = FIRST_PAUSE_SECONDS, None, math.inf
@@ -54,26 +54,26 @@ def patiently(
                 end = (now if since is None else since) + seconds
                 notice_at = now + NOTICE_SECONDS
             if now + pause > end:
-                raise away(error) from error
+                raise outage_error(error) from error
             if now >= notice_at:
                 notice_at = math.inf
-                log.warning(waits(error))
+                log.warning(outage_warning(error))
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def waits(error: Exception) -> str:
+def outage_warning(error: Exception) -> str:
     """The warning about a database that is waited for."""
     reason = line(error)
     full = f" {ledger.FULL}" if ledger.is_full(reason) else ""
-    how = ledger.how_away(reason)
+    how = ledger.outage_phrase(reason)
     return f"Waiting for the study's database, which {how}: {_reason(error)}{full}"
 
 
-def away(error: Exception) -> DatabaseAwayError:
+def outage_error(error: Exception) -> DatabaseOutageError:
     """The error of a database that was waited for in vain."""
-    return DatabaseAwayError(
-        f"The study's database {ledger.how_away(line(error))}: {_reason(error)} Bring it "
+    return DatabaseOutageError(
+        f"The study's database {ledger.outage_phrase(line(error))}: {_reason(error)} Bring it "
         "back, then run the same command again: nothing that was trained is lost."
     )
 

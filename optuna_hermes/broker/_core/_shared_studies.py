@@ -105,7 +105,9 @@ class Sharing:
             self._take_in(turn, study, record, new)
         for number in event.gone:
             trial = study.trials.get(number)
-            if trial is not None and not (study.owns(trial) or trial.connection or trial.awaited):
+            if trial is not None and not (
+                study.owns(trial) or trial.connection or trial.recovering
+            ):
                 self._remove(study, trial)
         for trial in study.trials.values():
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
@@ -162,7 +164,7 @@ class Sharing:
             return
         if trial is not None and _was_taken(study, trial, record):
             self._is_anothers(turn, trial)
-        if trial is not None and (study.owns(trial) or trial.connection or trial.awaited):
+        if trial is not None and (study.owns(trial) or trial.connection or trial.recovering):
             return
         if trial is not None and trial.row is not None and record.slices < trial.row.slices:
             return
@@ -232,7 +234,7 @@ def watched(study: Study) -> dict[int, TrialRecord | None]:
 
 def _is_unread(trial: LiveTrial) -> bool:
     """True if the row of another host may have been read, but was not taken in."""
-    return trial.owner == _ANOTHER or trial.connection is not None or trial.awaited
+    return trial.owner == _ANOTHER or trial.connection is not None or trial.recovering
 
 
 def _free_of_owner(trial: LiveTrial, now: float) -> None:

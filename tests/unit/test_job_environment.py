@@ -1,4 +1,4 @@
-"""Surroundings: what SLURM and Kubernetes tell of a process, by its environment."""
+"""JobEnvironment: what SLURM and Kubernetes tell of a process, by its environment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes import _surroundings
-from optuna_hermes._surroundings import (
-    Surroundings,
+from optuna_hermes import _job_environment
+from optuna_hermes._job_environment import (
+    JobEnvironment,
     end_of_job,
     host_name,
+    job_environment,
     job_label,
     requeue,
-    surroundings,
     time_of,
 )
 from optuna_hermes.broker import _election as election
@@ -47,8 +47,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 def test_without_a_manager_there_are_defaults() -> None:
     """Nothing is found, and suspending has as long as it ever had."""
-    assert surroundings({}) == Surroundings(grace_seconds=15.0)
-    assert end_of_job(surroundings({})) is None
+    assert job_environment({}) == JobEnvironment(grace_seconds=15.0)
+    assert end_of_job(job_environment({})) is None
 
 
 def test_a_job_of_slurm() -> None:
@@ -58,7 +58,7 @@ def test_a_job_of_slurm() -> None:
         "SLURM_JOB_START_TIME": "1799990000",
         "SLURM_JOB_END_TIME": "1800000000",
     }
-    expected = Surroundings(
+    expected = JobEnvironment(
         job="17",
         node="n1",
         restarts=3,
@@ -66,39 +66,41 @@ def test_a_job_of_slurm() -> None:
         ends_at=1800000000.0,
         grace_seconds=30.0,
     )
-    assert surroundings(told) == expected
+    assert job_environment(told) == expected
     assert end_of_job(expected) == 1800000000.0
 
 
 def test_an_end_of_no_calendar_is_not_known() -> None:
     """A site's number for "never" may be of any length."""
-    assert surroundings(JOB | {"SLURM_JOB_END_TIME": 17 * "9"}).ends_at is None
+    assert job_environment(JOB | {"SLURM_JOB_END_TIME": 17 * "9"}).ends_at is None
 
 
 def test_a_task_of_an_array_is_named_as_slurm_names_it() -> None:
     """The id is one that ``scontrol`` takes."""
-    assert surroundings(TASK).job == "17_2"
+    assert job_environment(TASK).job == "17_2"
     assert job_label(TASK) == "slurm-17_2"
 
 
 def test_a_pod_of_kubernetes() -> None:
     """A manifest gives the grace period as a variable."""
     told = {"OPTUNA_HERMES_GRACE_SECONDS": "120"}
-    assert surroundings(told) == Surroundings(grace_seconds=120.0)
+    assert job_environment(told) == JobEnvironment(grace_seconds=120.0)
 
 
 @pytest.mark.parametrize("text", ["soon", "nan", "inf", "0", "-3", "1e9"])
 def test_a_grace_period_out_of_range_is_refused(text: str) -> None:
     """The message names the variable."""
     with pytest.raises(InvalidInputError, match=r"\$OPTUNA_HERMES_GRACE_SECONDS must be from 1"):
-        surroundings({"OPTUNA_HERMES_GRACE_SECONDS": text})
+        job_environment({"OPTUNA_HERMES_GRACE_SECONDS": text})
 
 
 def test_what_is_no_job_id_names_no_folder() -> None:
     """A variable that anybody may set does not lead out of the runtime directory."""
     assert job_label({"SLURM_JOB_ID": "../../x"}) is None
     assert job_label({"SLURM_JOB_ID": "5", "SLURM_ARRAY_JOB_ID": "a/b"}) == "slurm-5"
-    odd = surroundings({"SLURM_JOB_ID": "5", "SLURM_JOB_END_TIME": "x", "SLURM_RESTART_COUNT": "y"})
+    odd = job_environment(
+        {"SLURM_JOB_ID": "5", "SLURM_JOB_END_TIME": "x", "SLURM_RESTART_COUNT": "y"}
+    )
     assert (odd.ends_at, odd.restarts) == (None, 0)
 
 
@@ -139,7 +141,7 @@ def test_workers_keep_to_one_runtime_directory(
 def test_squeue_is_asked_for_an_end_that_no_variable_has(fake: Fake) -> None:
     """Its local time becomes seconds since 1970."""
     told = fake("squeue", 'test "$SLURM_TIME_FORMAT" = standard && echo 2030-01-02T03:04:05')
-    assert end_of_job(surroundings(TASK)) == time.mktime((2030, 1, 2, 3, 4, 5, 0, 0, -1))
+    assert end_of_job(job_environment(TASK)) == time.mktime((2030, 1, 2, 3, 4, 5, 0, 0, -1))
     assert told.read_text() == "--noheader --jobs 17_2 --format %e\n"
 
 
@@ -148,16 +150,16 @@ def test_an_end_that_squeue_does_not_know(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     """A job without limit, an error and a controller that does not answer: none stops a study."""
-    monkeypatch.setattr(_surroundings, "_ASK_SECONDS", 0.5)
+    monkeypatch.setattr(_job_environment, "_ASK_SECONDS", 0.5)
     fake("squeue", script)
-    assert end_of_job(surroundings(JOB)) is None
+    assert end_of_job(job_environment(JOB)) is None
     assert time_of("") is None
 
 
 def test_without_squeue_the_end_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container of a job may lack SLURM's programs."""
     monkeypatch.setenv("PATH", "/nowhere")
-    assert end_of_job(surroundings(JOB)) is None
+    assert end_of_job(job_environment(JOB)) is None
     assert "scontrol" in (requeue("17") or "")
 
 
@@ -174,6 +176,6 @@ def test_a_requeued_job(fake: Fake) -> None:
 
 def test_a_scontrol_that_hangs_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason says how long it was waited for."""
-    monkeypatch.setattr(_surroundings, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(_job_environment, "_ASK_SECONDS", 0.2)
     fake("scontrol", "exec sleep 30")
     assert "timed out" in (requeue("17") or "")

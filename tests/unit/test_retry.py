@@ -20,10 +20,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, _optuna
-from optuna_hermes._optuna import _patience, _reports, _storages
+from optuna_hermes._optuna import _reports, _retry, _storages
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
-from optuna_hermes.errors import DatabaseAwayError, LedgerAwayError, StorageError
+from optuna_hermes.errors import DatabaseOutageError, LedgerOutageError, StorageError
 from optuna_hermes.ledger import is_transient
 
 DEADLINE = 20.0
@@ -143,7 +143,7 @@ def test_no_line_of_a_journal_follows_one_that_is_cut_off(tmp_path: Path) -> Non
     trial = made.ask()
     with file.open("ab") as log:
         log.write(b'{"op_code":7,"worker')
-    with _optuna.patient(made):
+    with _optuna.retrying(made):
         trial.report(0.5, 1)
         trial.report(0.25, 2)
     again = optuna.load_study(
@@ -207,7 +207,7 @@ class Flaky:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses too short to notice."""
-    monkeypatch.setattr(_patience, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(_retry, "FIRST_PAUSE_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -219,7 +219,7 @@ def flaky() -> Flaky:
 def study(flaky: Flaky) -> Iterator[optuna.Study]:
     made = optuna.create_study(storage=flaky.inner, pruner=HermesPruner())
     made._storage = flaky  # type: ignore[assignment]
-    with _optuna.patient(made):
+    with _optuna.retrying(made):
         yield made
         flaky.open.set()
         _optuna.flush_reports(made, DEADLINE)
@@ -228,7 +228,7 @@ def study(flaky: Flaky) -> Iterator[optuna.Study]:
 def test_what_does_not_mend_is_raised_at_once() -> None:
     """A mistake is no reason to wait."""
     with pytest.raises(ZeroDivisionError):
-        _optuna.patiently(lambda: 1 / 0)
+        _optuna.with_retry(lambda: 1 / 0)
 
 
 def test_a_database_that_stays_away_is_an_error_that_says_what_to_do() -> None:
@@ -238,8 +238,8 @@ def test_a_database_that_stays_away_is_an_error_that_says_what_to_do() -> None:
         raise lost()
 
     words = "does not answer: .*Bring it back, then run the same"
-    with pytest.raises(DatabaseAwayError, match=words):
-        _optuna.patiently(call, seconds=0.0)
+    with pytest.raises(DatabaseOutageError, match=words):
+        _optuna.with_retry(call, seconds=0.0)
 
 
 def test_patience_may_begin_before_the_first_error() -> None:
@@ -250,8 +250,8 @@ def test_patience_may_begin_before_the_first_error() -> None:
         asked.append(1)
         raise lost()
 
-    with pytest.raises(DatabaseAwayError):
-        _optuna.patiently(call, seconds=5.0, since=time.monotonic() - 6.0)
+    with pytest.raises(DatabaseOutageError):
+        _optuna.with_retry(call, seconds=5.0, since=time.monotonic() - 6.0)
     assert len(asked) == 1
 
 
@@ -259,20 +259,20 @@ def test_a_storage_that_is_waited_for_is_named() -> None:
     """Its URL may be wrong, so it is said which one, and what to look at."""
     error = StorageError("Storage postgresql://me:***@db/x cannot be reached: refused.")
     error.__cause__ = lost()
-    for said in (_patience.waits(error), str(_patience.away(error))):
+    for said in (_retry.outage_warning(error), str(_retry.outage_error(error))):
         assert f"does not answer: {error}" in said
 
 
 def test_our_own_ledger_counts_too() -> None:
     """The driver waits for a ledger as for Optuna's tables."""
-    failures: list[Exception] = [LedgerAwayError("locked")]
+    failures: list[Exception] = [LedgerOutageError("locked")]
 
     def call() -> str:
         if failures:
             raise failures.pop()
         return "there"
 
-    assert _optuna.patiently(call) == "there"
+    assert _optuna.with_retry(call) == "there"
 
 
 def test_calls_are_repeated_until_they_succeed(flaky: Flaky, study: optuna.Study) -> None:
@@ -450,6 +450,6 @@ def test_the_study_is_as_it_was_afterwards(flaky: Flaky) -> None:
     """A driver's study is its user's."""
     made = optuna.create_study(storage=flaky.inner)
     inner = made._storage
-    with _optuna.patient(made):
+    with _optuna.retrying(made):
         assert made._storage is not inner
     assert made._storage is inner
