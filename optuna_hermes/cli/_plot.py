@@ -16,7 +16,7 @@ from optuna_hermes.errors import InvalidInputError
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
 
-DEFAULT_AGAINST = "fifo,round-robin"
+DEFAULT_AGAINST = "fifo"
 PICTURES = (".png", ".svg", ".pdf")
 
 

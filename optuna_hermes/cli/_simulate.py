@@ -39,7 +39,7 @@ DEFAULT_TRIALS = 100
 DEFAULT_SWITCH_COST = 0.005
 MOST_DEVICES = 100_000
 MOST_SEEDS = 10_000
-MOST_SEED = 2**32 - 1
+_MOST_SEED = 2**32 - 1
 """The largest seed of NumPy's older generators, which Optuna's samplers draw from."""
 
 
@@ -211,10 +211,10 @@ def _seeds(text: str) -> Sequence[int]:
     if len(numbers) == 1 and 1 <= numbers[0] <= MOST_SEEDS:
         return range(numbers[0])
     different = len(set(numbers)) == len(numbers)
-    if len(numbers) == 1 or not different or not 0 <= min(numbers) <= max(numbers) <= MOST_SEED:
+    if len(numbers) == 1 or not different or not 0 <= min(numbers) <= max(numbers) <= _MOST_SEED:
         raise InvalidInputError(
             f"--seeds must be a number, 1 to {MOST_SEEDS}, or a list of different ones of 0 to "
-            f"{MOST_SEED} but got {text!r}: 2 is 0,1."
+            f"{_MOST_SEED} but got {text!r}: 2 is 0,1."
         )
     return numbers
 

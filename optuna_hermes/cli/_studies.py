@@ -7,7 +7,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -155,16 +155,34 @@ def study_facts(storage: str, name: str) -> StudyFacts:
     Raises:
         StorageError: the storage cannot be reached, or has no such study.
     """
+    return facts_reader(storage, name)()
+
+
+def facts_reader(storage: str, name: str) -> Callable[[], StudyFacts]:
+    """A function that reads the facts of a study again and again, as ``study_facts``.
+
+    What is in no database is loaded once, as of a journal: its storage then reads what is new.
+    """
     from optuna_hermes._optuna_tables import read_facts
 
-    check_file(storage)
-    facts = read_facts(storage, name)
-    if facts is None:
+    loaded: Study | None = None
+
+    def read() -> StudyFacts:
+        nonlocal loaded
+        check_file(storage)
+        facts = read_facts(storage, name) if loaded is None else None
+        if facts is not None:
+            return facts
         from optuna_hermes import _optuna
 
+        if loaded is not None:
+            with contextlib.suppress(KeyError):  # it was deleted, and may be there anew
+                return _optuna.facts(loaded)
         # Of no database, or of no study: Optuna says which.
-        facts = _optuna.facts(_study(storage, name))
-    return facts
+        loaded = _study(storage, name)
+        return _optuna.facts(loaded)
+
+    return read
 
 
 def source_of(context: typer.Context, parameter: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from optuna_hermes.cli._status import ask_broker, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     facts_and_ledger,
+    facts_reader,
     optional_storage,
     storage_of,
     study_facts,
@@ -81,7 +81,7 @@ class StudySource:
     def __init__(self, storage: str | None, name: str | None) -> None:
         self._storage = storage
         self._name = name
-        facts = None if name is None or storage is None else partial(study_facts, storage, name)
+        facts = None if name is None or storage is None else facts_reader(storage, name)
         self._reader = StudyReader(facts, curves=True)
         self._named_key = ""
         self._before: Picture | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,10 +12,10 @@ from optuna_hermes.cli._overrides import DONE, WHEN, Override, set_override
 from optuna_hermes.cli._status import ask_broker, trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
+    facts_reader,
     note_storage_alone,
     optional_storage,
     storage_of,
-    study_facts,
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import InvalidInputError
@@ -70,7 +69,7 @@ def web(
     if study_name is None:
         note_storage_alone(context)
     else:
-        facts = partial(study_facts, storage_of(storage, study_name), study_name)
+        facts = facts_reader(storage_of(storage, study_name), study_name)
         # Raises for a wrong name before any page is served.
         facts()
     with contextlib.closing(PageReader(study_name, facts)) as reader:

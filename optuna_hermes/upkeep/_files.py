@@ -18,6 +18,9 @@ from optuna_hermes.suspend._disk import is_own
 # A trial, on this host or on another, may be writing a file that the ledger does not name yet.
 ORPHAN_SECONDS = 3600.0
 
+_MOST_AT_ONCE = 500
+"""Rows that one transaction drops: a running study waits for its end."""
+
 _TRIAL_FOLDER = re.compile(r"trial-(\d+)")
 
 
@@ -215,8 +218,11 @@ def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
     for url in litter.remote:
         _remote.remove(url)
     own = _optuna.study_key(study)
-    for key, number, row in (*((own, *each) for each in litter.rows), *litter.rows_of_deleted):
-        ledger.drop_checkpoint(key, number, row)
+    rows = [*((own, *each) for each in litter.rows), *litter.rows_of_deleted]
+    for first in range(0, len(rows), _MOST_AT_ONCE):
+        with ledger.batch():
+            for key, number, row in rows[first : first + _MOST_AT_ONCE]:
+                ledger.drop_checkpoint(key, number, row)
     for folder in {path.parent for path in litter.files}:
         if not any(folder.iterdir()):
             folder.rmdir()

@@ -19,6 +19,10 @@ from optuna_hermes.ledger._locks import UNLOCK_SECONDS
 from optuna_hermes.model import LIVE_STATES
 
 _CLOSE = "close it with `optuna-hermes tell --trial-number NUMBER --state fail`"
+_NO_SINGLE_VALUE = (
+    "a study of several objectives has no single last value: give all with `optuna-hermes tell "
+    "--trial-number NUMBER --values V1 V2`"
+)
 
 Unwritten = tuple[tuple[int, float], ...]
 
@@ -63,7 +67,7 @@ def plan_finish(
             continue
         found = _unwritten(places[number])
         reported = {**trials[number].intermediate_values, **_late(found)}
-        reason = _refusal_at(reported)
+        reason = _refusal_at(reported) if len(study.directions) == 1 else _NO_SINGLE_VALUE
         if reason is not None:
             refused[number] = reason
             continue

@@ -76,7 +76,10 @@ class StudyReader:
             return None
         now = time.monotonic()
         if self._facts is None or now > self._facts_due:
-            self._facts, self._facts_due = self._read_facts(), now + FACTS_SECONDS
+            before, self._facts = self._facts, self._read_facts()
+            self._facts_due = now + FACTS_SECONDS
+            if self._ledger is not None:
+                self._follow(self._ledger, before)
         if self._ledger is None and self._facts.ledger_url is not None:
             self._ledger = open_ledger(self._facts.ledger_url)
         if self._ledger is not None:
@@ -84,6 +87,15 @@ class StudyReader:
                 self._ledger, self._facts, broker=broker, silent=self.silent, before=self._history
             )
         return self._history
+
+    def _follow(self, ledger: Ledger, before: StudyFacts | None) -> None:
+        """Open the ledger again if the study was made anew, in another one or in a new file."""
+        assert self._facts is not None
+        if before is None or before.ledger_url == self._facts.ledger_url:
+            ledger.reopen()
+        else:
+            ledger.close()
+            self._ledger = None
 
     def disconnect(self) -> None:
         """Close the connection to the broker until the next reading."""

@@ -342,12 +342,12 @@ def summary_view(document: Document) -> RenderableType:
 
 def _result(document: Document) -> Rows:
     best, trials = document["best"], document["trials"]
+    tally = Counter(trial["state"] for trial in trials)
     if best is None:
-        yield "best", "none: no trial is finished"
+        yield "best", f"none: no trial is {'feasible' if tally['COMPLETE'] else 'complete'}"
     else:
         yield "best", f"{formats.number(best['value'], 6)} (trial {best['number']})"
         yield "parameters", formats.parameters(best["params"])
-    tally = Counter(trial["state"] for trial in trials)
     counts = (f"{tally[state]} {state.lower()}" for state in _RESULT_STATES if tally[state])
     yield "trials", ", ".join(counts) or "none"
     yield "suspended", suspensions(trials)

@@ -110,7 +110,7 @@ def plot_curves(
 
 def plot_best_over_device_time(
     study: optuna.Study,
-    against: Sequence[str] = ("fifo", "round-robin"),
+    against: Sequence[str] = ("fifo",),
     *,
     n_devices: int | None = None,
     target_name: str = "Best Intermediate Value",
@@ -152,9 +152,7 @@ def plot_best_over_device_time(
     return figure.update_layout(showlegend=bool(info.lines), legend=_ABOVE)
 
 
-def save_to_dashboard(
-    study: optuna.Study, against: Sequence[str] = ("fifo", "round-robin")
-) -> list[str]:
+def save_to_dashboard(study: optuna.Study, against: Sequence[str] = ("fifo",)) -> list[str]:
     """Show the three plots on the study's page of optuna-dashboard, in place of earlier ones.
 
     Args:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import optuna
@@ -14,7 +15,7 @@ import optuna
 from optuna_hermes import _optuna
 from optuna_hermes.broker import broker_status
 from optuna_hermes.errors import BrokerSilentError, InvalidInputError
-from optuna_hermes.view.history import StudyHistory, held_epochs, read_history
+from optuna_hermes.view.history import Bar, StudyHistory, held_epochs, read_history
 from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
@@ -106,11 +107,21 @@ def best_info_of(
     # A replay leaves failed trials out, too.
     kept = tuple(trial for trial in data.history.trials if trial.state != "failed")
     history = replace(data.history, trials=kept)
-    n_devices = n_devices or len({bar.device for bar in history.bars}) or 1
+    n_devices = n_devices or _most_at_once(history.bars) or 1
     others = [
         (name, _replayed(data.curve_set, name, n_devices, history.maximize)) for name in against
     ]
     return plot_data.best_info(history, others)
+
+
+def _most_at_once(bars: Iterable[Bar]) -> int:
+    """The largest number of devices that were leased at one time.
+
+    Not of their names: a host of a cluster may have another one in each job.
+    """
+    times = [(bar.begin, 1) for bar in bars]
+    times += [(bar.end, -1) for bar in bars if bar.end is not None]
+    return max(accumulate(change for _, change in sorted(times)), default=0)
 
 
 def _replayed(

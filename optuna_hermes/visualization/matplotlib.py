@@ -89,7 +89,7 @@ def _draw_curves(ax: Axes, info: plot_data.CurvesInfo, target_name: str) -> Axes
 
 def plot_best_over_device_time(
     study: optuna.Study,
-    against: Sequence[str] = ("fifo", "round-robin"),
+    against: Sequence[str] = ("fifo",),
     *,
     n_devices: int | None = None,
     target_name: str = "Best Intermediate Value",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from optuna_hermes.cli._checks import Check, good, judged
 from optuna_hermes.cli._checks._host import NETWORK_KINDS, kind_of
-from optuna_hermes.cli._studies import check_file, study_and_ledger
+from optuna_hermes.cli._studies import check_file, study_and_ledger, study_facts
 from optuna_hermes.view.formats import plural, ranges
 
 COMMITS = 20
@@ -55,6 +55,9 @@ def study(url: str, name: str) -> Iterator[Check]:
     if version in UPGRADED_VERSIONS:  # to open it would upgrade it
         words = f"its ledger's version {version} becomes {SCHEMA_VERSION} when it is used"
         yield good(f"study {name!r}", f"not looked into: {words}")
+        return
+    if study_facts(url, name).ledger_url is None:
+        yield good(f"study {name!r}", "not trained yet: `optimize` makes its ledger")
         return
     with study_and_ledger(url, name) as (found, ledger):
         key = _optuna.study_key(found)
@@ -139,6 +142,7 @@ def commit_time(folder: Path, where: str, name: str = "SQLite commit") -> Check:
         seconds = statistics.median(_commits(Path(temporary, "doctor.db")))
     slow = seconds > SLOW_COMMIT_SECONDS
     problem = "Put the study on a local disk, or use longer slices." if slow else ""
+    where = where if place else "in the folder for temporary files"
     return judged(name, f"{1000 * seconds:.1f} ms a commit {where}", problem=problem)
 
 

@@ -189,6 +189,9 @@ class Top(App[None]):
             return
         # Kept now: the cursor may be on another trial when the answer comes.
         number = trial.number
+        if trial.value is None:
+            self._show_line(f"Trial {number} has reported no value to be finished with.", bad=True)
+            return
 
         def answered(yes: bool | None) -> None:
             if yes:

@@ -126,22 +126,22 @@ _Part = tuple[str, int, Callable[[DeviceLine, float], Text]]
 def _device_columns(picture: Picture, width: int) -> list[_Part]:
     """Names, widths and cells of what fits; memory and power only if they are known."""
     wide = width >= WIDE
-    longest = max((len(each.id) for each in picture.devices), default=6)
+    ids = [each.id for each in picture.devices]
+    names = dict(zip(ids, ids if wide else formats.short_devices(ids), strict=True))
     # 40 are those of a GPU's whole UUID.
-    id_ = max(6, min(longest, 40 if wide else 9))
+    id_ = max(6, min(max(map(len, names.values()), default=6), 40))
     bar = 10 if wide else 5
     parts: list[_Part] = [
-        ("device", id_, lambda d, _: Text(_short(d.id, id_).ljust(id_), INK)),
+        ("device", id_, lambda d, _: Text(_short(names[d.id], id_).ljust(id_), INK)),
         ("trial", 5, lambda d, _: _holder(d, picture.key)),
-        ("state", 9, lambda d, _: Text(d.state[:9].ljust(9), STATE_COLOURS.get(d.state, DIM))),
-        ("slice", bar + 8, lambda d, age: _slice(d, age, bar)),
+        ("state     slice", bar + 18, lambda d, age: _state(d, age, bar)),
     ]
     if any(each.memory_bytes is not None for each in picture.devices):
         parts.append(("memory", 14, _memory))
     if any(each.joules is not None for each in picture.devices):
         parts.append(("power", 6, _power))
     # A number that is cut would be another one.
-    while len(parts) > 3 and sum(size + 1 for _, size, _ in parts) + 1 > width:
+    while len(parts) > 2 and sum(size + 1 for _, size, _ in parts) + 1 > width:
         parts.pop()
     return parts
 
@@ -158,9 +158,18 @@ def _holder(device: DeviceLine, key: str) -> Text:
     return Text(name.rjust(5), trial_colour(device.trial))
 
 
+def _state(device: DeviceLine, age: float, width: int) -> Text:
+    """The state of a device's holder and its slice; or the reason why it has none, cut."""
+    colour = STATE_COLOURS.get(device.state, DIM)
+    if not device.epoch:
+        return Text(_short(device.state, width + 18).ljust(width + 18), colour)
+    state = Text(_short(device.state, 9).ljust(10), colour)
+    return state.append_text(_slice(device, age, width))
+
+
 def _slice(device: DeviceLine, age: float, width: int) -> Text:
     """The rest of a slice, as a bar and in seconds."""
-    if not device.epoch or device.slice_seconds <= 0:
+    if device.slice_seconds <= 0:
         return Text(" " * (width + 8))
     left = max(0.0, device.left_seconds - age)
     eighths = round(8 * width * min(1.0, left / device.slice_seconds))

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-LIVE = ("running", "parked")
+_WITH_PROCESS = ("running", "parked")
 
 # Significant digits of values: more than a screen has pixels.
 DIGITS = 6
 
-# More curves cannot be told apart, and take a browser long: those of live trials and the best.
+# More curves cannot be told apart, and take a browser long: trials with a process, and the best.
 MOST_CURVES = 500
 
 # Of a curve, besides the last one: about as many as a chart has pixels across.
@@ -136,7 +136,7 @@ def _live(source: PageInput, study: StudyStatus | None, trials: Json) -> Json:
         return {"is": "away", "text": "The broker does not answer"}
     if source.broker is None and source.was_served:
         return {"is": "away", "text": "The broker is away"}
-    if any(state in LIVE for state in states):
+    if any(state in _WITH_PROCESS for state in states):
         return {"is": "elsewhere", "text": "Training elsewhere"}
     nobody = source.broker is None and not source.named
     return {"is": "still", "text": "No broker runs on this host" if nobody else "Not running"}
@@ -253,7 +253,7 @@ def _of_ledger(trial: TrialHistory) -> Json:
     last = trial.points[-1] if trial.points else None
     return {
         "state": trial.state,
-        "tier": trial.record.tier if trial.state in LIVE else None,
+        "tier": trial.record.tier if trial.state in _WITH_PROCESS else None,
         "device": None,
         "host": trial.record.host,
         "units": last.unit if last else 0,
@@ -375,14 +375,17 @@ def _bars(source: PageInput, begin: float) -> Json:
 def _drawn_trials(
     reported: Sequence[TrialHistory], trials: Json, sign: float
 ) -> Sequence[TrialHistory]:
-    """The trials whose curves are drawn: all if they are few, else live ones, then the best."""
+    """The trials whose curves are drawn: all, or of many some.
+
+    Those with a process come first, then the best.
+    """
     if len(reported) <= MOST_CURVES:
         return reported
 
     def rank(trial: TrialHistory) -> tuple[bool, float]:
         value = sign * trial.points[-1].value
-        is_live = trials[str(trial.number)]["state"] in LIVE
-        return not is_live, value if math.isfinite(value) else math.inf
+        has_process = trials[str(trial.number)]["state"] in _WITH_PROCESS
+        return not has_process, value if math.isfinite(value) else math.inf
 
     return sorted(sorted(reported, key=rank)[:MOST_CURVES], key=lambda trial: trial.number)
 

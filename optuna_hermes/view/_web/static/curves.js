@@ -71,7 +71,7 @@ export class Curves {
     const who = far.length === 1 ? `trial ${far[0][0]} leaves` : `${far.length} trials leave`;
     const drawn = Object.keys(this.store.page.curves).length;
     const all = Object.values(this.store.page.trials).filter((trial) => trial.units > 0).length;
-    const some = drawn < all ? ` · ${drawn} of ${all}: those that live, and the best` : "";
+    const some = drawn < all ? ` · ${drawn} of ${all}: those with a process, and the best` : "";
     put(this.more, `value after each unit${some}${far.length ? ` · ${who} the scale` : ""}`);
   }
 
