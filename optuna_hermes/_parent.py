@@ -1,4 +1,4 @@
-"""Processes of this package: the command that starts one, and the parent with which it ends."""
+"""Processes of this package: the command that starts one, its end, and that of its parent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_PIDFD_OPEN = 434
+"""The number of this system call, which is the same on every architecture."""
 
 _START = (
     "import sys; {}sys.path[:] = [each for each in sys.path if each] + [{!r}]; "
@@ -21,6 +23,24 @@ def python_command(module: str, *arguments: object, first: str = "") -> list[str
     # would import from the current folder first.
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     return [sys.executable, "-c", _START.format(first, folder, module), *map(str, arguments)]
+
+
+def pidfd_open(pid: int) -> int:
+    """A descriptor that is readable once a process has ended, as ``os.pidfd_open``.
+
+    Conda's Pythons may lack that: they are built for kernels without such a call.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: the kernel has no such call, or a container forbids it.
+    """
+    python_s = getattr(os, "pidfd_open", None)
+    if python_s is not None:
+        return int(python_s(pid))
+    handle = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_OPEN, pid, 0))
+    if handle < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return handle
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import gc
 import logging
+import math
 import os
 import resource
 import signal
@@ -114,7 +115,15 @@ def main() -> int:
     parser.add_argument("--power-down-command")
     parser.add_argument("--power-up-command")
     arguments = parser.parse_args()
-    idle = float(os.environ.get(IDLE_VARIABLE, IDLE_SECONDS))
+    text = os.environ.get(IDLE_VARIABLE)
+    try:
+        idle = IDLE_SECONDS if text is None else float(text)
+    except ValueError:
+        idle = math.nan
+    if not idle >= 0:
+        problem = f"{IDLE_VARIABLE} must be a number of seconds but got {text!r}."
+        print(f"error: {problem}", file=sys.stderr)
+        return election.EXIT_BAD_INPUT
     commands = arguments.power_down_command, arguments.power_up_command
     if arguments.background:
         return _in_background(arguments.devices, commands, idle)

@@ -10,11 +10,12 @@ import os
 import socket
 import stat
 import tempfile
+import zlib
 from pathlib import Path
 
 import filelock
 
-from optuna_hermes._job_environment import job_label
+from optuna_hermes._job_environment import host_name, job_label
 from optuna_hermes.broker._holders import boot, started
 from optuna_hermes.broker._privacy import (
     check_private,
@@ -34,6 +35,7 @@ EXIT_CONFLICT = 4
 """Exit statuses of a broker that could not start; 3: another one is at work here."""
 
 _MAX_SOCKET_PATH = 107
+_USUAL = Path("/tmp")
 WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 
 
@@ -46,7 +48,7 @@ def runtime_dir() -> Path:
 
     Raises:
         BrokerConflictError: see ``private_folder``.
-        BrokerError: its path is too long for a socket.
+        BrokerError: its path is too long for a socket, or there is no folder for temporary files.
     """
     path = private_folder(_runtime_path().absolute(), WAY_OUT)
     if len(bytes(path / "broker.sock")) > _MAX_SOCKET_PATH:
@@ -65,7 +67,13 @@ def _runtime_path() -> Path:
     of_job = "" if label is None else f"-{label}"
     # Not $XDG_RUNTIME_DIR: it goes with the last login, while what nohup has started goes on, and
     # a cron job has none, which is to find the same broker.
-    return Path(tempfile.gettempdir()) / f"optuna-hermes-{os.getuid()}{of_job}"
+    try:
+        place = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise BrokerError(f"No folder for temporary files can be written: {WAY_OUT}.") from error
+    # $TMPDIR may be a folder that several hosts share.
+    of_host = "" if place == _USUAL else f"-{zlib.crc32(host_name().encode()):08x}"
+    return place / f"optuna-hermes-{os.getuid()}{of_job}{of_host}"
 
 
 def socket_path(directory: Path) -> Path:

@@ -106,6 +106,9 @@ def is_outage(error: SQLAlchemyError) -> bool:
         return False
     text = str(error.orig).lower()
     if _is_sqlite(error):
+        # Without room for one more file it cannot open its journal; a wrong path has no statement.
+        if error.statement and "unable to open database file" in text:
+            return True
         # For SQLite a missing table is an OperationalError too.
         return any(each in text for each in _SQLITE)
     if error.connection_invalidated or _code(error.orig) == _READ_ONLY:

@@ -329,8 +329,11 @@ class Driver:
 
     def _note_other_devices(self, welcome: Welcome) -> None:
         if self._settings.devices == "auto" and with_other_devices(welcome):
+            devices = welcome.devices
+            if devices == "auto":  # of another ``CUDA_VISIBLE_DEVICES``
+                devices = ", ".join(welcome.device_ids)
             self._note(
-                f"Trains on {welcome.devices}: the broker (process {welcome.pid}) was started with "
+                f"Trains on {devices}: the broker (process {welcome.pid}) was started with "
                 "these devices, and another process uses it. For others wait until that is done, "
                 f"or set another {RUNTIME_DIR_VARIABLE}."
             )

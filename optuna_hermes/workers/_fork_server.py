@@ -21,6 +21,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -155,7 +156,12 @@ def prepare_imports(packed: bytes | str, path: list[str], arguments: list[str]) 
 
 def _order(content: object) -> int:
     """The handle of a file in memory that fresh workers read."""
-    order = os.memfd_create("hermes-order")
+    create = getattr(os, "memfd_create", None)
+    if create is None:  # in some of Conda's Pythons
+        with tempfile.TemporaryFile() as unnamed:
+            order = os.dup(unnamed.fileno())
+    else:
+        order = create("hermes-order")
     with open(order, "wb", closefd=False) as file:
         pickle.dump(content, file)
     return order

@@ -86,6 +86,8 @@ def optimize(
         grace: seconds from a signal of a manager (SLURM, Kubernetes, systemd) to its SIGKILL. All
             but the last five of them are to suspend trials, those that have most to lose first.
             None for ``$OPTUNA_HERMES_GRACE_SECONDS``, else 30 in a job of SLURM and 15 elsewhere.
+            Ctrl-C and the end of a budget give as long: what a trial has trained since its last
+            checkpoint is trained again if it comes to no clean point by then.
         power_down_command: run for each device that ``energy`` powers down: a program and its
             arguments, ``{device}`` among them. No shell reads it.
         power_up_command: run before such a device is used again.

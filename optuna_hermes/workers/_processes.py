@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import signal
 import stat
 import subprocess
+import time
 
-from optuna_hermes._parent import end_with_parent, python_command
+from optuna_hermes._parent import end_with_parent, pidfd_open, python_command
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 
 INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
+_LOOK_SECONDS = 0.02
 """Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
 
 NOT_LOADED = 12
@@ -113,13 +116,31 @@ class ForkedProcess:
             return
         # Nothing is left to wait for where the script ignores SIGCHLD.
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            handle = os.pidfd_open(self.pid)
-            try:
-                poll = select.poll()
-                poll.register(handle, select.POLLIN)
-                if not poll.poll(None if timeout is None else timeout * 1000):
-                    raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
-            finally:
-                os.close(handle)
+            if not self._has_ended(timeout):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
             os.waitpid(self.pid, 0)
         self._is_gone = True
+
+    def _has_ended(self, timeout: float | None) -> bool:
+        """Wait for its end; False if it has not ended after ``timeout`` seconds."""
+        try:
+            handle = pidfd_open(self.pid)
+        except ProcessLookupError:
+            raise
+        except OSError:  # an old kernel, or a container's profile
+            return self._is_seen_to_end(math.inf if timeout is None else timeout)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            return bool(poll.poll(None if timeout is None else timeout * 1000))
+        finally:
+            os.close(handle)
+
+    def _is_seen_to_end(self, timeout: float) -> bool:
+        """Look again and again, which leaves the child to be waited for."""
+        end = time.monotonic() + timeout
+        while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True

@@ -254,6 +254,27 @@ def test_a_ledger_that_cannot_be_opened_is_opened_later() -> None:
     assert writer.close(DEADLINE) == 0
 
 
+@pytest.mark.parametrize("error", [LedgerError("password refused"), ValueError("a bug")])
+def test_an_error_in_looking_for_a_doubtful_commit_ends_no_writer(
+    bench: Bench, error: Exception
+) -> None:
+    """The database came back and refuses for a while: what waits is written after it."""
+    failures = [error]
+
+    def load_leases(*arguments: Any, **named: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return bench.ledger.inner.load_leases(*arguments, **named)
+
+    bench.ledger.load_leases = load_leases  # type: ignore[attr-defined]
+    bench.ledger.after.put(LedgerOutageError("the connection broke"))
+    bench.writer.write("s", [lease(1)])
+    assert bench.wait_for(Unreachable).reason == "the connection broke"
+    assert str(error) in bench.wait_for(Unreachable).reason
+    assert bench.flushed(lambda ledger: ledger.last_epoch()) == 1
+    assert bench.ledger.transactions == 1
+
+
 def test_close_writes_what_there_is(bench: Bench) -> None:
     """A writer that is closed has written everything."""
     bench.ledger.before.put(LedgerOutageError("busy"))

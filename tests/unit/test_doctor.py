@@ -162,6 +162,19 @@ def test_a_checkpoint_that_is_gone_fails(here: Path, capsys: pytest.CaptureFixtu
     assert checks(capsys, *STORAGE, "--study-name", "digits")["study 'digits'"]["state"] == "ok"
 
 
+def test_a_study_that_was_not_trained_yet_is_well(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``create-study`` made it, or plain Optuna; its ledger is not made by looking for it."""
+    study = optuna.create_study(storage=STORAGE[1], study_name="digits")
+    check = checks(capsys, *STORAGE, "--study-name", "digits")["study 'digits'"]
+    assert (check["state"], check["found"]) == (
+        "ok",
+        "not trained yet: `optimize` makes its ledger",
+    )
+    assert _optuna.known_key(study) is None
+
+
 def test_a_checkpoint_that_was_moved_with_its_study_is_there(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

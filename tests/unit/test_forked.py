@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import optuna
 import pytest
 
-from optuna_hermes import _optuna
+from optuna_hermes import _optuna, _parent
 from optuna_hermes._optuna._storages import backend_of, close_connections
 from optuna_hermes.workers import _fork_server, _forked
 from optuna_hermes.workers._fork_safety import Unsafe
@@ -130,8 +131,21 @@ def test_a_file_by_its_uri_is_not_forked(alone: pytest.MonkeyPatch, tmp_path: Pa
     backend_of(study).engine.dispose()
 
 
-def test_a_forked_process_is_waited_for(wait_for: Callable[..., Any]) -> None:
-    """In time or not, once or twice, and also where its parent ignores the ends of children."""
+@pytest.mark.parametrize("pidfd", ["Python's", "the kernel's", "none"])
+def test_a_forked_process_is_waited_for(
+    pidfd: str, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In time or not, once or twice, and also where its parent ignores the ends of children.
+
+    Conda's Python may lack ``os.pidfd_open``, and a container may forbid it.
+    """
+    if pidfd != "Python's":
+        monkeypatch.delattr(os, "pidfd_open")
+    if pidfd == "none":
+        monkeypatch.setattr(_parent, "_PIDFD_OPEN", 100_000)  # no system call
+    with contextlib.suppress(OSError):
+        os.close(_parent.pidfd_open(os.getpid()))
+        assert pidfd != "none"
     pid = os.fork()
     if pid == 0:
         signal.pause()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from optuna_hermes.broker._core._broker_state import BrokerState
+from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._power_commands import PowerCommands, commands_for, power_commands
 from optuna_hermes.broker._server import _power_switches as power
 from optuna_hermes.errors import InvalidInputError
@@ -55,6 +61,35 @@ def test_a_policy_that_powers_nothing_down_has_no_commands() -> None:
         commands_for("fifo", ECHO, ECHO)
     assert isinstance(commands_for("energy:fifo", ECHO, ECHO), PowerCommands)
     assert commands_for("fifo", None, None) is None
+
+
+def test_a_command_for_whose_output_there_is_no_room_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its device would be on its way for ever, and the broker would never end."""
+
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    told: list[PowerSwitched] = []
+
+    async def switch() -> None:
+        done = asyncio.Event()
+
+        def note(event: PowerSwitched) -> None:
+            told.append(event)
+            done.set()
+
+        state = BrokerState(host="h")
+        commands = power_commands(ECHO, ECHO)
+        assert commands is not None
+        switches = power.PowerSwitches(tmp_path, state, commands, note)
+        switches.switch(SwitchPower(device="cpu:0", up=True))
+        await asyncio.wait_for(done.wait(), 20.0)
+
+    asyncio.run(switch())
+    assert told[0].problem == "the command cannot be run: No space left on device"
 
 
 def _python(code: str) -> tuple[str, ...]:

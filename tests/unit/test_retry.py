@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,6 +42,14 @@ def test_a_transaction_whose_connection_was_lost_before_is_waited_for() -> None:
     for code, mended in (("8s2b", True), ("7s2a", False)):
         error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
         error.__cause__ = sqlalchemy.exc.PendingRollbackError("Rollback first.", code=code)
+        assert is_transient(error) is mended
+
+
+def test_sqlite_without_room_for_its_journal_is_waited_for() -> None:
+    """As at a quota of files; a path that is wrong fails before any statement."""
+    cause = sqlite3.OperationalError("unable to open database file")
+    for statement, mended in (("INSERT", True), (None, False)):
+        error = sqlalchemy.exc.OperationalError(statement, {}, cause)  # type: ignore[arg-type]
         assert is_transient(error) is mended
 
 

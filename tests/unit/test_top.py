@@ -286,6 +286,15 @@ def test_on_a_narrow_screen_columns_are_left_out_whole(width: int, memory: dict[
         assert len(line.rstrip()) <= width
 
 
+def test_the_reason_why_a_device_is_free_is_cut_with_a_mark() -> None:
+    """A process id that is cut would be another one."""
+    why = "process 12345 (python of ada) computes on it: wait for it, or end it"
+    card = replace(device(0), state=why, epoch=0, trial=None)
+    for width, begin in ((80, "process 12345 (python …"), (160, "process 12345 (python of ad…")):
+        lines = str(device_lines(replace(picture(), devices=(card,)), Past(180.0), 50.0, width))
+        assert begin in lines
+
+
 def test_another_studys_trials_have_no_numbers() -> None:
     """The table has those of one study, which they would be taken for."""
 

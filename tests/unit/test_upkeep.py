@@ -395,6 +395,18 @@ def test_finish_says_why_not(house: House) -> None:
     assert plan.refused[missing] == "no such trial, see `optuna-hermes trials`"
 
 
+def test_a_trial_of_several_objectives_has_no_value_to_finish_with(tmp_path: Path) -> None:
+    """Its values went to the broker alone: it is said how it is closed."""
+    study = optuna.create_study(
+        storage=f"sqlite:///{tmp_path}/s.db", directions=["minimize", "maximize"]
+    )
+    trial = _optuna.open_trial(study)
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        plan = upkeep.plan_finish(study, ledger, None, held=())
+    assert plan.values == {}
+    assert "--values V1 V2" in plan.refused[trial.number]
+
+
 # -- gc ----------------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from optuna_hermes.ledger import open_ledger
 from optuna_hermes.view.history import Bar, StudyHistory
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
+from optuna_hermes.visualization._study import _most_at_once
 from support.records import checkpoint, lease, report, trial_record
 from support.statuses import broker_status, device_status, study_status
 
@@ -139,6 +140,17 @@ def test_the_best_so_far_stands_beside_its_replays(study: optuna.Study) -> None:
     axes = by_matplotlib.plot_best_over_device_time(study, ["fifo"], n_devices=1)
     assert [line.get_label() for line in axes.lines] == ["this study", "fifo"]
     assert list(axes.lines[1].get_ydata()) == list(fifo.y)
+
+
+def test_a_replay_has_as_many_devices_as_were_leased_at_one_time() -> None:
+    """A host of a cluster may have another name in each job."""
+    bars = [
+        Bar("job-1/cpu:0", 0, 0.0, 10.0, 1),
+        Bar("job-1/cpu:1", 1, 0.0, 10.0, 2),
+        Bar("job-2/cpu:0", 0, 10.0, 20.0, 3),
+        Bar("job-2/cpu:1", 1, 12.0, None, 4),
+    ]
+    assert [_most_at_once(bars), _most_at_once(bars[:1]), _most_at_once([])] == [2, 1, 0]
 
 
 def test_an_infinite_report_is_no_best_of_a_replay(study: optuna.Study) -> None:

@@ -22,7 +22,7 @@ from optuna_hermes.broker._client._connection import (
     OnSilence,
     connect,
 )
-from optuna_hermes.broker._devices._visible import hidden
+from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, hidden, is_gpu
 from optuna_hermes.broker._privacy import open_private
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -105,9 +105,10 @@ def connect_or_start(
 
 
 def end_idle(on_silence: OnSilence | None = None) -> None:
-    """End the broker if no process needs it and a client has started it with devices of its choice.
+    """End the broker if no process needs it and a client has started it with other devices.
 
-    Else a call that names no devices would have those of an earlier one.
+    Else a call that names no devices would have those of an earlier one, named by its option or by
+    its ``CUDA_VISIBLE_DEVICES``.
 
     Args:
         on_silence: as that of ``Connection``.
@@ -115,13 +116,16 @@ def end_idle(on_silence: OnSilence | None = None) -> None:
     with contextlib.suppress(BrokerError):  # there is none, or it is in use
         connection = connect("viewer", on_silence)
         if with_other_devices(connection.welcome):
-            _make_way(connection, "devices that were named")
+            _make_way(connection, "other devices")
         connection.close()
 
 
 def with_other_devices(welcome: wire.Welcome) -> bool:
-    """True if a client has started the broker with other devices than ``auto``."""
-    return welcome.background and welcome.devices != "auto"
+    """True if a client has started the broker with other devices than ``auto`` is here."""
+    if not welcome.background or welcome.devices != "auto":
+        return welcome.background
+    has_gpus = any(map(is_gpu, welcome.device_ids))
+    return has_gpus and welcome.visible != os.environ.get(VISIBLE_VARIABLE)
 
 
 def _start_one(devices: str, power: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     """Answer to ``Hello``; ``instance`` is the broker, as the ledger knows it.
 
     ``devices`` is the specification that it was started with, ``power`` its commands for devices.
-    In the ``background`` it was started by a client.
+    In the ``background`` it was started by a client. ``visible`` is its ``CUDA_VISIBLE_DEVICES``.
     """
 
     version: int
@@ -22,6 +22,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     device_ids: tuple[str, ...]
     power: tuple[str, ...] = ()
     background: bool = False
+    visible: str | None = None
 
 
 class Refused(Message, frozen=True, kw_only=True):

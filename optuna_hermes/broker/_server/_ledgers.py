@@ -49,6 +49,8 @@ MOST_LEDGERS = 100
 
 PART_UNITS = 10_000
 """Units whose reports are read at once: a second's worth would count as a ledger that is away."""
+_PART_TRIALS = 900
+"""Trials likewise: each is a variable of a statement, of which an old SQLite takes 999."""
 
 _SILENT = "It is there but does not answer: look whether it hangs, or who has locked it."
 
@@ -335,7 +337,7 @@ def in_parts(trials: Iterable[TrialRecord]) -> Iterator[list[int]]:
     for trial in trials:
         part.append(trial.number)
         units += 1 + trial.units
-        if units >= PART_UNITS:
+        if units >= PART_UNITS or len(part) >= _PART_TRIALS:
             yield part
             part, units = [], 0
     if part:

@@ -78,7 +78,10 @@ class PowerSwitches:
 
         def work() -> None:
             begin = time.monotonic()
-            problem = run(words, command.device)
+            try:
+                problem = run(words, command.device)
+            except OSError as error:  # no room for its output, or no descriptor
+                problem = f"the command cannot be run: {error.strerror}"
             seconds = time.monotonic() - begin
             event = PowerSwitched(
                 device=command.device, up=command.up, seconds=seconds, problem=problem

@@ -8,6 +8,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+from optuna_hermes._parent import pidfd_open
+
 _LAST_WORDS_SECONDS = 0.05
 
 
@@ -34,7 +36,7 @@ def watch(pid: int, ended: Callable[[], None]) -> Callable[[], None] | None:
     """
     loop = asyncio.get_running_loop()
     try:
-        handle = os.pidfd_open(pid)
+        handle = pidfd_open(pid)
     except OSError:
         return None
 

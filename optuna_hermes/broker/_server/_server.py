@@ -25,6 +25,7 @@ from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
+from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE
 from optuna_hermes.broker._server._apply_writes import WriterTerms
 from optuna_hermes.broker._server._ledger_reader import LedgerReader, check_policy
 from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers
@@ -308,6 +309,7 @@ class Server:
             device_ids=tuple(self._handler.state.slots),
             power=self._power,
             background=self._background,
+            visible=os.environ.get(VISIBLE_VARIABLE),
         )
 
     def _quit(self, connection: int) -> None:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._event_log import is_of_grant
@@ -194,11 +193,24 @@ class Writer:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
         while not self._given_up.is_set() and (work := self._next()):
-            if isinstance(work, _Question):
-                self._patiently(partial(self._answer, work))
-            else:
-                self._patiently(partial(self._write, work))
+            try:
+                if isinstance(work, _Question):
+                    self._answer(work)
+                else:
+                    self._write(work)
+                pause = FIRST_PAUSE_SECONDS
+                continue
+            except Exception as error:
+                # Not of outages alone: without this thread nothing would be written any more, and
+                # who asks would wait for ever.
+                reason = str(error) if isinstance(error, LedgerError) else repr(error)
+            self._tell(Unreachable(reason=reason))
+            # A broker that ends has little time: it is tried often.
+            if self._ending.wait(pause):
+                self._given_up.wait(FIRST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         if self._ledger is not None:
             self._ledger.close()
 
@@ -219,20 +231,6 @@ class Writer:
                     break
                 batches.append(each)
             return batches
-
-    def _patiently(self, step: Callable[[], None]) -> None:
-        """Do a step again and again, with growing pauses, until the database is there."""
-        pause = FIRST_PAUSE_SECONDS
-        while not self._given_up.is_set():
-            try:
-                step()
-                return
-            except LedgerOutageError as error:
-                self._tell(Unreachable(reason=str(error)))
-            # A broker that ends has little time: it is tried often.
-            if self._ending.wait(pause):
-                self._given_up.wait(FIRST_PAUSE_SECONDS)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     def _opened(self) -> Ledger:
         if self._ledger is None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from optuna_hermes import __version__
+from optuna_hermes._parent import pidfd_open
 from optuna_hermes._versions import SUPPORTED, is_tested
 from optuna_hermes.cli._checks import Check, State, good, judged
 
@@ -38,7 +39,7 @@ def python() -> Iterator[Check]:
 
 def _pidfd() -> Check:
     try:
-        os.close(os.pidfd_open(os.getpid()))
+        os.close(pidfd_open(os.getpid()))
     except OSError as error:
         problem = (
             "A broker sees by pidfd_open that a worker has ended: use Linux 5.3 or later, and a "
