@@ -56,7 +56,7 @@ class JobEnvironment:
 
 
 def job_environment(environ: Mapping[str, str]) -> JobEnvironment:
-    """Read the job_environment from an environment.
+    """Read it from the environment of a process.
 
     Raises:
         InvalidInputError: ``$OPTUNA_HERMES_GRACE_SECONDS`` is no number of seconds.

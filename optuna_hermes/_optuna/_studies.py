@@ -35,7 +35,7 @@ from optuna_hermes._optuna._storages import (
 from optuna_hermes._optuna._trials import trial_states
 from optuna_hermes._optuna_tables import StudyFacts, ends_of, key_attribute
 from optuna_hermes.broker import StudyIdentity, StudySpec
-from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.broker._imports import absolute_policy_name, import_folders
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import is_transient, knows, open_ledger, with_connect_args, with_password
 from optuna_hermes.ledger._database import Database
@@ -374,8 +374,8 @@ def study_spec(
         key=key,
         name=study.study_name,
         ledger_url=with_password(ledger_url(study)),
-        policy=anywhere(policy),
-        folders=folders() if ":" in policy else (),
+        policy=absolute_policy_name(policy),
+        folders=import_folders() if ":" in policy else (),
         slice_seconds=min(slice_seconds, MOST_SECONDS),
         seed=seed,
         maximize=sign(study) < 0,

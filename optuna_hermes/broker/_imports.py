@@ -9,7 +9,7 @@ from pathlib import Path
 from optuna_hermes.policies import ENERGY
 
 
-def anywhere(policy: str) -> str:
+def absolute_policy_name(policy: str) -> str:
     """A policy's name as any process of this host understands it, ``energy:`` before it included.
 
     A file, and a module that is one, become an absolute path: a broker runs that anew for each
@@ -20,7 +20,7 @@ def anywhere(policy: str) -> str:
         policy: a name of ``POLICIES``, ``FILE.py:CLASS`` or ``module:CLASS``.
     """
     if policy.startswith(ENERGY):
-        return ENERGY + anywhere(policy.removeprefix(ENERGY))
+        return ENERGY + absolute_policy_name(policy.removeprefix(ENERGY))
     place, colon, name = policy.rpartition(":")
     if not colon:
         return policy
@@ -29,7 +29,7 @@ def anywhere(policy: str) -> str:
     return f"{Path(place).absolute()}:{name}" if place.endswith(".py") else policy
 
 
-def folders() -> tuple[str, ...]:
+def import_folders() -> tuple[str, ...]:
     """Folders from which this process imports."""
     return tuple(dict.fromkeys(str(Path(each).absolute()) for each in sys.path))
 

@@ -121,7 +121,7 @@ class Arena:
     def _pairs(
         self, storages: Sequence[torch.UntypedStorage]
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """StateShape of the storages, and the parts of blocks where they are kept."""
+        """Parts of the storages, and the parts of blocks where they are kept."""
         for storage, place in zip(storages, self._places, strict=True):
             whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
             done = 0

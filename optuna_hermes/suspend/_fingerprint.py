@@ -282,7 +282,7 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
 
 
 def _inside_of_array(value: np.ndarray[Any, Any]) -> Sequence[Any]:
-    """StateShape of an array of objects, of text, with fields, with a mask or of a user's class."""
+    """Parts of an array of objects, of text, with fields, with a mask or of a user's class."""
     if type(value) is not np.ndarray:
         return [np.asarray(value), np.ma.getmask(value)]
     if value.dtype.names:

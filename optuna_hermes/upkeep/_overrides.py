@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect_if_any
-from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.broker._imports import absolute_policy_name, import_folders
 from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
@@ -57,8 +57,8 @@ def change_policy(key: str, policy: str) -> None:
         UnknownPolicyError: there is no such policy.
     """
     # A broker may have been started elsewhere: it finds a module of the user's by these folders.
-    imports = folders() if ":" in policy else ()
-    if not _said(ChangePolicy(study=key, policy=anywhere(policy), folders=imports)):
+    imports = import_folders() if ":" in policy else ()
+    if not _said(ChangePolicy(study=key, policy=absolute_policy_name(policy), folders=imports)):
         raise InvalidInputError(
             "Only a study that runs has a policy to change but no broker of yours serves this "
             f"one: say --policy {policy} to `optuna-hermes optimize`."

@@ -25,7 +25,7 @@ from optuna_hermes.broker import (
 )
 from optuna_hermes.broker._client._connection import SILENT, SILENT_SECONDS
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
-from optuna_hermes.broker._imports import anywhere
+from optuna_hermes.broker._imports import absolute_policy_name
 from optuna_hermes.broker._protocol import Drain, KeepWorkers, OpenStudy, StudyStatus, Welcome
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -462,10 +462,12 @@ class Driver:
             trial_results, self._study, ledger, self._root, taken=self._taken_by is not None
         )
         failures = None if last is None else last.failures
-        asked = self._settings.policy
+        policy = self._settings.policy
+        if last is not None and last.policy != absolute_policy_name(policy):
+            policy = last.policy  # another one was chosen since
         return OptimizeResult(
             study=self._study.study_name,
-            policy=asked if last is None or last.policy == anywhere(asked) else last.policy,
+            policy=policy,
             devices=self._devices,
             elapsed_seconds=elapsed,
             device_seconds=sum(trial.device_seconds for trial in trials),

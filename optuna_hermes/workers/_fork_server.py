@@ -33,7 +33,7 @@ from optuna_hermes._heap import freeze
 from optuna_hermes._optuna import Study
 from optuna_hermes._parent import end_with_parent
 from optuna_hermes.broker import sessions
-from optuna_hermes.broker._imports import anywhere
+from optuna_hermes.broker._imports import absolute_policy_name
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fork_safety import Unsafe, other_threads, why_not_fork
@@ -85,7 +85,7 @@ def main() -> int:
         return 0
     prepare_imports(packed, path, arguments)
     # The import may change the working folder, from which a fresh worker would look for the file.
-    found = anywhere(packed) if isinstance(packed, str) and file_of(packed) else packed
+    found = absolute_policy_name(packed) if isinstance(packed, str) and file_of(packed) else packed
     return _serve(parent, partial(unpack, packed), lambda objective: found)
 
 

@@ -24,7 +24,7 @@ from optuna_hermes.broker._core._events import (
     Tick,
     Write,
 )
-from optuna_hermes.broker._core._shared_studies import watched
+from optuna_hermes.broker._core._shared_studies import rows_of_others
 from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server._apply_writes import WriterTerms, is_race, write
 from optuna_hermes.broker._server._ledgers import all_of
@@ -120,7 +120,7 @@ class FakeBroker:
         for key, study in list(self.handler.state.studies.items()):
             if study.broker is not None:
                 seen = self._seen.get(key, Seen())
-                ask = (key, self.handler.presence(self.now), watched(study), seen, True)
+                ask = (key, self.handler.presence(self.now), rows_of_others(study), seen, True)
                 news, self._seen[key] = read_changes(*ask, self.ledger)
                 self.apply(news)
 

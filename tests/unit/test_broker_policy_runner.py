@@ -103,7 +103,7 @@ def test_units_left_are_those_of_the_last_report(broker: FakeBroker, watching: W
         assert watching.trial(0).units_left == left
 
 
-@pytest.mark.parametrize("change", ["held", "away", "stranded"])
+@pytest.mark.parametrize("change", ["held", "away", "waits_for_memory"])
 def test_a_trial_that_cannot_begin_could_end_nobody_knows_when(
     broker: FakeBroker, change: str
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_trial_that_cannot_begin_could_end_nobody_knows_when(
     elif change == "away":
         study.retry_at[0] = math.inf
     else:
-        trial.stranded = True
+        trial.waits_for_memory = True
     assert runner.snapshot(study, [], 0.0).trials[0].units_left is None
 
 
@@ -407,5 +407,5 @@ def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker)
         assert policy_runner.snapshot(study, [], 10.0).trials[0] is kept
         setattr(trial, name, value)
         (shown,) = policy_runner.snapshot(study, [], 11.0).trials
-        trial.seen = None
+        trial.cached_view = None
         assert kept != shown == policy_runner.snapshot(study, [], 11.0).trials[0], name

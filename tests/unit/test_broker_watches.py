@@ -51,14 +51,14 @@ def test_a_change_is_told_once() -> None:
     assert change.leased == 1
     epoch = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    assert not broker.handler.watched
+    assert not broker.handler.has_watchers
     assert told(broker) == []
     broker.say(driver, wire.WatchStudy(study="s"))
     (change,) = told(broker)
     assert change.study.counts.running == 1
     broker.say(driver, wire.WatchStudy(study="s"))
     assert told(broker) == [], "nothing has changed since"
-    assert broker.handler.watched
+    assert broker.handler.has_watchers
 
 
 def test_time_that_passes_is_no_change() -> None:
@@ -94,7 +94,7 @@ def test_who_has_left_is_told_nothing() -> None:
     broker.worker()
     broker.hang_up(driver)
     assert told(broker) == []
-    assert not broker.handler.watched
+    assert not broker.handler.has_watchers
 
 
 def test_only_the_driver_of_a_study_may_watch_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes.broker._imports import anywhere, folders
+from optuna_hermes.broker._imports import absolute_policy_name, import_folders
 from optuna_hermes.broker._server._ledger_reader import look_in
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 from optuna_hermes.model import Device, Snapshot, TrialView
@@ -137,7 +137,7 @@ def test_another_process_finds_it_too(
     folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker may work elsewhere: the name that it gets holds the whole path."""
-    name = anywhere(f"{place}:Newest")
+    name = absolute_policy_name(f"{place}:Newest")
     assert name == f"{folder}/mine.py:Newest"
     monkeypatch.chdir("/")
     assert make_policy(name).decide(SNAPSHOT).memory == 2
@@ -146,7 +146,7 @@ def test_another_process_finds_it_too(
 @pytest.mark.parametrize("name", ["hermes", "astrology", "optuna_hermes.policies:Fifo"])
 def test_other_names_mean_the_same_everywhere(name: str) -> None:
     """Names of this package, and modules of packages, need no path."""
-    assert anywhere(name) == name
+    assert absolute_policy_name(name) == name
 
 
 def test_a_broker_imports_from_where_its_driver_does(
@@ -155,7 +155,7 @@ def test_a_broker_imports_from_where_its_driver_does(
     """Folders that it lacks come last, so that nothing of its own is hidden."""
     monkeypatch.setattr(sys, "path", ["", "/nowhere"])
     monkeypatch.chdir(tmp_path)
-    assert folders() == (str(tmp_path), "/nowhere")
+    assert import_folders() == (str(tmp_path), "/nowhere")
     look_in([os.fspath(tmp_path), "/nowhere"])
     assert sys.path == ["", "/nowhere", str(tmp_path)]
 

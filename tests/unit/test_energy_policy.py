@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optuna_hermes.broker._imports import anywhere
+from optuna_hermes.broker._imports import absolute_policy_name
 from optuna_hermes.cluster.energy import (
     DAY_TICKS,
     KEPT_TICKS,
@@ -226,9 +226,9 @@ def test_energy_wraps_any_policy_by_name() -> None:
 
 def test_a_name_with_energy_is_understood_anywhere() -> None:
     """A file becomes an absolute path behind the word; a name of a policy stays what it is."""
-    assert anywhere("energy:hermes") == "energy:hermes"
-    assert anywhere("energy:/a/b.py:Mine") == "energy:/a/b.py:Mine"
-    assert anywhere("energy:b.py:Mine").startswith("energy:/")
+    assert absolute_policy_name("energy:hermes") == "energy:hermes"
+    assert absolute_policy_name("energy:/a/b.py:Mine") == "energy:/a/b.py:Mine"
+    assert absolute_policy_name("energy:b.py:Mine").startswith("energy:/")
 
 
 def test_what_a_broker_says_of_a_study_counts() -> None:

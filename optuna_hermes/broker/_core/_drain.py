@@ -56,7 +56,7 @@ class Drains:
             lease.deadline = turn.now
             self._scheduler.ask_to_yield(turn, lease)
         for trial in study.trials.values():
-            trial.stores = trial.stores or trial.unwritten  # its folder may be there again
+            trial.stores = trial.stores or trial.last_store_failed  # its folder may be there again
         for connection in study.idle:
             turn.send(connection, wire.Dismiss())
         study.idle.clear()

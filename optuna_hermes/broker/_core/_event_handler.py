@@ -217,7 +217,9 @@ class EventHandler:
 
     def silent(self, now: float) -> dict[int, int]:
         """Processes of workers that are silent, by their connections."""
-        found = {each: self.state.clients.get(each) for each in self._watchdog.watched(now)}
+        found = {
+            each: self.state.clients.get(each) for each in self._watchdog.silent_connections(now)
+        }
         return {key: each.pid for key, each in found.items() if each and each.role == "worker"}
 
     @property
@@ -228,7 +230,7 @@ class EventHandler:
         return not any(s.power in ("going", "coming") for s in self.state.slots.values())
 
     @property
-    def watched(self) -> bool:
+    def has_watchers(self) -> bool:
         """True if any driver is to be told of the next change of its study."""
         return any(watchers(self.state))
 

@@ -106,7 +106,7 @@ class LeaseEnds:
             f"and {free} were free."
         )
         if trial.alone and any(self._memory.shares(slot, trial) for slot in slots):
-            trial.stranded = True
+            trial.waits_for_memory = True
         elif trial.alone:
             study = self._state.studies[trial.study]
             study.problem = f"{reason} It had the device to itself: end what else takes its memory."

@@ -49,7 +49,7 @@ class LiveTrial:
         others: the further ones.
         epoch: of its last lease.
         stores: whether it can be suspended to disk, as it said last.
-        unwritten: it could be, but its checkpoint could not be written when it was asked.
+        last_store_failed: it could be, but its checkpoint could not be written when it was asked.
         moves: whether it can be moved to host memory; it is asked before it has said so.
         asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
         host: where it had a device last, None before its first lease.
@@ -58,7 +58,7 @@ class LiveTrial:
         held_bytes: memory of each device it holds while it is parked, None if unknown.
         host_bytes: host memory it has taken for what it moved off its device.
         alone: it outgrew its memory beside others, and gets its device to itself.
-        stranded: it found no room although none could go: it waits until a trial has gone.
+        waits_for_memory: it found no room although none could go: it waits until a trial has gone.
         losses: processes it has lost since its last new unit.
         lost_at: when it lost the last of them, None before the first.
         lost_pid: that process.
@@ -69,7 +69,7 @@ class LiveTrial:
         params: its hyper-parameters, empty if unknown.
         sizes: of its batches, None if they do not change, or that is not known yet.
         speeds: what was measured of it.
-        seen: its last view for a policy, behind the values it was made from.
+        cached_view: its last view for a policy, behind the values it was made from.
         recovering: a process that has not come back yet may have it.
         owner: the broker it belongs to in the ledger, where several hosts share the study.
         row: its row in the ledger, as it was read or written last; None while it has none.
@@ -87,7 +87,7 @@ class LiveTrial:
     others: tuple[str, ...] = ()
     epoch: int = 0
     stores: bool = False
-    unwritten: bool = False
+    last_store_failed: bool = False
     moves: bool = True
     asked: TierName | None = None
     asked_at: float = 0.0
@@ -103,7 +103,7 @@ class LiveTrial:
     held_bytes: int | None = None
     host_bytes: int = 0
     alone: bool = False
-    stranded: bool = False
+    waits_for_memory: bool = False
     losses: int = 0
     lost_at: float | None = None
     lost_pid: int | None = None
@@ -114,7 +114,7 @@ class LiveTrial:
     params: Params = field(default_factory=dict)
     sizes: BatchSizes | None = None
     speeds: tuple[Speed, ...] = ()
-    seen: tuple[Any, TrialView] | None = field(default=None, repr=False, compare=False)
+    cached_view: tuple[Any, TrialView] | None = field(default=None, repr=False, compare=False)
     recovering: bool = False
     owner: str | None = None
     row: TrialRecord | None = field(default=None, repr=False, compare=False)
@@ -255,7 +255,7 @@ class LiveTrial:
         self.asked = None
         stays = asked == "host" and message.tier == "resident"
         # Its checkpoint could not be written now: it is tried again when the study drains.
-        self.unwritten = message.stores and asked == "disk" and message.tier != "disk"
+        self.last_store_failed = message.stores and asked == "disk" and message.tier != "disk"
         self.stores = self.stores and message.stores and asked != "disk"
         self.moves = self.moves and message.moves and not stays
 

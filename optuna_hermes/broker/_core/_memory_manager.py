@@ -170,7 +170,7 @@ class MemoryManager:
                 self._state.slots[id_].settles_at = now + SETTLE_SECONDS
         # There may be room again for trials that found none.
         for trial in self._state.trials():
-            trial.stranded = False
+            trial.waits_for_memory = False
 
     def leaves(self, trial: LiveTrial, now: float) -> None:
         """Note that a trial's process ends, or will: until then it has its memory."""

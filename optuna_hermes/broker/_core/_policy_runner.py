@@ -94,8 +94,8 @@ class PolicyRunner:
         up = {
             slot.lease.number for slot in slots if slot.lease and slot.lease.study == study.spec.key
         }
-        wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
-        held = self._leased_seconds(study, up, now)
+        reserved = {reservation.number for reservation in self._state.reserved(study.spec.key)}
+        leased_seconds = self._leased_seconds(study, up, now)
         processes = self._processes(study)
         # All of them for a device that is free: there are processes for more than one at a time.
         opens = now >= study.opens_again_at and study.has_time_to_open(now, up)
@@ -108,12 +108,12 @@ class PolicyRunner:
         for trial in study.trials.values():
             # Shown as running, so that it is not chosen: it has a device or gets no process.
             busy = (
-                trial.number in wanted
+                trial.number in reserved
                 or not study.can_begin(trial)
                 or not study.has_time_for(trial, now)
                 or (trial.connection is None and processes == 0)
             )
-            view = self._view(study, trial, held.get(trial.number, 0.0), busy=busy)
+            view = self._view(study, trial, leased_seconds.get(trial.number, 0.0), busy=busy)
             if trial.number in up:
                 view = _as_parked(view, now)
             (views if trial.live else finished).append(view)
@@ -149,7 +149,7 @@ class PolicyRunner:
         attained, cost = trial.device_seconds + held, study.cost(trial.tier)
         bound_to = trial.devices if self._bound(trial) else ()
         # Nobody knows when a trial could end that gets no device.
-        waits = study.is_barred(trial) or trial.number in study.retry_at or trial.stranded
+        waits = study.is_barred(trial) or trial.number in study.retry_at or trial.waits_for_memory
         units_left = None if waits else trial.units_left
         made_of = (
             state,
@@ -166,7 +166,7 @@ class PolicyRunner:
             (trial.connection is None, trial.stores, trial.sizes, trial.speeds),  # ``elastic``
         )
         # Few of many trials have changed since the last decision: comparing is cheaper than making.
-        if trial.seen is None or trial.seen[0] != made_of:
+        if trial.cached_view is None or trial.cached_view[0] != made_of:
             least, most = trial.device_range
             view = TrialView(
                 number=trial.number,
@@ -187,8 +187,8 @@ class PolicyRunner:
                 # What it needs on a device is what it takes of the host's memory when it leaves.
                 needs=Resources(device_bytes=trial.need_bytes, host_bytes=trial.need_bytes),
             )
-            trial.seen = made_of, view
-        return trial.seen[1]
+            trial.cached_view = made_of, view
+        return trial.cached_view[1]
 
     def _left(self, study: Study, now: float) -> Budget:
         spent = study.device_seconds

@@ -226,7 +226,7 @@ class Sharing:
 _ANOTHER = "another broker"
 
 
-def watched(study: Study) -> dict[int, TrialRecord | None]:
+def rows_of_others(study: Study) -> dict[int, TrialRecord | None]:
     """Trials that others may change, with their rows as they are known; None asks for the row."""
     trials = ((number, trial) for number, trial in study.trials.items() if not study.owns(trial))
     return {number: None if _is_unread(trial) else trial.row for number, trial in trials}

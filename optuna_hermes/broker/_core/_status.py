@@ -167,7 +167,9 @@ def study_status(
         boosted=_wanted(study, "boosted"),
         finishing=_wanted(study, "finishing"),
         all_held=study.all_held and not state.count_promised(study),
-        no_room=tuple(sorted(trial.number for trial in study.trials.values() if trial.stranded)),
+        no_room=tuple(
+            sorted(trial.number for trial in study.trials.values() if trial.waits_for_memory)
+        ),
         finished=finished(study, state),
         unstarted=study.unstarted,
         workers=WorkerCounts(alive=len(study.workers), idle=len(study.idle)),

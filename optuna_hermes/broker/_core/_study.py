@@ -261,7 +261,9 @@ class Study:
         left = trial.owner is None and (self.defers or trial.number in self.promised)
         here = not (left or self.is_elsewhere(trial))
         barred = self.is_barred(trial) or trial.number in self.retry_at
-        return waits and served and here and not (trial.stranded or trial.recovering or barred)
+        return (
+            waits and served and here and not (trial.waits_for_memory or trial.recovering or barred)
+        )
 
     @property
     def has_processes(self) -> bool:

@@ -46,7 +46,7 @@ class Watchdog:
         self._state = state
         self._grace_seconds = grace_seconds
 
-    def watched(self, now: float) -> Iterator[int]:
+    def silent_connections(self, now: float) -> Iterator[int]:
         """Connections of silent workers, whose processes are to be observed."""
         for lease in self._state.leases():
             after = min(LOOK_SECONDS, self._hang_seconds(lease.study) / 4)

@@ -20,7 +20,7 @@ from optuna_hermes.broker._core._events import (
     Refreshed,
     Write,
 )
-from optuna_hermes.broker._core._shared_studies import REFRESH_SECONDS, watched
+from optuna_hermes.broker._core._shared_studies import REFRESH_SECONDS, rows_of_others
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import NotOwnerError, StudyFullError
@@ -76,7 +76,7 @@ class PeerSync:
         seen, url = self._seen.get(key, Seen()), study.spec.ledger_url
         presence = self._handler.presence(time.monotonic())
         ask = partial(
-            read_changes, key, presence, watched(study), seen, self._is_due(url, presence)
+            read_changes, key, presence, rows_of_others(study), seen, self._is_due(url, presence)
         )
         answer = asyncio.wrap_future(self._ledgers.look(key, url, ask))
         overrides = dict(study.overrides)

@@ -364,7 +364,7 @@ class Server:
         if not self._handler.idle:
             self._last_busy = now
         self._set_timer(now)
-        if self._telling is None and self._handler.watched:
+        if self._telling is None and self._handler.has_watchers:
             due = max(now, self._tell_due)
             self._telling = asyncio.get_running_loop().call_at(due, self._tell)
 
