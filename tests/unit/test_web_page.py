@@ -19,7 +19,14 @@ from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import TrialRecord
 from optuna_hermes.view._web import _feed, _source
 from optuna_hermes.view._web._feed import UNREAD, Feed, delta
-from optuna_hermes.view._web._page import MOST_CURVES, MOST_POINTS, PageBuilder, PageInput, rounded
+from optuna_hermes.view._web._page import (
+    MOST_BARS,
+    MOST_CURVES,
+    MOST_POINTS,
+    PageBuilder,
+    PageInput,
+    rounded,
+)
 from optuna_hermes.view._web._source import PageReader
 from optuna_hermes.view.formats import short_devices
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
@@ -372,6 +379,14 @@ def test_of_very_many_curves_those_that_live_and_the_best_are_drawn() -> None:
     assert len(page["curves"]) == MOST_CURVES
     assert {"0", "498", "900"} <= page["curves"].keys()
     assert "499" not in page["curves"]
+
+
+def test_of_very_many_slices_the_last_ones_are_drawn() -> None:
+    """A browser would need seconds for all of a long study."""
+    bars = tuple(Bar("h/cpu:0", 0, float(n), n + 1.0, n) for n in range(MOST_BARS + 5))
+    page = PageBuilder().build(PageInput(name="digits", history=replace(HISTORY, bars=bars)))
+    assert len(page["bars"]) == MOST_BARS
+    assert {"5 h/cpu:0", f"{MOST_BARS + 4} h/cpu:0"} <= page["bars"].keys()
 
 
 def test_devices_have_names_as_short_as_they_differ() -> None:

@@ -37,6 +37,9 @@ DIGITS = 6
 # More curves cannot be told apart, and take a browser long: trials with a process, and the best.
 MOST_CURVES = 500
 
+# More bars are thinner than pixels, and a browser draws each of them.
+MOST_BARS = 10_000
+
 # Of a curve, besides the last one: about as many as a chart has pixels across.
 MOST_POINTS = 400
 
@@ -369,7 +372,7 @@ def _bars(source: PageInput, begin: float) -> Json:
         shown = None if end is None else round(end - begin, 2)
         return [bar.device, bar.trial, round(bar.begin - begin, 2), shown]
 
-    return {f"{bar.epoch} {bar.device}": entry(bar) for bar in history.bars}
+    return {f"{bar.epoch} {bar.device}": entry(bar) for bar in history.bars[-MOST_BARS:]}
 
 
 def _drawn_trials(
