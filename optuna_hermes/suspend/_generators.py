@@ -286,7 +286,7 @@ def _items_of_function(function: types.FunctionType) -> dict[str, Any]:
     arguments = reversed(code.co_varnames[: code.co_argcount])
     defaults = reversed(function.__defaults__ or ())
     return {
-        **{name: _content(cell) for name, cell in _cells(function).items()},
+        **{name: content_of(cell) for name, cell in cells_of(function).items()},
         **dict(zip(arguments, defaults, strict=False)),
         **(function.__kwdefaults__ or {}),
         **_items_of_module(function),
@@ -324,12 +324,12 @@ def _global_names(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     return tuple(dict.fromkeys((*map(tuple, chains), *(name for names in inner for name in names))))
 
 
-def _cells(function: types.FunctionType) -> dict[str, types.CellType]:
+def cells_of(function: types.FunctionType) -> dict[str, types.CellType]:
     """The variables that a function closes over."""
     return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
-def _content(cell: types.CellType) -> Any:
+def content_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # the variable is not set yet
@@ -418,7 +418,7 @@ def _put(owner: Any, name: Any, generator: Any) -> bool:
 
 
 def _put_in_function(function: types.FunctionType, name: str, generator: Any) -> bool:
-    cells, scope = _cells(function), function.__globals__
+    cells, scope = cells_of(function), function.__globals__
     if name in vars(function):
         vars(function)[name] = generator
     elif name in cells:

@@ -1,7 +1,8 @@
 """Live variables of a user's loop, found by dataflow analysis of its bytecode.
 
 A variable is carried from round to round if a round may read it before it sets it. Beside local
-ones these are those of ``nonlocal`` and ``global`` statements, which any call may read.
+ones these are those of ``nonlocal`` and ``global`` statements, which any call may read, and those
+that functions close over, which are read where such a function is read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ import torch
 from torch import nn
 
 from optuna_hermes.suspend._fingerprint import fingerprint, is_referred_to
+from optuna_hermes.suspend._generators import GENERATORS, cells_of, content_of
 
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_AT_ONCE = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+"""Names of functions that are called where they are made, and nowhere else."""
 _Key = tuple[CodeType, str]
+_Closed = frozenset[tuple[str, str]]
+"""Pairs of a function's name and that of a variable which it closes over."""
 
 
 class Locals:
@@ -29,7 +35,6 @@ class Locals:
 
     def __init__(self) -> None:
         self._first_epoch: dict[_Key, int] | None = None
-        self._at_epoch: dict[_Key, int] = {}
         self._at_batch: dict[_Key, int] = {}
         self._lost: set[str] = set()
         self._referred: frozenset[int] | None = None
@@ -39,14 +44,13 @@ class Locals:
         if self._referred is None:  # of each process: what the training makes may be kept
             own = (key for key, each in known.items() if _lasts(each, known))
             self._referred = frozenset(own)
-        self._at_epoch = self._carried(frame, known)
         if self._first_epoch is None:
-            self._first_epoch = self._at_epoch
+            self._first_epoch = self._carried(frame, known, cells=True)
         # The next process has what they were before the first epoch of this one.
-        self._lost |= _changed(self._first_epoch, self._at_epoch)
+        self._lost |= _changed(self._first_epoch, self._carried(frame, known))
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
-        self._at_batch = self._carried(frame, known)
+        self._at_batch = self._carried(frame, known, cells=True)
 
     def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
         """Names of the variables that would have other values if the trial were resumed here."""
@@ -55,8 +59,10 @@ class Locals:
             self._lost |= _changed(self._at_batch, self._carried(frame, known))
         return set(self._lost)
 
-    def _carried(self, frame: FrameType | None, known: Collection[int]) -> dict[_Key, int]:
-        return carried(frame, known, self._lost, self._referred or ())
+    def _carried(
+        self, frame: FrameType | None, known: Collection[int], *, cells: bool = False
+    ) -> dict[_Key, int]:
+        return carried(frame, known, self._lost, self._referred or (), cells=cells)
 
 
 def _lasts(value: object, known: Collection[int]) -> bool:
@@ -70,6 +76,8 @@ def carried(
     known: Collection[int],
     without: Collection[str] = (),
     referred: Collection[int] = (),
+    *,
+    cells: bool = False,
 ) -> dict[_Key, int]:
     """The variables that the loops of a user carry on from here, each with a fingerprint.
 
@@ -78,22 +86,67 @@ def carried(
         known: ids of objects that are saved elsewhere.
         without: names to leave out.
         referred: ids of those of which it counts which a variable refers to.
+        cells: True for all variables that functions close over, too, which one that the loop is
+            still to make may read.
     """
     found: dict[_Key, int] = {}
+    for key, value in _live(frame, cells=cells):
+        if key[1] in without:
+            continue
+        if id(value) not in known:
+            found[key] = fingerprint(value, known)
+        elif id(value) in referred:
+            found[key] = id(value)
+    return found
+
+
+def _live(frame: FrameType | None, *, cells: bool = False) -> Iterator[tuple[_Key, Any]]:
+    """The variables, with their values, that the loops of a user may read before they set them."""
+    read: dict[str, object] = {}
     for each in frames_of_user(frame):
         values, shared = variables(each), _shared(each)
-        for name in _live_after(each.f_code, each.f_lasti, shared):
+        names = _live_after(each.f_code, each.f_lasti, shared, _closed_over(values))
+        # Those that functions read which are live in the frames below this one.
+        names |= {name for name, value in read.items() if name in values and values[name] is value}
+        if cells:
+            names = names.union(each.f_code.co_cellvars, each.f_code.co_freevars)
+        for name in names:
             # "." begins the names of comprehensions' own variables.
-            if name in without or name == "_" or name.startswith("."):
+            if name == "_" or name.startswith(".") or not (name in values or name in shared):
                 continue
-            value = values.get(name, each.f_globals.get(name) if name in shared else None)
-            if not (name in values or name in shared):
-                continue
-            if id(value) not in known:
-                found[each.f_code, name] = fingerprint(value, known)
-            elif id(value) in referred:
-                found[each.f_code, name] = id(value)
-    return found
+            value = values[name] if name in values else each.f_globals.get(name)
+            read.update(_read_by(value))
+            yield (each.f_code, name), value
+
+
+def _closed_over(values: Mapping[str, Any]) -> _Closed:
+    """The functions among the variables of a frame, each with the variables that it reads."""
+    return frozenset(
+        (function, name)
+        for function, value in values.items()
+        for name, read in _read_by(value)
+        if name in values and values[name] is read
+    )
+
+
+def _read_by(value: Any) -> Iterator[tuple[str, object]]:
+    """The variables that a function closes over, and those of functions among these.
+
+    Without generators, which are restored where code closes over them.
+    """
+    waiting, seen = [value], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if issubclass(type(each), functools.partial):
+            each = each.func
+        if type(each) is not FunctionType or id(each) in seen:
+            continue
+        seen.add(id(each))
+        for name, cell in cells_of(each).items():
+            content = content_of(cell)
+            waiting.append(content)
+            if not issubclass(type(content), GENERATORS):
+                yield name, content
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
@@ -154,21 +207,23 @@ def _inner(code: CodeType) -> list[CodeType]:
 
 
 @functools.lru_cache(maxsize=256)
-def _live_after(code: CodeType, offset: int, shared: frozenset[str]) -> frozenset[str]:
+def _live_after(
+    code: CodeType, offset: int, shared: frozenset[str], closed: _Closed
+) -> frozenset[str]:
     """Variables that are live after an instruction: they may be read before they are set.
 
     After the instruction that fetches a loop's next item, these are the variables of the next
-    round. Those in ``shared`` are read by each call.
+    round. Those in ``shared`` are read by each call, and those in ``closed`` with their functions.
     """
-    flow = _Flow(code, shared)
+    flow = _Flow(code, shared, closed)
     return flow.live_before[flow.next_of(offset)]
 
 
 class _Flow:
     """Control flow of a function's instructions, and the variables that are live before each."""
 
-    def __init__(self, code: CodeType, shared: frozenset[str]) -> None:
-        self._shared = shared
+    def __init__(self, code: CodeType, shared: frozenset[str], closed: _Closed) -> None:
+        self._shared, self._closed = shared, closed
         self._all = list(dis.get_instructions(code))
         self._index = {each.offset: number for number, each in enumerate(self._all)}
         self.live_before = self._solve()
@@ -180,7 +235,7 @@ class _Flow:
     def _solve(self) -> list[frozenset[str]]:
         live = [frozenset[str]() for _ in self._all]
         follows = [self._follows(number) for number in range(len(self._all))]
-        uses = [list(_uses(each, self._shared)) for each in self._all]
+        uses = [list(_uses(each, self._shared, self._closed)) for each in self._all]
         changes = True
         # Liveness flows backwards; loops need passes until nothing changes any more.
         while changes:
@@ -211,13 +266,27 @@ class _Flow:
         return after + 1 if self._all[after].opname == "FOR_ITER" else number + 1
 
 
-def _uses(instruction: dis.Instruction, shared: Collection[str]) -> Iterator[tuple[bool, str]]:
-    """The variables that an instruction reads (True) or sets or deletes (False), in its order."""
+def _uses(
+    instruction: dis.Instruction, shared: Collection[str], closed: _Closed
+) -> Iterator[tuple[bool, str]]:
+    """The variables that an instruction reads (True) or sets or deletes (False), in its order.
+
+    Reading a function counts as reading what it closes over, which its next call may do.
+    """
+    for loads, name in _own_uses(instruction, shared):
+        yield loads, name
+        if loads:
+            yield from ((True, each) for function, each in closed if function == name)
+
+
+def _own_uses(instruction: dis.Instruction, shared: Collection[str]) -> Iterator[tuple[bool, str]]:
     names: Any = instruction.argval
     if instruction.opname.startswith("CALL"):
         yield from ((True, name) for name in shared)
     if instruction.opname.endswith("_GLOBAL") and names not in shared:
         return
+    if isinstance(names, CodeType) and names.co_name in _AT_ONCE:
+        yield from ((True, name) for name in names.co_freevars)
     kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF|GLOBAL)", instruction.opname)
     if len(kinds) == 1 and isinstance(names, str):
         yield kinds[0] == "LOAD", names

@@ -1476,3 +1476,74 @@ def test_what_calls_change_in_variables_around_them_is_named(
         apart(objective)
     names = [re.findall(r"(\w+) \(a variable of the loop\)", line) for line in said(caplog)]
     assert names == [["STEP", "count"], ["anew"]]
+
+
+def test_variables_that_only_functions_read_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that are closed over; not those that are set anew before such a function is read."""
+    model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        state, anew, drawn = {"bad": 0}, 0.0, random.Random(1)
+        temperature = weight = 1.0
+
+        def stop(value: float) -> bool:
+            state["bad"] += 1
+            return state["bad"] > value
+
+        @torch.no_grad()
+        def loss_of(x: float) -> float:
+            return x / temperature + anew + drawn.random()
+
+        never = functools.partial(stop, 100.0)
+        for epoch in run.epochs(3):
+            anew = max(1.0, float(epoch))
+
+            def closure() -> float:
+                return loss_of(x)  # noqa: B023
+
+            for x in run.batches([1.0, 2.0, 3.0]):
+                loss = closure() + sum(weight * each for each in (1.0, x))
+                session.tick()
+            run.report(loss)
+            temperature, weight = 1.0 / (epoch + 2), float(epoch + 2)
+            if never():
+                break
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    names = re.findall(r"(\w+) \(a variable of the loop", "".join(said(caplog)))
+    assert sorted(names) == ["state", "temperature", "weight"]
+
+
+def test_a_variable_that_a_function_of_another_function_reads_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop is in a function within the objective, and only calls what reads the variable."""
+    model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        state, other = {"bad": 0}, {"bad": 0}
+
+        def stop() -> bool:
+            state["bad"] += 1
+            return state["bad"] > 100
+
+        def train() -> None:
+            for _ in run.epochs(3):
+                for _ in run.batches([1.0, 2.0, 3.0]):
+                    session.tick()
+                run.report(0.0)
+                if stop():
+                    break
+
+        train()
+        assert other == {"bad": 0}
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    (line,) = said(caplog)
+    assert re.findall(r"(\w+) \(a variable of the loop\)", line) == ["state"]
