@@ -203,7 +203,9 @@ class Run(CooperativeLoop):
                 "uses it outside or again: iterate over other loaders as they are."
             )
         self._batches_due = self._without_batches = False
-        self._early_calls.end()
+        self._early_calls.batches()
+        if not self._early_calls.called:
+            self._epoch_modules = None
         iterator = self._iterate(loader)
         if self._session is not None:
             self._locals.batches(sys._getframe().f_back, self._stored_objects())
@@ -374,8 +376,8 @@ class Run(CooperativeLoop):
             self._epoch_rng = rng_state()
             self._epoch_state = self._named.small_state()
             self._epoch_code = self._code.states(sys._getframe())
-            if not self._without_batches:
-                self._early_calls.begin(self._named.modules)
+            # An epoch without batches is stored at its begin, and may be followed by one with them.
+            self._early_calls.begin(self._named.modules, copies=not self._without_batches)
 
     def _copy_modules(self) -> None:
         self._epoch_modules = self._named.modules_state()
@@ -396,8 +398,9 @@ class Run(CooperativeLoop):
 
     def storable_here(self) -> bool:
         """See ``CooperativeLoop``: a stream, or what is around it, may hold what no file can."""
-        # Before its first batch an epoch's code has left all weights as they were.
-        exact = not self._early_calls.missed or not self._position.batch
+        # Before its first batch an epoch's code has mostly left all weights as they were.
+        early, batch = self._early_calls, self._position.batch
+        exact = not (early.missed if batch else early.changed)
         stores = self._batches_due or (exact and self._position.stores_here())
         return stores and not self._would_begin_anew()
 
@@ -444,6 +447,7 @@ class Run(CooperativeLoop):
             "epoch_state": self._epoch_state,
             "epoch_code": self._epoch_code,
             "epoch_modules": None if self._batches_due else self._epoch_modules,
+            "copies_modules": self._early_calls.at_once,
             "code": self._code.states(self._caller),
             "other_loaders": self._other_loaders.state(
                 self._position.idle(between=self._batches_due)
@@ -456,6 +460,7 @@ class Run(CooperativeLoop):
         """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
         self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
         self._n_batches = tree["batches"]
+        self._early_calls.at_once = tree.get("copies_modules", False)
 
     def _load_copy(self) -> None:
         """Load what the code before the loop may use; the rest is loaded when that begins.

@@ -216,6 +216,99 @@ def test_a_model_with_weights_that_are_not_its_own_is_not_stored_within_an_epoch
     assert session.parks == ["resident", "resident"]
 
 
+def averaged(target: nn.Module, model: nn.Module) -> None:
+    with torch.no_grad():
+        for old, new in zip(target.parameters(), model.parameters(), strict=True):
+            old.mul_(0.5).add_(new, alpha=0.5)
+
+
+def averaged_data(target: nn.Module, model: nn.Module) -> None:
+    for old, new in zip(target.parameters(), model.parameters(), strict=True):
+        old.data.mul_(0.5).add_(new.data, alpha=0.5)
+
+
+def averaged_statistics(target: Any, model: nn.Module) -> None:
+    target.scale = 0.5 * target.scale  # another tensor
+
+
+def with_target(session: FakeSession, update: Callable[[nn.Module, nn.Module], None]) -> Any:
+    """A loop whose target moves at each epoch's begin, and then labels the epoch's data."""
+    torch.manual_seed(1)
+    model: nn.Module = nn.Linear(4, 1)
+    target: Any = nn.Linear(4, 1).requires_grad_(False)
+    target.register_buffer("scale", torch.ones(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    named = {"model": model, "target": target, "optimizer": optimizer}
+    run = Run(optuna.create_study().ask(), named, session)
+    losses = run.kept.setdefault("losses", [])
+    x = DATA.tensors[0]
+    for _ in run.epochs(5):
+        update(target, model)
+        labels = target(x) * target.scale
+        for places in run.batches([slice(0, 8), slice(8, 16), slice(0, 16)]):
+            loss = (model(x[places]) - labels[places]).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+UPDATES = [averaged, averaged_data, averaged_statistics]
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("stops", [(3, 3), (4, 1), (5, 2, 1, 2)], ids=str)
+def test_what_a_model_does_once_an_epochs_code_has_changed_it_is_the_same(
+    stops: tuple[int, ...], update: Callable[..., None], tmp_path: Path
+) -> None:
+    """The change is made once, whether it is stored between two epochs or within one."""
+    train_again = functools.partial(with_target, update=update)
+    assert by_way_of_disk(train_again, tmp_path, *stops) == train_again(FakeSession())
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_the_first_epoch_whose_code_changes_a_model_before_its_call_is_not_stored(
+    update: Callable[..., None], tmp_path: Path
+) -> None:
+    """Nobody has copied the weights of its begin; those of all later ones are copied then."""
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert with_target(session, update) == with_target(FakeSession(), update)
+    assert session.parks == ["resident"]
+    assert [each.units for each in session.states] == [1, 2, 3, 4]
+
+
+def mining_after(session: FakeSession, *, asks: bool) -> list[float]:
+    """A loop with an epoch that only validates, and with orders made of the weights in others."""
+    torch.manual_seed(1)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    x = DATA.tensors[0]
+    for epoch in run.epochs(4):
+        if epoch == 0:
+            run.report(model(x).square().mean().item())
+            continue
+        with torch.no_grad():
+            done = model(x) if asks else x
+        for places in run.batches([slice(0, 8), slice(8, 16), slice(0, 16)]):
+            loss = (model(x[places]) - done[places].sum() - 1).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_a_call_in_an_epoch_after_one_without_batches_is_seen(tmp_path: Path) -> None:
+    """That epoch is not stored: its weights were not copied. The next one is."""
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    expected = mining_after(FakeSession(), asks=True)
+    assert mining_after(session, asks=True) == expected
+    assert session.parks == ["resident"]
+    train_again = functools.partial(mining_after, asks=True)
+    assert by_way_of_disk(train_again, tmp_path / "later", 4, 1) == expected
+    train_again = functools.partial(mining_after, asks=False)
+    assert by_way_of_disk(train_again, tmp_path / "quiet", 1, 1) == train_again(FakeSession())
+
+
 def subset(order: torch.Tensor) -> DataLoader[Any]:
     return DataLoader(Subset(DATA, order.tolist()), batch_size=4, shuffle=True)
 
