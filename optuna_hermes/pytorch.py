@@ -133,9 +133,10 @@ class Run(CooperativeLoop):
         An epoch without ``batches`` counts as one batch: the trial may yield before the next.
 
         Code between here and ``batches`` runs again when a trial is resumed within an epoch: with
-        the same random numbers, schedules, settings of optimizers and small kept values as then,
-        and its effects on the named objects are undone. If it calls a named module, that has the
-        weights that it had, too; else they are those of the present batch.
+        the same random numbers, schedules, settings of optimizers, numbers in attributes of named
+        modules and small kept values as then, and its effects on the named objects are undone. If
+        it calls a named module, that has the weights that it had, too; else they are those of the
+        present batch.
 
         Raises:
             InvalidInputError: it is neither a number nor a range, or this is the second loop.

@@ -146,6 +146,11 @@ def attributes_of(part: nn.Module) -> dict[str, Any]:
     return {name: each for name, each in vars(part).items() if not is_ignored(name, each)}
 
 
+def plain_attributes(part: nn.Module) -> dict[str, Any]:
+    """Those of them that are numbers, text, flags or None."""
+    return {name: each for name, each in attributes_of(part).items() if type(each) in _SETTINGS}
+
+
 def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
     """A test of an attribute's name and value: True if its owner saves it, or nothing has to."""
     if type(part).__module__.startswith("torch."):

@@ -17,6 +17,7 @@ from optuna_hermes.suspend._module_state import (
     at_places,
     ignored_of,
     kept_groups,
+    plain_attributes,
     put_back,
     set_gradient,
     state_of,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 _MOST_EPOCHS = 64
 """Most epochs until an object whose state was too large is asked for it again."""
 _SCHEDULES = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_Plain = dict[str, dict[str, Any]]
+"""Numbers, text and flags in attributes of modules and their parts, by place and name."""
 
 
 class NamedObjects:
@@ -65,6 +68,9 @@ class NamedObjects:
         self._kept = KeptValues(classes)
         self._too_large: dict[str, _Wait] = {}
         self._owners = {**owners, **held(owners)}
+        self._plain_at_start = self._plain()
+        self._plain_before: _Plain = {}
+        """The attributes in whose place are those of an epoch's begin, until all is loaded."""
         self.unsaved = ChangedAttributes(
             functools.partial(_attributes, self._owners, others or {}),
             named=functools.partial(_by_name, self._owners),
@@ -97,6 +103,11 @@ class NamedObjects:
         self.unsaved.note()
         self.unsaved.start()
         self._kept.note_packages()
+
+    def _plain(self) -> _Plain:
+        """The present numbers, text and flags."""
+        parts = _parts_of_modules(self._owners).items()
+        return {place: plain_attributes(part) for place, part in parts}
 
     def state_dict(self) -> dict[str, Any]:
         """The state of all, as a tree of tensors and plain values; the tensors are not copied.
@@ -134,6 +145,8 @@ class NamedObjects:
                         _put_parameters_back(present[name], trained[name])
                 except Exception as error:
                     raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
+        self._set_plain(self._plain_before)
+        self._plain_before = {}
         self.unsaved.load_state_dict(state["unsaved"])
         self.load_kept(state)
 
@@ -146,10 +159,11 @@ class NamedObjects:
         self._kept.load_state_dict(state, self._tensors)
 
     def small_state(self) -> dict[str, Any]:
-        """A copy of what is small: all but modules, the states of optimizers, and large values.
+        """A copy of what is small: all but weights, the states of optimizers, and large values.
 
         It is made at each epoch's begin, so that the code before its batches can run again from
-        there: what that computes may depend on schedules, settings of optimizers and kept values.
+        there: what that computes may depend on schedules, settings of optimizers, kept values, and
+        numbers, text and flags in attributes of modules.
         """
         groups, others = {}, {}
         for name, owner in self._owners.items():
@@ -157,7 +171,9 @@ class NamedObjects:
                 groups[name] = [_settings(group) for group in owner.param_groups]
             elif not isinstance(owner, nn.Module):
                 others[name] = self._small_state_of(name, owner)
-        state = {"groups": groups, "others": others, **self._kept.small_state()}
+        attributes = self._changed_plain()
+        state = {"groups": groups, "others": others, "attributes": attributes}
+        state |= self._kept.small_state()
         return cast("dict[str, Any]", frozen(state))
 
     def _small_state_of(self, name: str, owner: Any) -> Any:
@@ -186,7 +202,35 @@ class NamedObjects:
         for name, own in state["others"].items():
             if own is not None:
                 self._owners[name].load_state_dict(at_places(own))
+        if "attributes" in state:
+            self._load_plain(state["attributes"])
         self._kept.load_state_dict(state, self._tensors)
+
+    def _changed_plain(self) -> _Plain:
+        """The attributes that differ from those that each process makes."""
+        changed: _Plain = {}
+        for place, own in self._plain().items():
+            first = self._plain_at_start.get(place, {})
+            others = {n: each for n, each in own.items() if not _is_same(each, first.get(n, first))}
+            if others:
+                changed[place] = others
+        return changed
+
+    def _load_plain(self, changed: _Plain) -> None:
+        """Restore what ``_changed_plain`` has returned, until all is loaded."""
+        self._plain_before = self._plain()
+        attributes: _Plain = {}
+        for place, own in self._plain_before.items():
+            then = self._plain_at_start.get(place, {}) | changed.get(place, {})
+            # Not in the place of what is a tensor, or is gone, by now.
+            attributes[place] = {name: then[name] for name in own.keys() & then.keys()}
+        self._set_plain(attributes)
+
+    def _set_plain(self, attributes: _Plain) -> None:
+        parts = _parts_of_modules(self._owners)
+        for place, own in attributes.items():
+            if place in parts:
+                vars(parts[place]).update(own)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -288,6 +332,16 @@ def _attributes(
     return {**parts, **others}
 
 
+def _parts_of_modules(owners: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The modules and their parts, by the same names in each process."""
+    return {
+        f"{name}.{place}": part
+        for name, each in owners.items()
+        if isinstance(each, nn.Module)
+        for place, part in each.named_modules()
+    }
+
+
 def _by_name(owners: Mapping[str, Any]) -> dict[str, object]:
     """The owners, and the parts and parameters of modules, by the same names in each process."""
     return {
@@ -312,6 +366,10 @@ def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
         for name, owner in owners.items()
         if isinstance(owner, torch.optim.Optimizer)
     }
+
+
+def _is_same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
 
 
 def _check(name: str, owner: object) -> None:

@@ -149,6 +149,51 @@ def test_a_metric_that_is_added_again_counts_once(stops: tuple[int, ...], tmp_pa
     assert by_way_of_disk(tracked, tmp_path, *stops) == tracked(FakeSession())
 
 
+class Annealed(nn.Module):
+    """A model with numbers of its own, which its loop and its calls change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1))
+        self.rate, self.calls, self.flips, self.last = 1.0, 0, False, None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.flips = not self.flips
+        self.last = torch.full((1,), self.calls)
+        return self.net(x) * (2 if self.flips else 1)
+
+
+def annealed(session: FakeSession, *, reports: bool) -> list[float]:
+    """A loop that computes by these at each epoch's begin, and changes some there."""
+    torch.manual_seed(1)
+    model = Annealed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(4):
+        model.rate *= 0.5
+        model.net[0].p *= 0.9
+        warm, shift = min(1.0, model.calls / 10), model.rate + model.net[0].p + model.flips
+        for (x,) in run.batches(DataLoader(DATA, batch_size=6, shuffle=True)):
+            loss = (model(x) - shift - model.rate).square().mean() * warm + model(x).mean()
+            model(x)
+            descend(loss, optimizer, losses, session)
+        if reports:
+            run.report(losses[-1])
+    return [*losses, model.rate, model.net[0].p, model.calls, model.last.item()]
+
+
+@pytest.mark.parametrize("reports", [False, True])
+@pytest.mark.parametrize("stops", [(1,), (4, 1), (5, 3, 1)], ids=str)
+def test_numbers_in_attributes_of_a_model_are_those_of_the_epochs_begin(
+    stops: tuple[int, ...], reports: bool, tmp_path: Path
+) -> None:
+    """And then those of the present batch again, also where these are as in the beginning."""
+    train_again = functools.partial(annealed, reports=reports)
+    assert by_way_of_disk(train_again, tmp_path, *stops) == train_again(FakeSession())
+
+
 class Policy(nn.Module):
     """Its parts are called by a method of its own."""
 
