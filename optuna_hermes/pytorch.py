@@ -18,7 +18,7 @@ from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._classes import Classes
 from optuna_hermes.suspend._code import Code
 from optuna_hermes.suspend._early_calls import EarlyCalls
-from optuna_hermes.suspend._iterators import begun_anew, collecting
+from optuna_hermes.suspend._iterators import CountedOn, begun_anew, collecting
 from optuna_hermes.suspend._kept import can_keep
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
@@ -30,6 +30,7 @@ from optuna_hermes.suspend._unsaved import reachable
 log = logging.getLogger(__name__)
 
 Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 def suspendable(trial: Any, /, **named: Any) -> Run:
@@ -113,7 +114,7 @@ class Run(CooperativeLoop):
 
     @property
     def batch(self) -> int:
-        """Number of this batch in its epoch, from 0, also once resumed, unlike ``enumerate``."""
+        """Number of this batch in its epoch, from 0, also once resumed."""
         return self._position.batch
 
     @property
@@ -148,7 +149,13 @@ class Run(CooperativeLoop):
                 f"run.epochs() takes a number or a range, but got {number!r}: give a number that "
                 "is large enough, and leave the loop with break."
             ) from error
-        return _LoaderPasses(numbers, functools.partial(self._rest_of_epochs, numbers))
+        return _LoaderPasses(
+            numbers, lambda: self._counted_on(self._rest_of_epochs(numbers), lambda: self._epoch)
+        )
+
+    def _counted_on(self, items: Iterator[Item], before: Callable[[], int]) -> Iterator[Item]:
+        """These items; ``enumerate`` around those of a resumed loop counts the others before."""
+        return items if self._restored is None else CountedOn(items, before)
 
     def _rest_of_epochs(self, numbers: range) -> Iterator[int]:
         if self._looped:
@@ -195,7 +202,10 @@ class Run(CooperativeLoop):
             Suspended: the trial is on disk.
             CheckpointError: the trial cannot be stored, or cannot be resumed.
         """
-        return _LoaderPasses(loader, functools.partial(self._rest_of_epoch, loader))
+        return _LoaderPasses(
+            loader,
+            lambda: self._counted_on(self._rest_of_epoch(loader), lambda: self._position.batch),
+        )
 
     def _rest_of_epoch(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         if not self._batches_due:

@@ -6,18 +6,62 @@ import dis
 import gc
 import inspect
 import itertools
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from types import FrameType, GeneratorType
+from typing import TypeVar
 
 from optuna_hermes import _heap
+
+Item = TypeVar("Item")
 
 _OF_ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _WITHOUT_STATE = (itertools.starmap, itertools.filterfalse, itertools.takewhile)
 _COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 _LOOPS = ("FOR_ITER", "SEND", "YIELD_FROM")
 _APPENDING = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
-_PASSING_ON = (enumerate, filter, map, *_WITHOUT_STATE)
-"""Those that would do the same from any item on; of ``enumerate`` the docs say that it does not."""
+
+
+class CountedOn(Iterator[Item]):
+    """Items from a later one on: ``enumerate`` around this counts those before it, too.
+
+    Args:
+        items: the items that are left.
+        before: returns the number of those before, once the first of these is there.
+    """
+
+    __slots__ = ("_before", "_counts", "_items")  # it is found by what refers to it
+
+    def __init__(self, items: Iterator[Item], before: Callable[[], int]) -> None:
+        self._items = items
+        self._before: Callable[[], int] | None = before
+        self._counts = False
+
+    def __next__(self) -> Item:
+        if self._counts:
+            return None  # type: ignore[return-value]  # ``_count`` drops it
+        item = next(self._items)
+        if self._before is not None:
+            before, self._before = self._before, None
+            self._count(before())
+        return item
+
+    def _count(self, number: int) -> None:
+        """Let ``enumerate`` have so many items more.
+
+        It reads its count only once it has the item that it is asking for at this moment.
+        """
+        self._counts = True
+        try:
+            for each in gc.get_referrers(self) if number else ():
+                if type(each) is enumerate:
+                    deque(itertools.islice(each, number), maxlen=0)
+        finally:
+            self._counts = False
+
+
+_PASSING_ON = (enumerate, filter, map, CountedOn, *_WITHOUT_STATE)
+"""Those that do the same from any item on; ``enumerate`` right around a ``CountedOn`` does."""
 
 
 def begun_anew(frame: FrameType | None) -> str | None:
@@ -62,7 +106,7 @@ def collecting(frame: FrameType | None) -> str | None:
     """
     for each in _generators(frame):
         asking = each.f_back
-        while asking is not None and asking.f_code.co_name == "__next__":  # of a class that wraps
+        while asking is not None and _is_passed_on(asking):
             asking = asking.f_back
         if asking is None:
             continue
@@ -105,11 +149,21 @@ def _appends(frame: FrameType, begin: int) -> bool:
 
 def _generators(frame: FrameType | None) -> Iterator[FrameType]:
     """The innermost generator's frame, and those of generators that ask it for items in turn."""
-    while frame is not None and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+    while frame is not None and not _is_generator(frame):
         frame = frame.f_back
-    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
-        yield frame
+    while frame is not None and (_is_generator(frame) or _is_passed_on(frame)):
+        if _is_generator(frame):
+            yield frame
         frame = frame.f_back
+
+
+def _is_generator(frame: FrameType) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
+
+
+def _is_passed_on(frame: FrameType) -> bool:
+    """True in a class that wraps an iterator."""
+    return frame.f_code.co_name == "__next__"
 
 
 def _begins_anew(holder: object) -> bool:
