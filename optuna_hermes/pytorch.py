@@ -24,6 +24,7 @@ from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._named_objects import NamedObjects
 from optuna_hermes.suspend._other_loaders import OtherLoaders
+from optuna_hermes.suspend._saver import warn_of_lost
 from optuna_hermes.suspend._tree import frozen
 from optuna_hermes.suspend._unsaved import reachable
 
@@ -173,6 +174,8 @@ class Run(CooperativeLoop):
                 self._around_epochs = f"{collected} is around run.epochs(), and would begin anew"
             self._named.note_kept()
             super()._load_copy()
+            if self._restored is not None:
+                self._locals.resume(self._restored.get("variables", {}), {**self._named.kept})
             self._named.note_classes()
             self._other_loaders.begin()
         try:
@@ -181,6 +184,7 @@ class Run(CooperativeLoop):
                 if self._session is not None:
                     self._locals.epoch(sys._getframe().f_back, self._stored_objects())
                 if self._without_batches:
+                    self._warn_of_unset(sys._getframe().f_back)
                     self.begin(self._around_epochs or self._other_loaders.problem())
                     self._switch_point(sys._getframe().f_back)
                 yield numbers[place]
@@ -220,6 +224,7 @@ class Run(CooperativeLoop):
         iterator = self._iterate(loader)
         if self._session is not None:
             self._locals.batches(sys._getframe().f_back, self._stored_objects())
+            self._warn_of_unset(sys._getframe().f_back)
         self._switch_point(sys._getframe().f_back)
         for batch in iterator:
             yield batch
@@ -368,6 +373,16 @@ class Run(CooperativeLoop):
             self._variables[name] = f"{name} (a variable of the loop{unkept})"
         return self._variables[name]
 
+    def _warn_of_unset(self, caller: FrameType | None) -> None:
+        """Name the variables that referred to kept values before the trial came back from disk."""
+        if self._session is None:
+            return
+        words = (
+            f"{variable} (a variable of the loop: set it to run.kept[{name!r}] before that)"
+            for variable, name in self._locals.unset(caller, self._named.kept).items()
+        )
+        warn_of_lost(self._name, self._session.checkpoint_dir, words, self.remedy)
+
     # -- between two batches -------------------------------------------------------------------
 
     def _begin(self, epoch: int) -> None:
@@ -453,6 +468,7 @@ class Run(CooperativeLoop):
             "position": self._position.state_dict(),
             "epoch": self._epoch,
             "batches": self._n_batches,
+            "variables": self._locals.kept(self._caller, self._stored_objects(), self._named.kept),
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
             "epoch_state": self._epoch_state,

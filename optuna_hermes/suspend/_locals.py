@@ -38,6 +38,8 @@ class Locals:
         self._at_batch: dict[_Key, int] = {}
         self._lost: set[str] = set()
         self._referred: frozenset[int] | None = None
+        self._kept_then: Mapping[str, str] = {}
+        self._loaded: Mapping[str, object] = {}
 
     def epoch(self, frame: FrameType | None, known: Mapping[int, object]) -> None:
         """Begin an epoch, which the loop of ``frame`` waits for; see ``carried``."""
@@ -59,10 +61,48 @@ class Locals:
             self._lost |= _changed(self._at_batch, self._carried(frame, known))
         return set(self._lost)
 
+    def kept(
+        self, frame: FrameType | None, known: Collection[int], kept: Mapping[str, object]
+    ) -> dict[str, str]:
+        """The variables that refer to kept values, each with the name that its value has there.
+
+        No change of theirs is seen by ``lost``: it is up to the next process to set them, too.
+        """
+        names = {id(value): name for name, value in kept.items() if id(value) in known}
+        live = ((_place(key), names.get(id(value))) for key, value in _live(frame))
+        return {place: name for place, name in live if name is not None}
+
+    def resume(self, kept_then: Mapping[str, str], loaded: Mapping[str, object]) -> None:
+        """Note what ``kept`` has returned in the process before, and the values now loaded."""
+        self._kept_then, self._loaded = kept_then, loaded
+
+    def unset(self, frame: FrameType | None, kept: Mapping[str, object]) -> dict[str, str]:
+        """Those that refer to another value here, where the trial was stored."""
+        if not self._kept_then:
+            return {}
+        found = {}
+        for key, value in _live(frame):
+            name = self._kept_then.get(_place(key), "")
+            if name in self._loaded:
+                loaded = self._loaded[name]
+                if not any(_alike(value, each) for each in (loaded, kept.get(name, loaded))):
+                    found[key[1]] = name
+        self._kept_then, self._loaded = {}, {}
+        return found
+
     def _carried(
         self, frame: FrameType | None, known: Collection[int], *, cells: bool = False
     ) -> dict[_Key, int]:
         return carried(frame, known, self._lost, self._referred or (), cells=cells)
+
+
+def _place(key: _Key) -> str:
+    """The variable that a key is of, in any process."""
+    return f"{key[0].co_name}.{key[1]}"
+
+
+def _alike(one: object, other: object) -> bool:
+    return one is other or fingerprint(one) == fingerprint(other)
 
 
 def _lasts(value: object, known: Collection[int]) -> bool:

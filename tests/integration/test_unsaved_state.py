@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import functools
 import importlib
 import io
@@ -1547,3 +1548,57 @@ def test_a_variable_that_a_function_of_another_function_reads_is_named(
         apart(objective)
     (line,) = said(caplog)
     assert re.findall(r"(\w+) \(a variable of the loop\)", line) == ["state"]
+
+
+@pytest.mark.parametrize("after", [2, 4, 6])
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_variable_that_came_to_refer_to_a_kept_value_is_named_where_it_does_not(
+    reads: bool, after: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the process that begins without it; not where that takes it from what is kept."""
+    model = nn.Linear(1, 1)
+
+    def objective(session: FakeSession) -> None:
+        run = Run(optuna.create_study().ask(), {"model": model}, session)
+        best: Any = run.kept.get("best") if reads else None
+        sizes, recent = {"width": 3}, run.kept.setdefault("recent", deque(maxlen=3))
+        for epoch in run.epochs(4):
+            for x in run.batches([1.0, 2.0, 3.0]):
+                recent.append(x * sizes["width"])
+                if epoch == 0 and run.batch == 0:
+                    best = run.kept["best"] = copy.deepcopy(model.state_dict())
+                session.tick()
+            run.kept["sizes"] = sizes
+            run.report(0.0)
+        if best is not None:
+            model.load_state_dict(best)
+
+    session = FakeSession({after: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    with pytest.raises(Suspended):
+        apart(objective, session)
+    assert said(caplog) == []
+    apart(objective, session.again())
+    words = "best (a variable of the loop: set it to run.kept['best'] before that)"
+    assert [words in line for line in said(caplog)] == ([] if reads else [True])
+
+
+def test_a_variable_that_came_to_refer_to_a_kept_value_in_epochs_without_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is named at the epoch where the trial goes on."""
+
+    def objective(session: FakeSession) -> None:
+        run = Run(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
+        best: Any = None
+        for epoch in run.epochs(4):
+            if epoch == 0:
+                best = run.kept["best"] = [1.0]
+            session.tick()
+            run.report(0.0)
+        assert best is None or best == [1.0]
+
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    with pytest.raises(Suspended):
+        apart(objective, session)
+    apart(objective, session.again())
+    assert ["set it to run.kept['best']" in line for line in said(caplog)] == [True]
