@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
+import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -59,6 +61,7 @@ class EarlyCalls:
             self._at_begin = self._fingerprint()
         elif copies:
             self.missed = not self._call()
+        _be_quiet()
         # For all modules at once, as a compiled one compiles again where its own hooks change.
         self._hook = register_module_forward_pre_hook(self._before_call)
 
@@ -79,7 +82,8 @@ class EarlyCalls:
         self._parts = self._parts or frozenset(
             id(part) for each in self._modules for part in each.modules()
         )
-        if id(module) not in self._parts:
+        # Of a compiled module no part is called by a hook once it is compiled.
+        if not {id(module), id(getattr(module, "_orig_mod", None))} & self._parts:
             return
         self.end()
         self.called = True
@@ -112,3 +116,11 @@ class EarlyCalls:
             log.debug("Calls before an epoch's batches: %r", error)
             return False
         return True
+
+
+@functools.cache
+def _be_quiet() -> None:
+    """Keep torch from warning of the hook where a compiled module is called: it is gone by then."""
+    warnings.filterwarnings(
+        "ignore", "Using `torch.compile\\(module\\)` when there are global hooks"
+    )

@@ -215,6 +215,10 @@ def by_part(model: Policy, x: torch.Tensor) -> torch.Tensor:
     return model.head(model.body.eval()(x))  # type: ignore[no-any-return]
 
 
+def by_compiled_part(model: Policy, x: torch.Tensor) -> torch.Tensor:
+    return torch.compile(model.head, backend="eager")(x[:, :3])  # type: ignore[no-any-return]
+
+
 def by_function(model: Policy, x: torch.Tensor) -> torch.Tensor:
     halved = {name: each / 2 for name, each in model.head.named_parameters()}
     return torch.func.functional_call(model.head, halved, (x[:, :3],))  # type: ignore[no-any-return]
@@ -241,7 +245,8 @@ def roll_out(
     return losses
 
 
-@pytest.mark.parametrize("ask", [by_method, by_part])
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")
+@pytest.mark.parametrize("ask", [by_method, by_part, by_compiled_part])
 @pytest.mark.parametrize("stops", [(1,), (2, 3), (5, 1, 1), (3, 2)])
 def test_what_a_model_does_before_an_epochs_batches_is_the_same(
     stops: tuple[int, ...], ask: Callable[..., torch.Tensor], tmp_path: Path
