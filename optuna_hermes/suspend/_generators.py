@@ -96,15 +96,46 @@ class FoundGenerators:
 
     def __init__(self) -> None:
         self._found: list[GeneratorOwner] = []
+        self._objects: dict[str, Any] = {}
+        """Attributes of the found at the last search, by their places."""
+        self._without: set[tuple[str, type]] = set()
+        """Places and classes of objects that led to no generator."""
         self._times = 0
 
     def states(self, search: Callable[[], list[GeneratorOwner]]) -> list[Any]:
         """See ``states_of``; ``search`` returns the holders, which may take milliseconds."""
         self._times += 1
-        # At powers of two only: what is made in training is mostly made with its first samples.
-        if self._times & (self._times - 1) == 0:
+        # At powers of two, as what is made in training is mostly made with its first samples, and
+        # where an attribute is another object, such as the transform of a new epoch.
+        others = self._others()
+        if others or self._times & (self._times - 1) == 0:
             self._found = _with_generators(search())
-        return states_of(self._found)
+            self._objects = _objects_in(self._found)
+        states = states_of(self._found)
+        leading = {place for place, *_ in states}
+        self._without |= {
+            (place, kind)
+            for place, kind in others
+            if not any(f"{each}.".startswith(f"{place}.") for each in leading)
+        }
+        return states
+
+    def _others(self) -> set[tuple[str, type]]:
+        """Places and classes of the objects that are others than at the last search."""
+        now = _objects_in(self._found).items()
+        others = {(n, type(each)) for n, each in now if self._objects.get(n) is not each}
+        return others - self._without
+
+
+def _objects_in(holders: Iterable[GeneratorOwner]) -> dict[str, Any]:
+    """The attributes of holders, but numbers and the like, by their places; those of code stay."""
+    return {
+        f"{place}.{name}": value
+        for place, owner, in_code in holders
+        if not in_code
+        for name, value in _items(owner).items()
+        if not issubclass(type(value), _LEAVES)
+    }
 
 
 def _with_generators(holders: Iterable[GeneratorOwner]) -> list[GeneratorOwner]:

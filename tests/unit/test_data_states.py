@@ -601,6 +601,22 @@ def test_a_generator_of_a_function_behind_accelerate(kind: str, tmp_path: Path) 
     check(one_loader(make), tmp_path, 6, 1, 2)
 
 
+@pytest.mark.parametrize("kind", ["object", "closure"])
+def test_another_transform_in_each_epoch(kind: str, tmp_path: Path) -> None:
+    """A batch that was fetched ahead has noise of this epoch's generator, not of an earlier one."""
+
+    def objective(trial: Trial) -> None:
+        data = Mapped(torch.abs)
+        loader = Accelerator(cpu=True).prepare(DataLoader(data, batch_size=SIZE))
+        for epoch in trial.epochs():
+            own = np.random.default_rng(epoch)
+            data.transform = Noise(own) if kind == "object" else lambda x, own=own: x + own.normal()
+            trial.go_through(epoch, loader)
+
+    check(objective, tmp_path, 10)
+    check(objective, tmp_path, 6, 5)
+
+
 def test_a_generator_is_restored_in_place() -> None:
     """Whoever else holds a generator draws on from the restored state, too."""
     as_in_a_new_process()
@@ -684,6 +700,14 @@ def test_a_worker_does_not_search_for_each_batch(monkeypatch: pytest.MonkeyPatch
     assert counts[-1] < 20_000
 
 
+class Noting(Mapped):
+    """Makes an object of what it has read last."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.last = Noise(index)
+        return super().__getitem__(index)
+
+
 def test_a_wrapped_loader_does_not_search_for_each_batch(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -691,7 +715,7 @@ def test_a_wrapped_loader_does_not_search_for_each_batch(
     counted = _count_items(monkeypatch)
 
     def make() -> Any:
-        data = Mapped(torch.abs)
+        data = Noting(torch.abs)
         data.boxed = Boxed()  # type: ignore[attr-defined]
         return Accelerator(cpu=True).prepare(DataLoader(data, batch_size=1))
 
