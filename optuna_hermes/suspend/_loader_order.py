@@ -16,13 +16,15 @@ from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import frozen, storable
 
 _PARTS = ("batch_sampler", "sampler", "dataset")
+SAMPLES = ("data_source", "dataset")
+"""Names by which samplers and subsets hold data: as a list or a tensor, all samples."""
 
 
 def order_of(loaders: Any) -> dict[str, dict[str, Any]]:
     """The numbers of the samplers of new loaders and the indices of their subsets, by place."""
     order: dict[str, dict[str, Any]] = {}
     for place, own in _samplers(loaders).items():
-        stored = {name: _stored(value) for name, value in own.items()}
+        stored = {name: _stored(value) for name, value in own.items() if name not in SAMPLES}
         order[place] = frozen({name: each for name, each in stored.items() if each is not None})
     return order
 
@@ -66,14 +68,23 @@ def _samplers(loaders: Any) -> dict[str, dict[str, Any]]:
     return {place: own for place, own in found.items() if "." in place}
 
 
+def joined(items: list[Any]) -> Any:
+    """The numbers of a list, or its tensors of one number, as one array or tensor; else None."""
+    kinds = set(map(type, items))
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind in (int, float) or (kind is not None and issubclass(kind, np.number | np.bool_)):
+        return np.asarray(items)  # of objects, if a number is too large
+    # As of ``list(order)``.
+    if kind is torch.Tensor and not any(each.ndim for each in items):
+        same = len({(each.dtype, each.device) for each in items}) == 1
+        return torch.stack(items) if same and all(map(storable, items)) else None
+    return None
+
+
 def _stored(value: Any) -> Any:
     """A value of a sampler as it is stored, lists as arrays; None for what is not."""
-    if type(value) is list and value and len(kinds := set(map(type, value))) == 1:
-        kind = kinds.pop()
-        if kind in (int, float) or issubclass(kind, np.number):
-            value = np.asarray(value)  # of objects, if a number is too large
-        elif kind is torch.Tensor and not any(each.ndim for each in value):  # ``list(order)``
-            value = torch.stack(value)
+    if type(value) is list:
+        value = joined(value)
     numbers = type(value) is np.ndarray and value.dtype.kind in "biuf"  # in memory, not in a file
     return value if numbers or type(value) in (bool, int, float) or storable(value) else None
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._generators import (
     GeneratorOwner,
     holders_in,
@@ -22,19 +24,23 @@ from optuna_hermes.suspend._generators import (
     states_of,
 )
 from optuna_hermes.suspend._loader_kinds import data_of
-from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._tree import each_once
+from optuna_hermes.suspend._loader_order import SAMPLES
+from optuna_hermes.suspend._tree import NUMBERS, each_once, frozen, mapped
 from optuna_hermes.suspend._unsaved import set_in
 
 _ARRAYS = (torch.Tensor, np.ndarray)
+_PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
+"""Classes whose objects may be plain, as is seen when they are written."""
+_MOST_BYTES = 1 << 27
 _seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
 
 
 class LoaderAttributes:
-    """Generators, counters and index lists that a loader, its samplers and its data set keep.
+    """Generators, counters and indices that a loader, its samplers and its data set keep.
 
-    Of data sets, only the numbers, text and flags that the training sets: with worker processes
-    they hold from its next epoch on, and where these persist those of the first epoch hold.
+    Of samplers all plain values; see ``_plain_values``. Of data sets, only the numbers, text and
+    flags that the training sets: with worker processes they hold from its next epoch on, and where
+    these persist those of the first epoch hold.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
@@ -47,21 +53,19 @@ class LoaderAttributes:
             self._samplers.append(sampler)
             inner = getattr(sampler, "batch_sampler", None)
             sampler = getattr(sampler, "sampler", inner)
-        self._attributes = [_attributes_of(each, _order_attributes) for each in self._samplers]
         self._data: list[_PlainAttributes] = []
         for each in _data_sets(getattr(loader, "dataset", None)):
             reads, together = _set_by_reading(type(each)), _set_together(type(each))
             find = functools.partial(_set_by_training, reads=reads, together=together)
             self._data.append(_attributes_of(each, find))
-        self._attributes += self._data
+        of_samplers = [_attributes_of(each, _plain_in) for each in self._samplers]
+        self._attributes = [*of_samplers, *self._data]
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
         return {
             "generators": states_of(self._holders()),
             "attributes": [each.state() for each in self._attributes],
-            # These are filled when they are restored: the objective may hold them, too.
-            "in_place": [each.in_place() for each in self._attributes],
         }
 
     def data_values(self) -> list[dict[str, Any]]:
@@ -85,9 +89,8 @@ class LoaderAttributes:
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what ``state`` returned; attributes that it lacks get their first values."""
         set_states(self._holders(), state["generators"])
-        parts = zip(self._attributes, state["attributes"], state["in_place"], strict=False)
-        for attributes, changed, filled in parts:
-            attributes.load_state(changed, filled)
+        for attributes, changed in zip(self._attributes, state["attributes"], strict=False):
+            attributes.load_state(changed)
 
     def _holders(self) -> list[GeneratorOwner]:
         loader = self._loader()
@@ -96,69 +99,90 @@ class LoaderAttributes:
 
 
 class _PlainAttributes:
-    """The plain attributes of a sampler or data set: first values in this process, and changes."""
+    """The plain attributes of an object: first values in this process, and changes, as trees.
 
-    def __init__(self, owner: Any, find: Callable[[Any], dict[str, Any]]) -> None:
+    Args:
+        owner: a sampler or a data set.
+        find: returns the attributes that may be kept, if they are plain.
+        most_bytes: see ``written``.
+    """
+
+    def __init__(self, owner: Any, find: Callable[[Any], dict[str, Any]], most_bytes: int) -> None:
         self._owner: Callable[[], Any] = lambda: owner
         with contextlib.suppress(TypeError):
             self._owner = weakref.ref(owner)
-        self._find = find
-        first = find(owner)
-        self._first = {name: _copy(value) for name, value in first.items()}
-        self._made = weakref.WeakValueDictionary(  # weak, as those that are replaced may go
-            {name: value for name, value in first.items() if isinstance(value, _ARRAYS)}
-        )
+        self._find, self._most_bytes = find, most_bytes
+        self._others: set[str] = set()
+        # The arrays of the beginning are filled when they are restored: the objective may hold
+        # them, too. Weak, as those that are replaced may go.
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._made.update(_arrays_in(self.values()))
+        self._first = frozen(self.values())
         # Saved from then on: the next process may have other first values.
         self._changed: set[str] = set()
 
-    def state(self) -> dict[str, Any]:
-        now = self._find(self._owner())
-        self._changed |= {n for n, value in now.items() if not _same(value, self._first.get(n))}
-        return {name: _copy(value) for name, value in now.items() if name in self._changed}
-
     def values(self) -> dict[str, Any]:
-        return {name: _copy(value) for name, value in self._find(self._owner()).items()}
+        """The present values."""
+        found: dict[str, Any] = {}
+        for name, value in self._find(self._owner()).items():
+            if type(value) in NUMBERS:
+                found[name] = ["plain", value]
+            elif name not in self._others:
+                # Loaded on first use: most samplers have numbers only.
+                from optuna_hermes.suspend._plain_values import written
+
+                try:
+                    found[name] = written(name, value, self._made, self._most_bytes)
+                except CheckpointError:
+                    self._others.add(name)
+        return found
 
     def set(self, values: dict[str, Any]) -> None:
-        for name, value in values.items():
-            _set_attribute(self._owner(), name, value, in_place=False)
+        """Restore what ``values`` returned."""
+        own, now = getattr(self._owner(), "__dict__", {}), self.values()
+        for name, tree in values.items():
+            if _same(tree, now.get(name)):
+                continue
+            if tree[0] == "plain":
+                own[name] = tree[1]
+            else:
+                from optuna_hermes.suspend._plain_values import read
 
-    def in_place(self) -> list[str]:
-        """Names of the arrays that are those of the beginning."""
-        now = self._find(self._owner())
-        return [name for name, value in now.items() if self._made.get(name) is value]
+                own[name] = read(tree, own.get(name))
 
-    def load_state(self, state: dict[str, Any], in_place: Collection[str]) -> None:
+    def state(self) -> dict[str, Any]:
+        now = self.values()
+        self._changed |= {n for n, tree in now.items() if not _same(tree, self._first.get(n))}
+        changed: dict[str, Any] = frozen({n: now[n] for n in now if n in self._changed})
+        return changed
+
+    def load_state(self, state: dict[str, Any]) -> None:
         self._changed |= state.keys()
-        now = self._find(self._owner())  # a value of another kind than first is left as it is
-        first = {name: value for name, value in self._first.items() if name in now}
-        for name, value in {**first, **state}.items():
-            _set_attribute(self._owner(), name, value, in_place=name in in_place)
+        now = self.values()  # a value of another kind than first is left as it is
+        first = {name: tree for name, tree in self._first.items() if name in now}
+        self.set({**first, **state})
 
 
-def _attributes_of(owner: Any, find: Callable[[Any], dict[str, Any]]) -> _PlainAttributes:
-    """The attributes of a sampler or data set as they were when any loader with it was first seen.
-
-    Args:
-        find: returns those that may be kept.
-    """
+def _attributes_of(
+    owner: Any, find: Callable[[Any], dict[str, Any]], most_bytes: int = _MOST_BYTES
+) -> _PlainAttributes:
+    """The attributes of an object as they were when any loader with it was first seen."""
     # Later loaders with it would take values that the training has changed for its first ones.
     try:
         if owner not in _seen:
-            _seen[owner] = _PlainAttributes(owner, find)
+            _seen[owner] = _PlainAttributes(owner, find, most_bytes)
         return _seen[owner]
     except TypeError:  # it has no weak references or no hash
-        return _PlainAttributes(owner, find)
+        return _PlainAttributes(owner, find, most_bytes)
 
 
-def _order_attributes(sampler: Any) -> dict[str, Any]:
-    """Attributes of a sampler that hold plain values, or lists and arrays of numbers."""
+def _plain_in(owner: Any) -> dict[str, Any]:
+    """The attributes of a sampler that may be plain values."""
+    own = getattr(owner, "__dict__", {})
     return {
         name: value
-        for name, value in getattr(sampler, "__dict__", {}).items()
-        if type(value) in (bool, int, float, str, type(None), torch.Tensor)
-        or (type(value) is list and all(type(each) in (int, float) for each in value))
-        or (type(value) is np.ndarray and value.dtype.kind in "biuf")
+        for name, value in own.items()
+        if name not in SAMPLES and issubclass(type(value), _PLAIN)
     }
 
 
@@ -231,25 +255,21 @@ def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return value.copy() if isinstance(value, list | np.ndarray) else value
+def _arrays_in(tree: Any) -> dict[int, Any]:
+    """The arrays and tensors of a tree, by ``id``."""
+    found: dict[int, Any] = {}
+    mapped(tree, lambda leaf: found.setdefault(id(leaf), leaf))
+    return {key: each for key, each in found.items() if isinstance(each, _ARRAYS)}
 
 
 def _same(one: Any, other: Any) -> bool:
+    """True for two trees of the same values."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
-
-
-def _set_attribute(owner: Any, name: str, value: Any, *, in_place: bool) -> None:
-    present = vars(owner).get(name)
-    if _same(value, present):
-        return
-    if type(present) is list and type(value) is list:
-        present[:] = value  # the objective may hold it
-    elif not (in_place and copied(present, value) is present):
-        vars(owner)[name] = _copy(value)
+        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
+    if type(one) is not list or NUMBERS.issuperset(map(type, one)):
+        return bool(one == other)
+    return len(one) == len(other) and all(map(_same, one, other))

@@ -264,7 +264,7 @@ class Stream:
 
     def idle_state(self) -> dict[str, Any]:
         """See ``ResumableSampler``; the attributes of the data set are kept by ``Streams``."""
-        own = {**self.own_state(), "attributes": [], "in_place": []}
+        own = {**self.own_state(), "attributes": []}
         return {"own": own, "seed": None, "workers": None}
 
     def _holders(self) -> list[GeneratorOwner]:

@@ -154,6 +154,50 @@ class Shuffling(Sampler[int]):
         return SAMPLES
 
 
+class NumpyShuffling(Shuffling):
+    """The same with a list of NumPy's numbers."""
+
+    def __init__(self) -> None:
+        self.order = list(np.arange(SAMPLES))
+
+
+class Buckets(Sampler[list[int]]):
+    """Shuffles one list of batches again and again."""
+
+    def __init__(self) -> None:
+        self.batches = [list(range(at, at + SIZE)) for at in range(0, SAMPLES, SIZE)]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random.shuffle(self.batches)
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return BATCHES
+
+
+class Balanced(Sampler[list[int]]):
+    """Takes two of each class, and shuffles a class that is used up, in whatever epoch."""
+
+    def __init__(self) -> None:
+        labels = np.arange(SAMPLES) % 7 < 3
+        self.of_class = {each: np.flatnonzero(labels == each) for each in np.unique(labels)}
+        self.used = dict.fromkeys(self.of_class, 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(BATCHES):
+            batch: list[int] = []
+            for label, indices in self.of_class.items():
+                if self.used[label] == len(indices):
+                    np.random.shuffle(indices)
+                    self.used[label] = 0
+                batch += indices[self.used[label] : self.used[label] + 2].tolist()
+                self.used[label] += 2
+            yield batch
+
+    def __len__(self) -> int:
+        return BATCHES
+
+
 class Batches(Sampler[list[int]]):
     """Draws each batch when it is asked for it, from NumPy's global generator."""
 
@@ -249,6 +293,9 @@ SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "eager": lambda: {"sampler": Eager()},
     "counting": lambda: {"sampler": Counting()},
     "shuffling": lambda: {"sampler": Shuffling()},
+    "numpy-shuffling": lambda: {"sampler": NumpyShuffling()},
+    "buckets": lambda: {"batch_sampler": Buckets()},
+    "balanced": lambda: {"batch_sampler": Balanced()},
     "batches": lambda: {"batch_sampler": Batches()},
     "eager-batches": lambda: {"batch_sampler": EagerBatches()},
     "batch-sampler": lambda: {"batch_sampler": BatchSampler(Eager(), SIZE, drop_last=True)},
@@ -294,6 +341,17 @@ def some(names: Iterable[Any], *fast: Any) -> list[Any]:
     """All names; those that are not among ``fast`` are for the slow suite."""
     assert set(fast) <= set(names)
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+FAST_SAMPLERS = some(
+    SAMPLERS,
+    "shared-generator",
+    "counting",
+    "eager-batches",
+    "numpy-shuffling",
+    "buckets",
+    "balanced",
+)
 
 
 # -- what a run did -------------------------------------------------------------------------------
@@ -431,7 +489,7 @@ def test_lightning_workers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", some(["0-workers", "3-workers-ahead-4-persistent"], "0-workers"))
-@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "counting", "eager-batches"))
+@pytest.mark.parametrize("sampler", FAST_SAMPLERS)
 def test_lightning_samplers(sampler: str, name: str, tmp_path: Path) -> None:
     """Samplers and generators of the user's own, for training and validation."""
     make = functools.partial(loader, "torch", make=SAMPLERS[sampler], **WORKERS[name])
@@ -624,7 +682,7 @@ def test_lightning_loaders_that_are_made_of_weights(
 
 
 def test_samples_are_no_order() -> None:
-    """A data set without torch's class is not copied with the order of its loader."""
+    """A tensor, or data set without torch's class, is not copied with the order of its loader."""
 
     class Held:
         def __init__(self) -> None:
@@ -637,7 +695,7 @@ def test_samples_are_no_order() -> None:
             return self.x[index]
 
     held: Any = Held()
-    loaders = [DataLoader(held), DataLoader(Subset(held, [2, 1]), shuffle=True)]
+    loaders = [DataLoader(held), DataLoader(Subset(held, [2, 1]), shuffle=True), DataLoader(held.x)]
     order = order_of(loaders)
     assert order["1.dataset"]["indices"].tolist() == [2, 1]
     assert not [each for own in order.values() for each in own.values() if torch.is_tensor(each)]
@@ -1005,7 +1063,7 @@ def test_loop_workers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", some(["0-workers", "3-workers-ahead-4-persistent"], "0-workers"))
-@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "counting", "eager-batches"))
+@pytest.mark.parametrize("sampler", FAST_SAMPLERS)
 def test_loop_samplers(sampler: str, name: str, tmp_path: Path) -> None:
     """Samplers and generators of the user's own, for training and validation."""
     make = functools.partial(loader, "torch", make=SAMPLERS[sampler], **WORKERS[name])
@@ -1213,7 +1271,7 @@ def test_wrapped_loaders(
     check(functools.partial(loop, train=make, val=make), tmp_path, stops=stops)
 
 
-@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator"))
+@pytest.mark.parametrize("sampler", some(SAMPLERS, "shared-generator", "balanced"))
 @pytest.mark.parametrize("wrap", [by_fabric, by_accelerate])
 def test_wrapped_samplers(wrap: Callable[..., Any], sampler: str, tmp_path: Path) -> None:
     """Samplers and generators of the user's own in such loaders."""

@@ -9,6 +9,7 @@ import gc
 import logging
 import random
 import weakref
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -926,6 +927,103 @@ def test_an_attribute_set_in_one_epoch(
             trial.go_through(epoch, loader)
 
     check(objective, tmp_path, *stops)
+
+
+class Dealing(Sampler[int]):
+    """Deals from two piles, which are shuffled again when they are used up."""
+
+    def __init__(self) -> None:
+        self.piles: defaultdict[str, deque[int]] = defaultdict(deque)
+        self.dealt: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([self._deal("long" if number % 3 else "short") for number in range(SAMPLES)])
+
+    def _deal(self, name: str) -> int:
+        if not self.piles[name]:
+            self.piles[name].extend(random.sample(range(SAMPLES), 12))
+        self.dealt[name] += 1
+        return (self.piles[name].popleft() + self.dealt.most_common()[0][1]) % SAMPLES
+
+
+class Reshuffled(Sampler[Any]):
+    """Shuffles a list of numbers of some kind again and again."""
+
+    def __init__(self, order: list[Any]) -> None:
+        self.order = order
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[Any]:
+        random.shuffle(self.order)
+        return iter(self.order)
+
+
+ORDERS: dict[str, Callable[[], Sampler[Any]]] = {
+    "piles": Dealing,
+    "of-numpy": lambda: Reshuffled(list(np.arange(SAMPLES))),
+    "of-torch": lambda: Reshuffled(list(torch.arange(SAMPLES))),
+}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_order_that_lasts_over_epochs(order: str, wrapped: bool, tmp_path: Path) -> None:
+    """Containers and numbers of any kind in a sampler are those of the epoch that is resumed."""
+
+    def make() -> Any:
+        loader = DataLoader(numbers(), batch_size=SIZE, sampler=ORDERS[order]())
+        return Accelerator(cpu=True).prepare(loader) if wrapped else loader
+
+    check(one_loader(make), tmp_path, 6, 3, 4)
+
+
+class Parted(Sampler[int]):
+    """Shuffles one part in place, and replaces the other one."""
+
+    def __init__(self, shuffled: Any, replaced: Any) -> None:
+        self.parts = [shuffled, replaced]
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __iter__(self) -> Iterator[int]:
+        np.random.shuffle(self.parts[0])
+        self.parts[1] = np.random.permutation(self.parts[1])
+        return iter(np.concatenate(self.parts).tolist())
+
+
+def test_arrays_that_the_objective_holds_too(tmp_path: Path) -> None:
+    """Those that the sampler has are filled; those that it has replaced are left alone."""
+
+    def objective(trial: Trial) -> None:
+        held = np.arange(SAMPLES).reshape(2, -1).copy()
+        shuffled, replaced = held[0].copy(), held[1].copy()
+        loader = DataLoader(numbers(), batch_size=SIZE, sampler=Parted(shuffled, replaced))
+        for epoch in trial.epochs():
+            trial.go_through(epoch, loader)
+            trial.seen[epoch, "held"] = shuffled.tolist(), replaced.tolist()
+
+    check(objective, tmp_path, 6, 3)
+
+
+def test_what_no_checkpoint_holds_of_a_sampler_is_left_as_it_is(tmp_path: Path) -> None:
+    """A list of other objects, or one that holds itself, ends no training."""
+
+    def objective(trial: Trial) -> None:
+        sampler: Any = Steered()
+        sampler.others, sampler.itself = [Steered(), Noise(1)], []
+        sampler.itself.append(sampler.itself)
+        loader = DataLoader(numbers(), batch_size=SIZE, sampler=sampler)
+        for epoch in trial.epochs():
+            sampler.hard = epoch
+            trial.go_through(epoch, loader)
+
+    check(objective, tmp_path, 6)
 
 
 # -- attributes of data sets ----------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
     with safe_open(stored(tmp_path).path, "pt") as file:
         assert file.metadata() == {
             "format": "optuna-hermes checkpoint",
-            "version": "6",
+            "version": "7",
             "trial": RUN,
         }
         assert file.get_tensor("0").tolist() == [1.0] * 4
@@ -382,7 +382,7 @@ def of_another_trial(path: Path) -> None:
 
 
 def of_a_later_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"6"', b'"version":"7"'))
+    path.write_bytes(path.read_bytes().replace(b'"version":"7"', b'"version":"8"'))
 
 
 def of_someone_else(path: Path) -> None:
@@ -425,7 +425,7 @@ def of_nothing(path: Path) -> None:
     ("wrote", "reason"),
     [
         (of_another_trial, "must be of trial 7 but is of trial 8"),
-        (of_a_later_version, "must have format version 6 but has 7"),
+        (of_a_later_version, "must have format version 7 but has 8"),
         (of_someone_else, "must be a file that optuna-hermes wrote"),
         (without_metadata, "must be a file that optuna-hermes wrote"),
         (without_a_tree, "cannot be decoded: KeyError"),
