@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from optuna_hermes.errors import CheckpointError
@@ -23,7 +24,7 @@ from optuna_hermes.suspend._generators import (
     set_states,
     states_of,
 )
-from optuna_hermes.suspend._loader_kinds import data_of
+from optuna_hermes.suspend._loader_kinds import data_of, has_workers
 from optuna_hermes.suspend._loader_order import SAMPLES
 from optuna_hermes.suspend._tree import NUMBERS, each_once, frozen, mapped
 from optuna_hermes.suspend._unsaved import set_in
@@ -32,15 +33,18 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
 """Classes whose objects may be plain, as is seen when they are written."""
 _MOST_BYTES = 1 << 27
+_MOST_COLLATE_BYTES = 1 << 19
+"""Few, as they may be written with each batch."""
 _seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
 
 
 class LoaderAttributes:
     """Generators, counters and indices that a loader, its samplers and its data set keep.
 
-    Of samplers all plain values; see ``_plain_values``. Of data sets, only the numbers, text and
-    flags that the training sets: with worker processes they hold from its next epoch on, and where
-    these persist those of the first epoch hold.
+    Of samplers and of an object that collates in this process, all plain values; see
+    ``_plain_values``. Of data sets, only the numbers, text and flags that the training sets: with
+    worker processes they hold from its next epoch on, and where these persist those of the first
+    epoch hold.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
@@ -58,8 +62,14 @@ class LoaderAttributes:
             reads, together = _set_by_reading(type(each)), _set_together(type(each))
             find = functools.partial(_set_by_training, reads=reads, together=together)
             self._data.append(_attributes_of(each, find))
+        self._collate: list[_PlainAttributes] = []
+        collate = getattr(loader, "collate_fn", None)
+        # Functions have no attributes, workers have copies, and a module is saved by itself.
+        elsewhere = has_workers(loader) or isinstance(collate, nn.Module)
+        if is_users_type(type(collate)) and not elsewhere:
+            self._collate.append(_attributes_of(collate, _plain_in, _MOST_COLLATE_BYTES))
         of_samplers = [_attributes_of(each, _plain_in) for each in self._samplers]
-        self._attributes = [*of_samplers, *self._data]
+        self._attributes = [*of_samplers, *self._data, *self._collate]
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
@@ -76,6 +86,15 @@ class LoaderAttributes:
         """Restore what ``data_values`` returned."""
         for attributes, own in zip(self._data, values, strict=False):
             attributes.set(own)
+
+    def collate_state(self) -> list[dict[str, Any]]:
+        """The part of ``state`` that fetching a batch may change in an object that collates."""
+        return [each.state() for each in self._collate]
+
+    def load_collate_state(self, state: list[dict[str, Any]]) -> None:
+        """Restore what ``collate_state`` returned."""
+        for attributes, changed in zip(self._collate, state, strict=False):
+            attributes.load_state(changed)
 
     def unwrap(self) -> None:
         """Do nothing: unlike a ``ResumableSampler`` it changes nothing in its loader."""
@@ -102,7 +121,7 @@ class _PlainAttributes:
     """The plain attributes of an object: first values in this process, and changes, as trees.
 
     Args:
-        owner: a sampler or a data set.
+        owner: a sampler, a data set, or an object that collates.
         find: returns the attributes that may be kept, if they are plain.
         most_bytes: see ``written``.
     """
@@ -177,7 +196,7 @@ def _attributes_of(
 
 
 def _plain_in(owner: Any) -> dict[str, Any]:
-    """The attributes of a sampler that may be plain values."""
+    """The attributes of a sampler, or of an object that collates, that may be plain values."""
     own = getattr(owner, "__dict__", {})
     return {
         name: value

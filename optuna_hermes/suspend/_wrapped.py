@@ -127,12 +127,17 @@ class _LazySampler(ResumableSampler):
             yield batch
 
     def _drawn_from(self) -> dict[str, Any]:
-        """The random states that the data set may draw from, as they are now."""
-        return {"rng": rng_state(), "data": self._generators.states(self._of_data)}
+        """The random states, and the attributes of the object that collates, as they are now."""
+        return {
+            "rng": rng_state(),
+            "data": self._generators.states(self._of_data),
+            "collate": self._own.collate_state(),
+        }
 
     def _draw_from(self, states: dict[str, Any]) -> None:
         set_rng_state(states["rng"])
         set_states(self._of_data(), states["data"])
+        self._own.load_collate_state(states["collate"])
 
     def _of_data(self) -> list[GeneratorOwner]:
         return holders_in(*data_of(self._loader()))

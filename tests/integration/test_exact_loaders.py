@@ -314,15 +314,17 @@ def noisy_collate() -> dict[str, Any]:
 
 
 class Inner:
-    """Collates by another function, with noise of its own."""
+    """Collates by another function, with noise of its own, and counts its batches."""
 
     def __init__(self) -> None:
         self.inner = default_collate
+        self.step = 0
         self.rng = random.Random(14)
 
     def __call__(self, samples: list[Any]) -> Any:
         x, y = self.inner(samples)
-        return x + self.rng.random(), y
+        self.step += 1
+        return x * 0.9**self.step + self.rng.random(), y
 
 
 ALL = "torch numpy python own worker"

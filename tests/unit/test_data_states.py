@@ -1026,6 +1026,55 @@ def test_what_no_checkpoint_holds_of_a_sampler_is_left_as_it_is(tmp_path: Path) 
     check(objective, tmp_path, 6)
 
 
+# -- attributes of objects that collate -----------------------------------------------------------
+
+
+class Warming:
+    """Collates by the number of its calls and the sums of the last batches."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.sums: list[float] = []
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        self.step += 1
+        self.sums = [*self.sums[-2:], float(torch.stack(samples).sum())]
+        return torch.stack(samples) * self.step + sum(self.sums)
+
+
+def test_an_object_that_collates_goes_on(tmp_path: Path) -> None:
+    """What it counts and keeps comes back, within an epoch and in later ones."""
+
+    def make() -> Any:
+        return DataLoader(numbers(), batch_size=SIZE, shuffle=True, collate_fn=Warming())
+
+    check(one_loader(make), tmp_path, 6, 1, 4)
+
+
+def test_an_object_that_collates_behind_accelerate(tmp_path: Path) -> None:
+    """It does not count twice a batch that was fetched ahead, and is fetched again."""
+
+    def make() -> Any:
+        loader = DataLoader(numbers(), batch_size=SIZE, shuffle=True, collate_fn=Warming())
+        return Accelerator(cpu=True).prepare(loader)
+
+    check(one_loader(make), tmp_path, 6, 1, 4)
+
+
+def test_an_object_that_collates_for_two_loaders(tmp_path: Path) -> None:
+    """It goes on where the one that only validates has left it."""
+
+    def objective(trial: Trial) -> None:
+        collate = Warming()
+        training = DataLoader(numbers(), batch_size=SIZE, collate_fn=collate)
+        validating = DataLoader(numbers(), batch_size=2 * SIZE, collate_fn=collate)
+        for epoch in trial.epochs():
+            trial.go_through(epoch, training)
+            trial.seen[epoch, "validated"] = [batch.flatten().tolist() for batch in validating]
+
+    check(objective, tmp_path, 6, 5)
+
+
 # -- attributes of data sets ----------------------------------------------------------------------
 
 
