@@ -21,7 +21,14 @@ from transformers.utils.hub import PushToHubMixin
 from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
-from optuna_hermes.suspend._fingerprint import DATA, outside
+from optuna_hermes.suspend._code import classes_of
+from optuna_hermes.suspend._fingerprint import CODE, DATA, outside
+from optuna_hermes.suspend._generators import (
+    FoundGenerators,
+    GeneratorOwner,
+    holders_in,
+    set_states,
+)
 from optuna_hermes.suspend._loader import ResumableSampler, idle
 from optuna_hermes.suspend._loader_position import LoaderPosition
 from optuna_hermes.suspend._named_objects import NamedObjects
@@ -80,6 +87,7 @@ class Steps(CooperativeLoop):
         self._own_iterator: Iterator[Any] = iter(())
         self._fetched = 0
         self._data_seed: int | None = None
+        self._code = FoundGenerators()
         self._evaluation: dict[str, ResumableSampler | LoaderAttributes] = {}
         self._evaluation_before: dict[str, Any] = {}
         owners = {
@@ -117,6 +125,8 @@ class Steps(CooperativeLoop):
         restored, session = self._restored, self._session
         if restored is not None:
             set_rng_state(restored["epoch_rng"])
+            # Before the loader, whose data may draw from the same.
+            set_states(_code_of(self._trainer), restored["code"])
         if session is not None:
             self._epoch_rng = rng_state()
         state = self._trainer.state
@@ -189,6 +199,7 @@ class Steps(CooperativeLoop):
             "number": self._epoch,
             "left_out": self._left_out,
             "data_seed": self._data_seed,
+            "code": self._code.states(functools.partial(_code_of, self._trainer)),
             "evaluation": {
                 **self._evaluation_before,
                 **{name: each.idle_state() for name, each in self._evaluation.items()},
@@ -252,6 +263,20 @@ def _attributes_of(trainer: Trainer) -> dict[str, Attributes]:
         for key, each in {**own, "trainer": trainer}.items()
     }
     return {**parts, "args": Attributes("args", trainer.args, is_private, known)}
+
+
+def _code_of(trainer: Trainer) -> list[GeneratorOwner]:
+    """The generators that the code of a training draws from, and those of evaluation's data.
+
+    This is the code of classes of the user's, and of the functions that the trainer is given.
+    """
+    model: Any = trainer.model
+    given = {name: getattr(trainer, name, None) for name in _GIVEN}
+    functions = [GeneratorOwner(n, each) for n, each in given.items() if isinstance(each, CODE)]
+    data = GeneratorOwner("eval_dataset", trainer.eval_dataset)
+    callbacks = trainer.callback_handler.callbacks
+    every = (trainer, *model.modules(), *callbacks, *given.values())
+    return holders_in(*functions, *classes_of(every), data)
 
 
 def _has_own_state(callback: object) -> bool:

@@ -280,6 +280,70 @@ def test_attributes(after: tuple[int, ...], tmp_path: Path, caplog: Any) -> None
     assert not [each for each in caplog.records if each.name.startswith("optuna_hermes")]
 
 
+_noise, _rates = np.random.default_rng(21), random.Random(22)
+_scores = torch.Generator().manual_seed(23)
+
+
+class Drawing(transformers.Trainer):
+    """Draws from a generator of its class, and from one of this module."""
+
+    drawn = random.Random(24)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        factor = 1 + 0.1 * self.drawn.random() + 0.1 * _noise.random()
+        return (factor * loss[0], *loss[1:]) if isinstance(loss, tuple) else factor * loss
+
+
+class Decays(transformers.TrainerCallback):
+    """Draws by a function."""
+
+    def on_step_begin(self, *args: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        optimizer.param_groups[0]["weight_decay"] = rate()
+
+
+def rate() -> float:
+    return _rates.random()
+
+
+def score(prediction: Any) -> dict[str, float]:
+    return {"score": torch.rand((), generator=_scores).item()}
+
+
+class Noisy(Texts):
+    """Masks by a generator of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, masked=0.0)
+        self._rng = np.random.default_rng(25)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        item = super().__getitem__(index)
+        hidden = torch.from_numpy(self._rng.random(6) < 0.5)
+        return {**item, "input_ids": item["input_ids"].masked_fill(hidden, 1)}
+
+
+def drawing(*args: Any, **options: Any) -> Drawing:
+    """One with generators as a new process has them."""
+    _noise.bit_generator.state = np.random.default_rng(21).bit_generator.state
+    for each, seed in ((_rates, 22), (Drawing.drawn, 24)):
+        each.seed(seed)
+    _scores.manual_seed(23)
+    return Drawing(*args, compute_metrics=score, **{**options, "eval_dataset": Noisy(16)})
+
+
+@pytest.mark.parametrize("after", [(3,), (8, 2)])
+def test_generators_of_the_training_s_code(after: tuple[int, ...], tmp_path: Path) -> None:
+    """Those of classes, functions and evaluation's data go on, too."""
+    own = {"kind": drawing, "parts": (Decays,)}
+    left = train(FakeSession(), tmp_path / "out", **own)[1]
+    session = FakeSession(checkpoint_dir=tmp_path)
+    session = suspended(session.again({after[0]: "disk"}), tmp_path, "plain", **own)
+    for each in after[1:]:
+        session = suspended(session.again({each: "disk"}), tmp_path, "plain", seed=2, **own)
+    assert train(session, tmp_path / "out", seed=4, **own)[1] == left
+
+
 def test_what_a_callback_cannot_save_is_named(tmp_path: Path, caplog: Any) -> None:
     """It comes back as it was in the beginning: the log says so."""
     session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
