@@ -25,7 +25,8 @@ from optuna_hermes.suspend._tree import mapped, tensors_in
 OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
 """Attributes that these lose with their first batch, in each process."""
 _OF_TORCH = frozenset({*vars(nn.Module()), *OF_LAZY_MODULES})
-_SETTINGS = (type(None), bool, int, float, str)
+_NUMBERS = (bool, int, float)
+_SETTINGS = (type(None), *_NUMBERS, str)
 
 
 def state_of(owner: Any) -> dict[str, Any]:
@@ -149,6 +150,22 @@ def attributes_of(part: nn.Module) -> dict[str, Any]:
 def plain_attributes(part: nn.Module) -> dict[str, Any]:
     """Those of them that are numbers, text, flags or None."""
     return {name: each for name, each in attributes_of(part).items() if type(each) in _SETTINGS}
+
+
+def numbers_of(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """The numbers and flags in attributes of a module's parts, by their places."""
+    found = {}
+    for place, part in module.named_modules():
+        own = {n: each for n, each in attributes_of(part).items() if type(each) in _NUMBERS}
+        if own:
+            found[place] = own
+    return found
+
+
+def set_numbers(module: nn.Module, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Restore what ``numbers_of`` returned."""
+    for place, part in module.named_modules():
+        vars(part).update(numbers.get(place, {}))
 
 
 def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:

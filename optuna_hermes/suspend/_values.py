@@ -34,7 +34,14 @@ from optuna_hermes.suspend._metrics import (
     parts_with_metrics,
     restore_metric,
 )
-from optuna_hermes.suspend._module_state import attributes_of
+from optuna_hermes.suspend._module_state import (
+    attributes_of,
+    kept_groups,
+    numbers_of,
+    put_back,
+    set_numbers,
+    state_of,
+)
 from optuna_hermes.suspend._objects import (
     _Reader,
     _Writer,
@@ -52,6 +59,8 @@ _MOST_LEVELS = 80
 """Most levels of a value: ``pack`` calls itself nine times for each, and Python has a limit."""
 _REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
 """Nodes that may become the object that is there."""
+_LOADED = ("stateful", "metrics")
+"""Nodes of objects that must be there, as no checkpoint makes them."""
 _PLAIN_SIZE = type("", (), {}).__basicsize__
 """Size of the objects of classes that Python code defines without slots."""
 
@@ -79,7 +88,7 @@ class UnrestorableParts:
         self._there = there
         self._classes = ValueReader(classes)
         self._known = known
-        self._needed = ("present", "metrics") if makes else ("present", "metrics", "stateful")
+        self._needed = ("present", "metrics") if makes else ("present", *_LOADED)
 
     def note(self, node: list[Any], value: object, place: tuple[str, ...]) -> None:
         """Note the part of a node if an object must be there that is not."""
@@ -144,6 +153,9 @@ class ValueWriter(_Writer):
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         node = self._node(value, place)
+        if self._whole and node[0] in _LOADED:
+            kind = type(value)
+            raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
         if self._unmade is not None:
             self._unmade.note(node, value, place)
         return node
@@ -199,12 +211,14 @@ class ValueWriter(_Writer):
             return ["enum", *name, value.name]
         if isinstance(value, tuple) and hasattr(kind, "_fields"):
             return ["named tuple", *name, self._items(value, place)]
-        with_metrics = parts_with_metrics(value)
-        if with_metrics:  # whose ``state_dict`` leaves most of them out
-            weights = self.node(dict(value.state_dict()), place)
-            return ["metrics", *name, weights, [self._part(*each, place) for each in with_metrics]]
         if callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"):
-            return ["stateful", *name, self.node(dict(value.state_dict()), place)]
+            state = self.node(_state_of(value), place)
+            with_metrics = parts_with_metrics(value)
+            if with_metrics:  # whose ``state_dict`` leaves most of them out
+                parts = [self._part(*each, place) for each in with_metrics]
+                return ["metrics", *name, state, parts]
+            numbers = numbers_of(value) if isinstance(value, torch.nn.Module) else {}
+            return ["stateful", *name, state, numbers]
         # Slots and fields of C are beside the attributes, and would be lost without a word.
         sized = kind.__basicsize__ == _PLAIN_SIZE and not kind.__itemsize__
         if is_iterator(value) or not (sized or kind is SimpleNamespace):
@@ -377,18 +391,17 @@ class ValueReader(_Reader):
             return tuple.__new__(self._class(*rest[:2]), items)
         if kind in ("enum", "flag"):
             return self._member(kind, rest, present)
-        if kind in ("stateful", "metrics"):
+        if kind in _LOADED:
             if not _is_a(present, *rest[:2]):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
             if kind == "metrics":
                 fit_trackers(present, [at for at, _, _ in rest[3]])
             state = self.node(rest[2])
-            if isinstance(present, GENERATORS):
-                set_generator_state(present, state)
-            else:
-                present.load_state_dict(state)
+            _set_state(present, state)
             if kind == "metrics":
                 self._load_parts(rest[3], present)
+            elif isinstance(present, torch.nn.Module):
+                set_numbers(present, rest[3])
             return present
         return super()._without(kind, rest, present)
 
@@ -478,6 +491,29 @@ def _arguments(value: Any) -> tuple[Any, ...]:
         return (value.hex,)
     made: tuple[Any, ...] = value.__reduce_ex__(4)[1]
     return made
+
+
+def _state_of(value: Any) -> dict[str, Any]:
+    """The state of an object that has a ``state_dict``."""
+    if isinstance(value, torch.optim.Optimizer):
+        return state_of(value)
+    if not isinstance(value, torch.nn.Module):
+        return dict(value.state_dict())
+    state = state_of(value)
+    # Detached: one that is saved elsewhere, too, would be written as a reference to it.
+    buffers = {n: each if each is None else each.detach() for n, each in state["buffers"].items()}
+    return {**state, "buffers": buffers, "metrics": {}}  # these are written by themselves
+
+
+def _set_state(present: Any, state: Any) -> None:
+    """Restore what ``_state_of`` returned, or the state of a generator."""
+    if isinstance(present, GENERATORS):
+        set_generator_state(present, state)
+    elif isinstance(present, torch.nn.Module | torch.optim.Optimizer):
+        with kept_groups([present]):
+            put_back(present, state)
+    else:
+        present.load_state_dict(state)
 
 
 def _is_a(value: object, module: str, name: str) -> bool:

@@ -351,6 +351,27 @@ def test_what_cannot_be_kept_is_said_with_its_name(
     assert "Keep it in run.kept where that can hold it" in line
 
 
+def test_what_must_be_there_to_be_loaded_is_not_to_be_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A module is to be named: the warning of a variable says it, and so does who keeps it."""
+    net = nn.Linear(1, 1)
+    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "a"))
+    for _ in run.epochs(3):
+        nn.init.constant_(net.weight, net.weight.item() + 1)
+        run.report(0.0)
+    assert "net (a variable of the loop, which run.kept cannot hold)" in caplog.text
+    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "b"))
+    run.kept["nets"] = [net]
+    with pytest.raises(UnstorableError, match=r"kept\['nets'\]\.0 is a torch.*\.Linear.* name it"):
+        keep(run)
+
+
+def keep(run: Run) -> None:
+    for _ in run.epochs(3):
+        run.report(0.0)
+
+
 # -- attributes of modules and of their parameters ---------------------------------------------
 
 

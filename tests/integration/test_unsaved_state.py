@@ -1191,6 +1191,91 @@ def test_a_loop_trains_tensors_of_no_module(
     assert said(caplog) == []
 
 
+class Head(nn.Module):
+    """Counts its calls, and remembers the last in a buffer that no ``state_dict`` has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.drop = nn.Linear(3, 1), nn.Dropout(0.5)
+        self.calls = 0
+        self.register_buffer("last", torch.zeros(1), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out: torch.Tensor = self.net(self.drop(x)) + 0.1 * self.calls + self.last
+        self.last = 0.1 * out.detach()
+        return out
+
+
+class MeteredHead(Head):
+    """Adds the mean of its values to each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = super().forward(x)
+        self.mean.update(out.detach())
+        return out + self.mean.compute()
+
+
+class Heads(nn.Module):
+    """Its heads, and what trains them, are in lists."""
+
+    def __init__(self, kind: type[Head]) -> None:
+        super().__init__()
+        self.heads = [kind().requires_grad_(False), kind()]
+        self.steps = [torch.optim.Adagrad(each.parameters(), lr=0.1) for each in self.heads]
+
+
+def headed(session: FakeSession, kind: type[Head]) -> tuple[list[float], Heads]:
+    """A loop that trains these on every third batch, and changes what is trained, and how."""
+    torch.manual_seed(1)
+    model = Heads(kind)
+    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    losses = run.kept.setdefault("losses", [])
+    groups = [each.param_groups[0] for each in model.steps]
+    for _ in run.epochs(EPOCHS):
+        for x in run.batches([0.5, 1.0, 1.5, 2.0, 2.5]):
+            count = len(losses)
+            if count in (3, 7):
+                model.heads[0].requires_grad_(count == 3)
+                model.heads[0].drop.p = 0.1 * count
+                model.heads[1].eval()
+            loss = torch.cat([each(torch.full((3,), x)) for each in model.heads]).square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if count % 3 == 2:
+                for each, group in zip(model.steps, groups, strict=True):
+                    group["lr"] *= 0.9
+                    each.step()
+                    each.zero_grad()
+            losses.append(loss.item())
+            session.tick()
+        run.report(losses[-1])
+    return losses, model
+
+
+@pytest.mark.parametrize("kind", [Head, MeteredHead])
+@pytest.mark.parametrize("after", [(8,), (4, 1, 6)])
+def test_modules_and_optimizers_in_lists_come_back_with_all_that_is_theirs(
+    kind: type[Head], after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As named ones do: gradients, what is frozen, modes, settings, counts, and all buffers."""
+    expected, whole = headed(FakeSession(), kind)
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for batches in after:
+        session = session.again({batches: "disk"})
+        with pytest.raises(Suspended):
+            headed(session, kind)
+    losses, model = headed(session.again(), kind)
+    assert losses == expected
+    for one, other in zip(model.heads, whole.heads, strict=True):
+        assert (one.drop.p, one.training, one.calls) == (other.drop.p, other.training, other.calls)
+        assert one.net.weight.requires_grad == other.net.weight.requires_grad
+    assert said(caplog) == []
+
+
 def test_a_hidden_state_in_a_local_variable_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
