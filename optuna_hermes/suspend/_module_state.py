@@ -21,6 +21,7 @@ from optuna_hermes.suspend._metrics import (
 from optuna_hermes.suspend._parts import parts_of
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._tree import mapped, tensors_in
+from optuna_hermes.suspend._unsaved import is_added
 
 OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
 """Attributes that these lose with their first batch, in each process."""
@@ -171,13 +172,15 @@ def set_numbers(module: nn.Module, numbers: Mapping[str, Mapping[str, Any]]) -> 
 def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
     """A test of an attribute's name and value: True if its owner saves it, or nothing has to."""
     if type(part).__module__.startswith("torch."):
-        return _is_no_setting
+        return functools.partial(_is_of_torch, type(part))
     return functools.partial(_is_saved_apart, part)
 
 
-def _is_no_setting(name: str, value: Any) -> bool:
+def _is_of_torch(kind: type, name: str, value: Any) -> bool:
     """True for what torch's own modules manage, False for what users set, as ``Dropout.p``."""
-    return type(value) not in _SETTINGS or name in _OF_TORCH or name.startswith("_")
+    if name in _OF_TORCH or name.startswith("_"):
+        return True
+    return type(value) not in _SETTINGS and not is_added(kind, name, value)
 
 
 def _is_saved_apart(part: nn.Module, name: str, value: Any) -> bool:

@@ -317,8 +317,14 @@ def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     Args:
         packages: first parts of these classes' modules.
     """
-    kinds = [each for each in kind.__mro__ if each.__module__.startswith(packages)]
-    methods = [method for each in kinds for method in vars(each).values()]
+    kinds = (each for each in kind.__mro__ if each.__module__.startswith(packages))
+    return frozenset[str]().union(*map(_set_by_own, kinds))
+
+
+@functools.cache
+def _set_by_own(kind: type) -> frozenset[str]:
+    """Names of attributes that the methods of a class itself set; each has many subclasses."""
+    methods = vars(kind).values()
     found = [each.fget if isinstance(each, property) else each for each in methods]
     codes = [each.__code__ for each in found if isinstance(each, types.FunctionType)]
     return frozenset[str]().union(*map(set_in, codes))
@@ -335,24 +341,34 @@ def is_private(name: str, value: Any) -> bool:
     return name.startswith("_")
 
 
+def is_added(kind: type, name: str, value: Any) -> bool:
+    """True for a plain value that a user has added to an object of a class of torch's own."""
+    of_torch = is_private(name, value) or name in set_by(kind, ("torch.",))
+    # Others may be parts that torch or a library has put there.
+    return not of_torch and _is_simple(value, ())
+
+
 def optimizer_attributes(
     name: str, optimizer: Any, known: Collection[int]
 ) -> dict[str, Attributes]:
     """The attributes of an optimizer that has torch's ``state_dict``, which lacks them.
+
+    Of one of torch's own classes, those that users have added.
 
     Args:
         name: the optimizer's name in messages.
         known: ids of objects that are saved elsewhere.
     """
     kind = type(optimizer)
-    inherited = getattr(kind, "state_dict", None) is torch.optim.Optimizer.state_dict
-    if not inherited or kind.__module__.startswith("torch."):
+    if getattr(kind, "state_dict", None) is not torch.optim.Optimizer.state_dict:
         return {}
+    of_torch = kind.__module__.startswith("torch.")
+
+    def ignores(name: str, value: Any) -> bool:
+        return name in _of_every_optimizer() or (of_torch and not is_added(kind, name, value))
+
     own = {id(each) for group in optimizer.param_groups for each in group["params"]}
-    kept = Attributes(
-        name, optimizer, lambda name, value: name in _of_every_optimizer(), own.union(known)
-    )
-    return {f"optimizer {name}": kept}
+    return {f"optimizer {name}": Attributes(name, optimizer, ignores, own.union(known))}
 
 
 @functools.cache

@@ -1276,6 +1276,50 @@ def test_modules_and_optimizers_in_lists_come_back_with_all_that_is_theirs(
     assert said(caplog) == []
 
 
+def added(session: FakeSession) -> list[float]:
+    """A loop that keeps what it needs in objects of torch's own classes."""
+    torch.manual_seed(1)
+    model: Any = nn.Sequential(nn.Linear(3, 4), nn.Conv1d(2, 2, 1), nn.Linear(4, 1))
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
+    model.losses, model.best, model[1].queue, optimizer.rates = [], None, torch.zeros(1), {}
+    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(EPOCHS):
+        for x in run.batches([0.5, 1.0, 1.5, 2.0, 2.5]):
+            out = model(torch.full((2, 3), x))
+            loss = (out - 0.1 * sum(model.losses[-3:]) - model[1].queue.mean()).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            model.losses.append(loss.item())
+            model[1].queue = torch.cat([model[1].queue, out.detach().flatten()])[-5:]
+            if loss.item() <= min(model.losses):
+                model.best = {n: each.clone() for n, each in model.state_dict().items()}
+            optimizer.rates[len(losses)] = optimizer.param_groups[0]["lr"]
+            optimizer.param_groups[0]["lr"] = 0.1 / len(optimizer.rates)
+            losses.append(loss.item())
+            session.tick()
+        if epoch == 2:
+            model.load_state_dict(model.best)
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("after", [(8,), (3, 2, 9)])
+def test_what_users_add_to_objects_of_torch_s_own_classes_comes_back(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lists, dictionaries and tensors in attributes of layers and of the optimizer."""
+    expected = added(FakeSession())
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for batches in after:
+        session = session.again({batches: "disk"})
+        with pytest.raises(Suspended):
+            added(session)
+    assert added(session.again()) == expected
+    assert said(caplog) == []
+
+
 def test_a_hidden_state_in_a_local_variable_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.utils import parametrizations, prune
+from torch.optim.swa_utils import AveragedModel
 
 from optuna_hermes.suspend import _unsaved
 from optuna_hermes.suspend._module_state import drop_buffers, ignored_of
-from optuna_hermes.suspend._unsaved import Attributes
+from optuna_hermes.suspend._unsaved import Attributes, optimizer_attributes
 
 
 class Owner:
@@ -142,6 +145,38 @@ def test_what_each_process_deletes_or_makes_a_part_of_stays() -> None:
     assert "_initialize_hook" not in vars(layer)
     assert "part" not in vars(layer)
     assert attributes.state_dict() == {}
+
+
+OF_TORCH: dict[str, Callable[[], nn.Module]] = {
+    "layers": lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Conv1d(2, 2, 1)),
+    "recurrent": lambda: nn.LSTM(4, 4),
+    "attention": lambda: nn.TransformerEncoderLayer(4, 1),
+    "averages": lambda: AveragedModel(nn.Linear(4, 4)),
+    "pruned": lambda: prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5),
+    "parametrized": lambda: parametrizations.weight_norm(nn.Linear(4, 4)),
+}
+
+
+@pytest.mark.parametrize("case", OF_TORCH)
+def test_what_torch_keeps_in_its_own_objects_is_left_out(case: str) -> None:
+    """It is no value of the user's."""
+    module = OF_TORCH[case]()
+    optimizer = torch.optim.Adam(module.parameters(), foreach=True)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    every = {
+        place: Attributes(place, part, ignored_of(part)) for place, part in module.named_modules()
+    }
+    every |= optimizer_attributes("optimizer", optimizer, ())
+    for each in every.values():
+        each.note(each.classes())
+        each.begin()
+    for _ in range(2):
+        out = module(torch.rand(2, 4))
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        optimizer.step()
+        schedule.step()
+    assert all(each.state_dict() == {} for each in every.values())
+    assert not any(each.lost or each.unmade for each in every.values())
 
 
 def test_a_method_is_compared_without_looking_through_the_whole_model(
