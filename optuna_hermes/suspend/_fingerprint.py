@@ -8,6 +8,7 @@ The class of a value is asked by ``type``: ``isinstance`` believes a proxy, whic
 
 from __future__ import annotations
 
+import io
 import itertools
 import marshal
 import mmap
@@ -43,6 +44,8 @@ CODE = (
     types.ModuleType,
 )
 DATA = (DataLoader, Dataset, Sampler)
+BUFFERS = (io.BytesIO, io.StringIO)
+"""Classes of files in main memory, whose content is a value like others."""
 SCALARS = (date, datetime, time, timedelta, timezone, Decimal, Fraction, UUID)
 """Classes of the standard library whose objects never change."""
 _LOOKED_INTO = {
@@ -80,6 +83,8 @@ def outside(value: object) -> bool:
     """True if a value belongs to the surroundings of a training, not to its state."""
     if issubclass(type(value), (*CODE, *DATA)):
         return True
+    if type(value) in BUFFERS:
+        return False
     module = type(value).__module__
     package = module.partition(".")[0]
     if package in sys.stdlib_module_names:
@@ -108,8 +113,10 @@ def is_iterator(value: Any) -> bool:
     kind = type(value)
     if kind is types.GeneratorType:
         return "optuna_hermes" not in value.gi_code.co_filename
-    return hasattr(kind, "__next__") and (
-        not outside(value) or kind.__module__.startswith("torch.utils.data")
+    return (
+        hasattr(kind, "__next__")
+        and kind not in BUFFERS
+        and (not outside(value) or kind.__module__.startswith("torch.utils.data"))
     )
 
 
@@ -173,7 +180,16 @@ class _Walk:
             return self._of_tensor(value)
         if kind in (np.ndarray, np.memmap) and not value.dtype.hasobject:
             return (value.shape, value.dtype.str, self._checksum(value))
+        if kind in BUFFERS:
+            return self._of_buffer(value)
         return _of_small(value)
+
+    def _of_buffer(self, buffer: Any) -> Hashable:
+        """Content of a file in memory; to read in it is no change."""
+        content = "" if buffer.closed else buffer.getvalue()
+        if isinstance(content, str):
+            return content
+        return (len(content), self._checksum(np.frombuffer(content, np.uint8)))
 
     def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
         version = 0

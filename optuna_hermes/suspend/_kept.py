@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from optuna_hermes.errors import SuspendError, UnstorableError
+from optuna_hermes.suspend._fingerprint import BUFFERS
 from optuna_hermes.suspend._state import moved, on_device
 from optuna_hermes.suspend._tree import NUMBERS, each_once, frozen, sparse_parts
 
@@ -234,6 +235,8 @@ def _size(value: object, most: int) -> int:
         size += _PART_BYTES + number * len(parts)
         if isinstance(each, torch.Tensor | np.ndarray):
             size += _ARRAY_BYTES + _bytes_of(each)
+        elif type(each) in BUFFERS and not each.closed:
+            size += len(each.getvalue())
         if size > most:
             break
     return size

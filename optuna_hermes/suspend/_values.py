@@ -8,6 +8,7 @@ its code can name, or of a package of what was kept before the loop, without its
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import operator
 import random
@@ -25,7 +26,7 @@ import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend._classes import Classes
-from optuna_hermes.suspend._fingerprint import SCALARS, is_iterator, outside
+from optuna_hermes.suspend._fingerprint import BUFFERS, SCALARS, is_iterator, outside
 from optuna_hermes.suspend._generators import GENERATORS, generator_state, set_generator_state
 from optuna_hermes.suspend._metrics import (
     fit_trackers,
@@ -53,11 +54,15 @@ from optuna_hermes.suspend._unsaved import NameTable, needed_of
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
 _OF_LIBRARY: dict[str, Any] = {kind.__name__: kind for kind in (*SCALARS, array)}
+_BUFFERS: dict[str, Any] = {kind.__name__: kind for kind in BUFFERS}
 _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str)}
 """Factories of a ``defaultdict`` that every process has; most have one of these."""
 _MOST_LEVELS = 80
 """Most levels of a value: ``pack`` calls itself nine times for each, and Python has a limit."""
-_REUSED = ("object", "stateful", "metrics", "array", "tensor", "reshaped tensor", "drawing")
+_REUSED = {
+    *("object", "stateful", "metrics", "array", "tensor"),
+    *("reshaped tensor", "drawing", "buffer"),
+}
 """Nodes that may become the object that is there."""
 _LOADED = ("stateful", "metrics")
 """Nodes of objects that must be there, as no checkpoint makes them."""
@@ -262,6 +267,11 @@ class ValueWriter(_Writer):
             return ["stateful", *name, self.node(generator_state(value), place)]
         if isinstance(value, PurePath):
             return ["path", str(value)]
+        if kind in BUFFERS:
+            content, *rest, _ = value.__getstate__()
+            if kind is io.BytesIO:
+                content = np.frombuffer(content, np.uint8)  # else it would be text in a checkpoint
+            return ["buffer", kind.__name__, content, rest]
         if kind in _OF_LIBRARY.values():
             return ["made of", kind.__name__, self.node(_arguments(value), place)]
         return None
@@ -384,6 +394,8 @@ class ValueReader(_Reader):
         if kind == "made of":
             made = _OF_LIBRARY[rest[0]](*self.node(rest[1]))
             return self._in_array(made, present) if type(made) is array else made
+        if kind == "buffer":
+            return _buffer(rest, present)
         if kind == "path":
             return type(present)(rest[0]) if isinstance(present, PurePath) else PurePath(rest[0])
         if kind == "named tuple":
@@ -491,6 +503,16 @@ def _arguments(value: Any) -> tuple[Any, ...]:
         return (value.hex,)
     made: tuple[Any, ...] = value.__reduce_ex__(4)[1]
     return made
+
+
+def _buffer(rest: list[Any], present: Any) -> Any:
+    """A file in memory: the one that is there, or a new one."""
+    name, content, others = rest
+    there = type(present) is _BUFFERS[name] and not present.closed
+    buffer = present if there else _BUFFERS[name]()
+    octets = content.tobytes() if isinstance(content, np.ndarray) else content
+    buffer.__setstate__((octets, *others, None))  # to write text could change the ends of its lines
+    return buffer
 
 
 def _state_of(value: Any) -> dict[str, Any]:

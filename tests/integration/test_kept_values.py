@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import sys
 import types
 from collections import deque
@@ -370,6 +371,61 @@ def test_what_must_be_there_to_be_loaded_is_not_to_be_kept(
 def keep(run: Run) -> None:
     for _ in run.epochs(3):
         run.report(0.0)
+
+
+# -- files in memory ---------------------------------------------------------------------------
+
+
+class Logged(nn.Module):
+    """A layer with a log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.text = nn.Linear(1, 1), io.StringIO()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        print(x.item(), file=self.text)
+        return self.net(x + 0.01 * len(self.text.getvalue()))
+
+
+def saving(session: FakeSession) -> tuple[list[float], str, Any]:
+    """A loop that keeps its best weights in a file."""
+    torch.manual_seed(1)
+    model = Logged()
+    run, optimizer = made(session, model)
+    best = run.kept.setdefault("best", io.BytesIO())
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(4):
+        for x in run.batches(BATCHES):
+            descend(model(torch.tensor([x])).square().sum(), optimizer, losses, session)
+            if losses[-1] <= min(losses):
+                best.seek(0)
+                best.truncate()
+                torch.save(model.state_dict(), best)
+        run.report(0.0)
+    best.seek(0)
+    return losses, model.text.getvalue(), told(dict(torch.load(best)))
+
+
+@pytest.mark.parametrize("stops", [(3, 2), (4, 5)], ids=str)
+def test_files_in_memory_come_back(
+    stops: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that are kept, and those in attributes of a module."""
+    assert by_way_of_disk(saving, tmp_path, *stops) == saving(FakeSession())
+    assert "no checkpoint holds" not in caplog.text
+
+
+def test_a_file_in_memory_that_is_not_kept_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process has an empty one."""
+    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "t"))
+    best = io.BytesIO()
+    for _ in run.epochs(3):
+        best.write(b"weights")
+        run.report(0.0)
+    assert "changes best (a variable of the loop) while it trains" in caplog.text
 
 
 # -- attributes of modules and of their parameters ---------------------------------------------

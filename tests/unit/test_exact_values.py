@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import io
 from collections import deque
 from collections.abc import Callable
 from enum import Enum, Flag
@@ -273,12 +274,13 @@ def test_large_kept_values_are_left_out_at_an_epoch_s_begin() -> None:
     named = NamedObjects({}, HERE)
     steps = deque(({"state": np.zeros(4)} for _ in range(5000)), maxlen=5000)
     it = Own(n=1)
-    named.kept.update(steps=steps, it=it, losses=[0.0] * (1 << 20), noise=[0.5])
+    file = io.BytesIO(bytes(1 << 20))
+    named.kept.update(steps=steps, it=it, losses=[0.0] * (1 << 20), file=file, noise=[0.5])
     state = named.small_state()
     assert list(state["kept"]) == ["it", "noise"]
     named.kept["noise"][0], it.n = 0.25, 2
     named.load_small_state(state)
-    assert list(named.kept) == ["steps", "it", "losses", "noise"]
+    assert list(named.kept) == ["steps", "it", "losses", "file", "noise"]
     assert (named.kept["noise"], it.n) == ([0.5], 1)
     assert named.kept["steps"] is steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import queue
 import random
 import time
@@ -96,6 +97,8 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "a time": (lambda: [timedelta(1)], put(0, timedelta(2))),
     "an array of Python's": (lambda: array("d", [1.0]), lambda numbers: numbers.append(1.0)),
     "a queue": (queue.Queue, lambda waiting: waiting.put(1)),
+    "a file in memory": (lambda: io.BytesIO(b"1"), lambda file: file.write(b"2")),
+    "text in memory": (lambda: [io.StringIO()], lambda files: files[0].write("1")),
     "a function": (lambda: [functional.mse_loss], put(0, functional.l1_loss)),
     "a function of a line": (lambda: [lambda x: x], put(0, lambda x: -x)),
     "a function of C": (lambda: [torch.relu], put(0, torch.tanh)),
@@ -119,6 +122,17 @@ def test_a_change_is_seen(case: str) -> None:
     assert fingerprint(value) == before
     change(value)
     assert fingerprint(value) != before
+
+
+def test_to_read_a_file_in_memory_is_no_change() -> None:
+    """Nor is it one to close it once more; a closed one cannot be looked into."""
+    files = [io.BytesIO(b"1"), io.StringIO("1"), io.BytesIO()]
+    before = fingerprint(files)
+    assert [each.read() for each in files] == [b"1", "1", b""]
+    assert fingerprint(files) == before
+    for each in files:
+        each.close()
+    assert fingerprint(files) == fingerprint(files)
 
 
 def test_a_function_that_is_defined_again_is_the_same() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 import threading
 from array import array
@@ -86,6 +87,25 @@ def test_an_array_of_the_standard_library_stays_the_same_object() -> None:
     with memoryview(there):
         assert back(array("d", [3.0]), there).tolist() == [3.0]
     assert there.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [io.BytesIO, lambda: io.BytesIO(b"abc"), lambda: io.StringIO("a\nb", newline="\r\n")],
+    ids=["empty", "octets", "text"],
+)
+def test_a_file_in_memory_comes_back(make: Any) -> None:
+    """With its content, place and ends of lines, in the one that is there, if that is open."""
+    value = make()
+    value.seek(2)
+    there = type(value)()
+    restored, again = back([value, value], [there, None])
+    assert restored is again is there
+    assert restored.__getstate__() == value.__getstate__()
+    there.close()
+    assert back(value, there).__getstate__() == value.__getstate__()
+    with pytest.raises(ValueError, match="closed file"):
+        ValueWriter().write_only("it", there)
 
 
 def test_what_no_checkpoint_holds_does_not_become_none() -> None:
