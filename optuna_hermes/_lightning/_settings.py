@@ -27,6 +27,16 @@ SETTINGS = (
     "reload_dataloaders_every_n_epochs",
     "val_check_interval",
 )
+OF_TRAINER = frozenset(
+    {
+        *SETTINGS,
+        *("accumulate_grad_batches", "barebones", "callbacks", "datamodule"),
+        *("enable_autolog_hparams", "fast_dev_run", "limit_predict_batches"),
+        *("limit_test_batches", "num_sanity_val_steps", "overfit_batches"),
+        *("should_stop", "val_check_batch"),
+    }
+)
+"""Names of the plain values in attributes of every trainer, which are not for users to add."""
 
 
 class TrainerSettings:

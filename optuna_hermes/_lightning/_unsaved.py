@@ -19,6 +19,7 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes._lightning._optimizers import inner
 from optuna_hermes._lightning._pruning import is_masked
+from optuna_hermes._lightning._settings import OF_TRAINER
 from optuna_hermes.suspend._generators import GENERATORS
 from optuna_hermes.suspend._metrics import is_metric, of_metrics
 from optuna_hermes.suspend._module_state import OF_LAZY_MODULES
@@ -41,7 +42,7 @@ OF_DATA = ("data", "data hparams")
 
 
 def unsaved(trainer: Trainer) -> ChangedAttributes:
-    """Attributes of the user's callbacks, module, its parts, optimizers, and data module; hooks."""
+    """Attributes of callbacks, trainer, module, its parts, optimizers, and data module; hooks."""
     return ChangedAttributes(
         functools.partial(_attributes, trainer),
         named=functools.partial(_named, trainer),
@@ -64,11 +65,17 @@ def _attributes(trainer: Trainer) -> dict[str, Attributes]:
             found[key] = Attributes(name, callback, known=known)
         elif _is_a_user_s(callback, Callback):
             found[key] = Attributes(name, callback, _ignores(type(callback)), known)
+    found["trainer"] = Attributes("trainer", trainer, _is_left_out_of_trainer, known)
     found |= _of_modules(trainer, known, _is_always_saved)
     found |= tensor_attributes(type(module).__qualname__, module, known)
     for name, optimizer in _optimizers(trainer).items():
         found |= optimizer_attributes(name, optimizer, known)
     return found
+
+
+def _is_left_out_of_trainer(name: str, value: Any) -> bool:
+    """True for what Lightning sets on a trainer, and for all but plain values."""
+    return name.startswith("_") or name in OF_TRAINER or not plain(value)
 
 
 def _known(trainer: Trainer) -> set[int]:

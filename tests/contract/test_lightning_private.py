@@ -55,7 +55,7 @@ from optuna_hermes._lightning._callbacks import _FIELDS
 from optuna_hermes._lightning._clocks import leave_out
 from optuna_hermes._lightning._loops import _add, loop_state, restore_loop_state
 from optuna_hermes._lightning._module_hooks import SAVE, savers, without_hook
-from optuna_hermes._lightning._settings import SETTINGS, TrainerSettings
+from optuna_hermes._lightning._settings import OF_TRAINER, SETTINGS, TrainerSettings
 from optuna_hermes._lightning._trainer_hooks import clean
 from optuna_hermes._lightning._units import validated_names
 from optuna_hermes.suspend._metrics import metric_state, restore_metric
@@ -248,6 +248,12 @@ def test_settings_of_a_trainer() -> None:
     assert limits == (7, 7, 7, 7)
     source = inspect.getsource(_CheckpointConnector.restore_loops)
     assert "self.trainer.current_epoch > self.trainer.max_epochs" in source
+
+
+def test_plain_values_of_a_trainer() -> None:
+    """They have these names: one of another name is a user's, and comes back with its trial."""
+    own = {name for name, value in vars(fit()).items() if plain(value)}
+    assert {name for name in own if not name.startswith("_")} <= OF_TRAINER
 
 
 def test_spike_detection_does_not_load_what_it_saves() -> None:

@@ -251,6 +251,29 @@ def test_what_a_module_and_its_callbacks_remember(
     assert said(caplog) == []
 
 
+class Smooths(pl.Callback):
+    """Keeps what it needs on the trainer."""
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        trainer.seen = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        trainer.smooth = 0.9 * getattr(trainer, "smooth", 1.0) + 0.1 * outputs["loss"].detach()
+        trainer.seen.append(trainer.smooth.item())
+        pl_module.bias = 0.1 * sum(trainer.seen[-3:]) + 0.01 * len(trainer.seen)
+
+
+@pytest.mark.parametrize("after", [(7,), (3, 4, 5)])
+def test_values_that_hooks_add_to_the_trainer_come_back(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other attributes of it are Lightning's own."""
+    expected = fit(FakeSession(), Net, [Smooths()])
+    model = by_way_of_disk(tmp_path, Net, lambda: [Smooths()], *after)
+    assert model.losses == expected.losses
+    assert said(caplog) == []
+
+
 class Softening(Net):
     """Drops less from one epoch to the next, by a setting of torch's own module."""
 
