@@ -73,7 +73,7 @@ def _forget(setting: Setting) -> None:
     """Let the next size begin with an empty device."""
     import torch
 
-    from optuna_hermes.suspend._accelerators import accelerator_of
+    from optuna_hermes.suspend._tiers._accelerators import accelerator_of
 
     gc.collect()
     accelerator = accelerator_of(torch.device(setting.device))
@@ -87,8 +87,8 @@ def measure_saving(setting: Setting, add: Add) -> None:
     import torch
     from _switch_tiers import copy_bandwidth
 
-    from optuna_hermes.suspend._copies import Copies
-    from optuna_hermes.suspend._tree import frozen
+    from optuna_hermes.suspend._tiers._copies import Copies
+    from optuna_hermes.suspend._values._tree import frozen
 
     for size in _sizes(setting):
         count = 100

@@ -147,7 +147,7 @@ class _RankRun:
         """Train once; the end of each rank, where they stopped, and how long that took."""
         import torch.multiprocessing
 
-        from optuna_hermes.suspend._ranks import Ranks
+        from optuna_hermes.suspend._ranks._parent import Ranks
 
         # Spawned: CUDA does not work in forks of a process that has used it.
         context = torch.multiprocessing.get_context("spawn")

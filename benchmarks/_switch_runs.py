@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from optuna_hermes.suspend._accelerators import used_accelerator
+from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
 LAYERS = 16
 COPIES = 3

@@ -15,7 +15,7 @@ from _switch_runs import Net, adamw, train_step, wait
 
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend import Footprint, read
-from optuna_hermes.suspend._tier_mover import TierMover
+from optuna_hermes.suspend._tiers._tier_mover import TierMover
 
 _FOUND = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
 DEVICE = "cpu" if _FOUND is None else _FOUND.type

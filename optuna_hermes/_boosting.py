@@ -19,7 +19,7 @@ import numpy as np
 from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.errors import InvalidInputError, MonitorError
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._tiers._saver import Saver
 
 log = logging.getLogger(__name__)
 

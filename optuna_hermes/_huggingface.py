@@ -21,19 +21,19 @@ from transformers.utils.hub import PushToHubMixin
 from optuna_hermes.cooperative import CooperativeLoop
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session, rng_state, set_rng_state
-from optuna_hermes.suspend._code import classes_of
-from optuna_hermes.suspend._fingerprint import CODE, DATA, outside
-from optuna_hermes.suspend._generators import (
+from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
+from optuna_hermes.suspend._loaders._position import LoaderPosition
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler, idle
+from optuna_hermes.suspend._loop_code._code import classes_of
+from optuna_hermes.suspend._modules._named_objects import NamedObjects
+from optuna_hermes.suspend._modules._unsaved import Attributes, is_private, set_by
+from optuna_hermes.suspend._values._fingerprint import CODE, DATA, outside
+from optuna_hermes.suspend._values._generators import (
     FoundGenerators,
     GeneratorOwner,
     holders_in,
     set_states,
 )
-from optuna_hermes.suspend._loader import ResumableSampler, idle
-from optuna_hermes.suspend._loader_position import LoaderPosition
-from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._own_states import LoaderAttributes
-from optuna_hermes.suspend._unsaved import Attributes, is_private, set_by
 
 Fetch = Callable[[Iterator[Any], int, Any], Any]
 """``Trainer.get_batch_samples``: takes an iterator, a number of batches and a device."""

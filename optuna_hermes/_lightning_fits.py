@@ -27,14 +27,14 @@ from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend._disk import why_unwritable
-from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._tiers._disk import why_unwritable
+from optuna_hermes.suspend._tiers._saver import Saver
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
     from optuna_hermes._lightning._elastic import ElasticBatch
-    from optuna_hermes.suspend._rank import Rank
-    from optuna_hermes.suspend._ranks import Ranks
+    from optuna_hermes.suspend._ranks._parent import Ranks
+    from optuna_hermes.suspend._ranks._rank import Rank
 
 _LONG_VALIDATION_SECONDS = 5.0
 """A validation that has taken this long may be interrupted; the trial then waits in memory only.
@@ -420,7 +420,7 @@ class FitLoop(CooperativeLoop):
     @contextlib.contextmanager
     def ranks(self, count: int, context: Any) -> Iterator[Ranks]:
         """Listen to the processes of this trial, which are started within."""
-        from optuna_hermes.suspend._ranks import Ranks
+        from optuna_hermes.suspend._ranks._parent import Ranks
 
         self._begin_fit()
         session = self._session

@@ -35,17 +35,17 @@ from optuna_hermes.suspend import (
     rng_state,
     set_rng_state,
 )
-from optuna_hermes.suspend._accelerators import used_accelerator
-from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._saver import (
+from optuna_hermes.suspend._modules._named_objects import NamedObjects
+from optuna_hermes.suspend._state import captured_graphs
+from optuna_hermes.suspend._tiers._accelerators import used_accelerator
+from optuna_hermes.suspend._tiers._saver import (
     Saver,
     warn_of_inexact,
     warn_of_lost,
     warn_of_memory,
 )
-from optuna_hermes.suspend._state import captured_graphs
-from optuna_hermes.suspend._tensor_storages import Gauge, settled
-from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._tiers._tensor_storages import Gauge, settled
+from optuna_hermes.suspend._values._tree import frozen
 
 __all__ = ["CooperativeLoop", "on_report", "session_of"]
 

@@ -90,7 +90,9 @@ def _take_turns(
         # A time in nanoseconds is more than a message holds; it is the unit that counts.
         session.report(unit=unit, step=min(step, MOST_COUNT), value=value)
         if session.checkpoint_dir is not None and session.device_seconds > LONG_SECONDS:
-            from optuna_hermes.suspend._saver import warn_of_memory  # here: most trials are short
+            from optuna_hermes.suspend._tiers._saver import (
+                warn_of_memory,
+            )  # here: most trials are short
 
             warn_of_memory(f"trial {trial.number}", session.checkpoint_dir, _IN_MEMORY)
         session.wait_for_decision()

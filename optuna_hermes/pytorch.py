@@ -15,18 +15,18 @@ from torch import nn
 from optuna_hermes.cooperative import CooperativeLoop, on_report, session_of
 from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._classes import Classes
-from optuna_hermes.suspend._code import Code
-from optuna_hermes.suspend._early_calls import EarlyCalls
-from optuna_hermes.suspend._iterators import CountedOn, begun_anew, collecting
-from optuna_hermes.suspend._kept import can_keep
-from optuna_hermes.suspend._loader_position import LoaderPosition
-from optuna_hermes.suspend._locals import Locals, frames_of_user, variables
-from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._other_loaders import OtherLoaders
-from optuna_hermes.suspend._saver import warn_of_lost
-from optuna_hermes.suspend._tree import frozen
-from optuna_hermes.suspend._unsaved import reachable
+from optuna_hermes.suspend._loaders._other_loaders import OtherLoaders
+from optuna_hermes.suspend._loaders._position import LoaderPosition
+from optuna_hermes.suspend._loop_code._code import Code
+from optuna_hermes.suspend._loop_code._early_calls import EarlyCalls
+from optuna_hermes.suspend._loop_code._iterators import CountedOn, begun_anew, collecting
+from optuna_hermes.suspend._loop_code._locals import Locals, frames_of_user, variables
+from optuna_hermes.suspend._modules._named_objects import NamedObjects
+from optuna_hermes.suspend._modules._unsaved import reachable
+from optuna_hermes.suspend._tiers._saver import warn_of_lost
+from optuna_hermes.suspend._values._classes import Classes
+from optuna_hermes.suspend._values._kept import can_keep
+from optuna_hermes.suspend._values._tree import frozen
 
 log = logging.getLogger(__name__)
 

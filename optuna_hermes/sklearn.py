@@ -10,7 +10,7 @@ from optuna_hermes._extras import extra
 from optuna_hermes.cooperative import session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.suspend import Session
-from optuna_hermes.suspend._objects import Objects
+from optuna_hermes.suspend._values._objects import Objects
 
 with extra("sklearn"):
     import sklearn.base

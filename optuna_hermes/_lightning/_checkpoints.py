@@ -20,13 +20,13 @@ from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._generators import FoundGenerators, set_states
-from optuna_hermes.suspend._module_state import all_buffers, drop_buffers, set_buffers
-from optuna_hermes.suspend._tree import frozen
+from optuna_hermes.suspend._modules._module_state import all_buffers, drop_buffers, set_buffers
+from optuna_hermes.suspend._values._generators import FoundGenerators, set_states
+from optuna_hermes.suspend._values._tree import frozen
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
-    from optuna_hermes.suspend._rank import Rank
+    from optuna_hermes.suspend._ranks._rank import Rank
 
 _KEY, _RANKS = "optuna_hermes", "ranks"
 

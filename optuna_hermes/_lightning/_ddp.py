@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from optuna_hermes._lightning._launches import LaunchableLoop
 from optuna_hermes._lightning._namespace import LightningModule, Trainer, part
 from optuna_hermes.errors import CheckpointError, Suspended, SuspendError
-from optuna_hermes.suspend._rank import Rank, RankChannels
+from optuna_hermes.suspend._ranks._rank import Rank, RankChannels
 
 Tree = dict[str, Any]
 

@@ -13,8 +13,8 @@ from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
-from optuna_hermes.suspend._elastic import DividedSampler, why_not_regrouped
-from optuna_hermes.suspend._loader import ResumableSampler
+from optuna_hermes.suspend._loaders._elastic import DividedSampler, why_not_regrouped
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler
 from optuna_hermes.suspend._state import seed_everything, trial_seed
 
 

@@ -17,8 +17,8 @@ from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
 from optuna_hermes.suspend import kept_rng
-from optuna_hermes.suspend._elastic import ElasticSampler, why_not_regrouped
-from optuna_hermes.suspend._loader import ResumableSampler
+from optuna_hermes.suspend._loaders._elastic import ElasticSampler, why_not_regrouped
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler
 
 Scaling = Literal["linear", "sqrt", "accumulate"]
 

@@ -17,18 +17,23 @@ from optuna_hermes._lightning._namespace import (
 )
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._unsaved import loader_sources
-from optuna_hermes.suspend._loader import ResumableSampler, idle
-from optuna_hermes.suspend._loader_kinds import has_workers, is_stateful, is_stream, keeps_iterator
-from optuna_hermes.suspend._loader_order import order_of, set_order
-from optuna_hermes.suspend._own_states import LoaderAttributes
+from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
+from optuna_hermes.suspend._loaders._kinds import (
+    has_workers,
+    is_stateful,
+    is_stream,
+    keeps_iterator,
+)
+from optuna_hermes.suspend._loaders._order import order_of, set_order
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler, idle
+from optuna_hermes.suspend._modules._unsaved import ChangedAttributes, reachable
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._tree import frozen
-from optuna_hermes.suspend._unsaved import ChangedAttributes, reachable
+from optuna_hermes.suspend._values._tree import frozen
 
 # Loaded on first use: most trials train on map-style data, without worker processes.
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._streams import Stream, Streams
-    from optuna_hermes.suspend._workers import RandomWatch
+    from optuna_hermes.suspend._loaders._streams import Stream, Streams
+    from optuna_hermes.suspend._loaders._workers import RandomWatch
 
 
 class LoaderMaking:
@@ -199,7 +204,7 @@ class FitLoaders:
         """Pass over the trained batches of an iterable data set, before the first one is taken."""
         from torch.utils._pytree import tree_map
 
-        from optuna_hermes.suspend._streams import PLACEHOLDER, Stream
+        from optuna_hermes.suspend._loaders._streams import PLACEHOLDER, Stream
 
         assert self._streams is not None
         self._streams.load_state_dict(state["streams"])
@@ -342,14 +347,14 @@ class FitLoaders:
         self._expect()
 
     def _stream_of(self, loader: Any, progress: Any) -> Stream:
-        from optuna_hermes.suspend._streams import Stream, Streams
+        from optuna_hermes.suspend._loaders._streams import Stream, Streams
 
         if self._streams is None:
             self._streams = Streams(self._known)
         return Stream(loader, functools.partial(_ready, progress), self._streams, self._name)
 
     def _watch(self, loader: Any) -> None:
-        from optuna_hermes.suspend._workers import RandomWatch
+        from optuna_hermes.suspend._loaders._workers import RandomWatch
 
         if all(loader is not known for known, _ in self._watches):
             self._watches.append((loader, RandomWatch(loader)))

@@ -10,8 +10,8 @@ from optuna_hermes._lightning._namespace import Trainer, parts, wrap
 from optuna_hermes.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._rank import Rank
-    from optuna_hermes.suspend._ranks import Ranks
+    from optuna_hermes.suspend._ranks._parent import Ranks
+    from optuna_hermes.suspend._ranks._rank import Rank
 
 
 class LaunchableLoop(Protocol):

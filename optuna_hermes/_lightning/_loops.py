@@ -17,12 +17,17 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
     part,
 )
-from optuna_hermes.suspend._code import classes_of
-from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
-from optuna_hermes.suspend._loader_kinds import data_of, is_stream
-from optuna_hermes.suspend._metrics import metric_state, metrics_in, restore_metric
-from optuna_hermes.suspend._module_state import beside_weights, put_beside_weights
+from optuna_hermes.suspend._loaders._kinds import data_of, is_stream
+from optuna_hermes.suspend._loop_code._code import classes_of
+from optuna_hermes.suspend._modules._metrics import metric_state, metrics_in, restore_metric
+from optuna_hermes.suspend._modules._module_state import beside_weights, put_beside_weights
 from optuna_hermes.suspend._state import moved
+from optuna_hermes.suspend._values._generators import (
+    GeneratorOwner,
+    holders_in,
+    set_states,
+    states_of,
+)
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mean": torch.mean,

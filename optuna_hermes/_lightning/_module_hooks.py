@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from optuna_hermes._lightning._namespace import ROOTS, LightningModule, Trainer, callbacks_of, part
-from optuna_hermes.suspend._tree import mapped
+from optuna_hermes.suspend._values._tree import mapped
 
 SAVE, LOAD = "on_save_checkpoint", "on_load_checkpoint"
 _BASES = {f"{root}.{name}" for root in ROOTS for name in ("core.hooks", "callbacks.callback")}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._module_state import kept_groups, put_back, undo_casts
-from optuna_hermes.suspend._named_objects import held
+from optuna_hermes.suspend._modules._module_state import kept_groups, put_back, undo_casts
+from optuna_hermes.suspend._modules._named_objects import held
 
 
 def inner(trainer: Trainer) -> dict[str, Any]:

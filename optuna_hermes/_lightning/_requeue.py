@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._saver import is_first
+from optuna_hermes.suspend._tiers._saver import is_first
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._elastic import ElasticSampler
+from optuna_hermes.suspend._loaders._elastic import ElasticSampler
 
 
 class Pace:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from optuna_hermes._lightning._module_hooks import loads
 from optuna_hermes._lightning._namespace import BaseFinetuning, Trainer, callbacks_of
 from optuna_hermes._lightning._pruning import without_masks, without_orig
-from optuna_hermes.suspend._parts import StateShape, changed, parts_of
+from optuna_hermes.suspend._modules._parts import StateShape, changed, parts_of
 
 
 class FitParts:

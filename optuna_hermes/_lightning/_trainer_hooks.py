@@ -39,10 +39,10 @@ from optuna_hermes._lightning._pruning import prune, without_masks
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._shape import FitParts
 from optuna_hermes._lightning._unsaved import unsaved
-from optuna_hermes.suspend._loader import ResumableSampler
-from optuna_hermes.suspend._module_state import kept_groups, make_room
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler
+from optuna_hermes.suspend._loaders._wrapped import replay_of
+from optuna_hermes.suspend._modules._module_state import kept_groups, make_room
 from optuna_hermes.suspend._state import plain
-from optuna_hermes.suspend._wrapped import replay_of
 
 
 class TrainerHooks:

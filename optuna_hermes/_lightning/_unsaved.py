@@ -20,17 +20,17 @@ from optuna_hermes._lightning._namespace import (
 from optuna_hermes._lightning._optimizers import inner
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes._lightning._settings import OF_TRAINER
-from optuna_hermes.suspend._generators import GENERATORS
-from optuna_hermes.suspend._metrics import is_metric, of_metrics
-from optuna_hermes.suspend._module_state import OF_LAZY_MODULES
-from optuna_hermes.suspend._state import plain
-from optuna_hermes.suspend._unsaved import (
+from optuna_hermes.suspend._modules._metrics import is_metric, of_metrics
+from optuna_hermes.suspend._modules._module_state import OF_LAZY_MODULES
+from optuna_hermes.suspend._modules._unsaved import (
     Attributes,
     ChangedAttributes,
     optimizer_attributes,
     set_by,
     tensor_attributes,
 )
+from optuna_hermes.suspend._state import plain
+from optuna_hermes.suspend._values._generators import GENERATORS
 
 ADVICE = (
     "Give what holds it state_dict() and load_state_dict(), or keep it in numbers, arrays, "

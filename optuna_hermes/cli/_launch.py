@@ -272,7 +272,7 @@ def _check(context: typer.Context, elsewhere: bool) -> None:
     """
     from optuna_hermes.broker._devices._source import check_devices
     from optuna_hermes.policies import ENERGY, make_policy
-    from optuna_hermes.suspend._remote import check_url, is_url
+    from optuna_hermes.suspend._tiers._remote import check_url, is_url
     from optuna_hermes.workers._settings import OptimizeSettings
 
     for name in ("grace", "requeue"):

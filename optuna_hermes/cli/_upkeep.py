@@ -166,7 +166,7 @@ def _cleared_away(
 ) -> tuple[Litter, Rows]:
     """Remove garbage, unless ``dry_run``, and return what it was."""
     from optuna_hermes import _optuna, upkeep
-    from optuna_hermes.suspend import _remote
+    from optuna_hermes.suspend._tiers import _remote
 
     held_by, now = broker_status(), time.time()
     remote = checkpoint_dir is not None and _remote.is_url(checkpoint_dir)
@@ -192,7 +192,7 @@ def _cleared_away(
 def _folders(study: Study, checkpoint_dir: str | None) -> list[Path]:
     """The folders of a study's checkpoints on this host."""
     from optuna_hermes import _optuna
-    from optuna_hermes.suspend import _remote
+    from optuna_hermes.suspend._tiers import _remote
 
     own = _optuna.checkpoint_root(study)
     # What goes to a store is written to the study's own folder first.
@@ -203,7 +203,7 @@ def _folders(study: Study, checkpoint_dir: str | None) -> list[Path]:
 
 def _way_to(place: str) -> str:
     """The words that say how to search a place of checkpoints that was not searched."""
-    from optuna_hermes.suspend import _remote
+    from optuna_hermes.suspend._tiers import _remote
 
     if _remote.is_url(place) or Path(place).is_dir():
         return ": say --checkpoint-dir for those"

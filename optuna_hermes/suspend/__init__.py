@@ -8,8 +8,8 @@ from optuna_hermes.suspend._base import (
     Session,
     Tier,
 )
-from optuna_hermes.suspend._disk import read, write
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend._tiers._disk import read, write
 
 __all__ = [
     "CleanPoint",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.suspend._tree import each_once, is_sparse, mapped, storable
+from optuna_hermes.suspend._values._tree import each_once, is_sparse, mapped, storable
 
 _MERSENNE = "MT19937"
 """NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
@@ -24,7 +24,7 @@ def rng_state() -> dict[str, Any]:
     """The state of every global random number generator of this process."""
     import torch
 
-    from optuna_hermes.suspend._accelerators import used_accelerator
+    from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
     used = used_accelerator()  # asking others for their states would wake them up
     version, words, next_gauss = random.getstate()
@@ -40,7 +40,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what ``rng_state`` returned, in this process or in another one."""
     import torch
 
-    from optuna_hermes.suspend._accelerators import accelerator
+    from optuna_hermes.suspend._tiers._accelerators import accelerator
 
     torch.set_rng_state(state["torch"])
     here = accelerator() if state["accelerator"] else None
@@ -114,7 +114,7 @@ def kept_rng() -> Iterator[dict[str, Any]]:
 
 def captured_graphs() -> bool:
     """True if this process has captured graphs: they hold addresses, so nothing may move."""
-    from optuna_hermes.suspend._accelerators import used_accelerator
+    from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
     used = used_accelerator()
     return used is not None and used.captured_graphs()
@@ -144,7 +144,7 @@ def on_device(value: Any) -> bool:
     """True if a plain value holds a tensor that is not in main memory."""
     import torch
 
-    from optuna_hermes.suspend._accelerators import used_accelerator
+    from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
     if used_accelerator() is None:
         return False

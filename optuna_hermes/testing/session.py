@@ -17,7 +17,7 @@ from optuna_hermes.model import BatchSizes, Checkpoint, TierName
 from optuna_hermes.suspend import CleanPoint
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._tier_mover import TierMover
+    from optuna_hermes.suspend._tiers._tier_mover import TierMover
 
 
 class FakeSession:
@@ -142,7 +142,7 @@ class FakeSession:
         self.batch_size = self._next_size
 
     def _put(self, state: CleanPoint, tier: TierName) -> None:
-        from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
+        from optuna_hermes.suspend._tiers._tier_mover import TierMover  # it needs torch
 
         if self._parking is None:
             self._parking = TierMover(

@@ -12,8 +12,8 @@ from pathlib import Path
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client._journal import NAME as JOURNAL
 from optuna_hermes.ledger import CheckpointRecord, Ledger
-from optuna_hermes.suspend import _remote
-from optuna_hermes.suspend._disk import is_own
+from optuna_hermes.suspend._tiers import _remote
+from optuna_hermes.suspend._tiers._disk import is_own
 
 # A trial, on this host or on another, may be writing a file that the ledger does not name yet.
 ORPHAN_SECONDS = 3600.0

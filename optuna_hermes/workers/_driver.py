@@ -38,7 +38,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.ledger import Ledger, open_ledger, outage_phrase
 from optuna_hermes.sampler import seed_of
-from optuna_hermes.suspend._saver import forget_warnings
+from optuna_hermes.suspend._tiers._saver import forget_warnings
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay
 from optuna_hermes.workers._notices import Callback, Callbacks, DatabaseNews, DeviceNews, Losses

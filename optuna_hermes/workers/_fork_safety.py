@@ -104,7 +104,7 @@ def _answer(theirs: int) -> NoReturn:
 
 def _accelerators_work() -> bool:
     if "torch" in sys.modules:
-        from optuna_hermes.suspend._accelerators import accelerator
+        from optuna_hermes.suspend._tiers._accelerators import accelerator
 
         found = accelerator()
         if found is not None and found.lost_by_fork:

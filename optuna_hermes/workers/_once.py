@@ -26,7 +26,7 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.workers._words import LONGEST_REASON
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._accelerators import Accelerator
+    from optuna_hermes.suspend._tiers._accelerators import Accelerator
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -161,7 +161,7 @@ def used_accelerator() -> Accelerator | None:
     """The accelerator that this process has used; None too where torch is not imported."""
     if "torch" not in sys.modules:
         return None
-    from optuna_hermes.suspend import _accelerators
+    from optuna_hermes.suspend._tiers import _accelerators
 
     return _accelerators.used_accelerator()
 

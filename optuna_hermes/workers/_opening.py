@@ -22,8 +22,8 @@ from optuna_hermes.broker._protocol import Counted, Describe, Ending, Params, St
 from optuna_hermes.errors import BrokerConflictError
 from optuna_hermes.ledger import Ledger
 from optuna_hermes.model import LIVE_STATES, MOST_COUNT, MOST_SECONDS
-from optuna_hermes.suspend import _remote
-from optuna_hermes.suspend._disk import why_unwritable
+from optuna_hermes.suspend._tiers import _remote
+from optuna_hermes.suspend._tiers._disk import why_unwritable
 
 DESCRIBED_AT_ONCE = 1_000_000
 """Characters of parameters in one message, whose bytes are limited."""

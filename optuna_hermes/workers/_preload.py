@@ -20,8 +20,8 @@ _LIBRARIES = {
     "sklearn": ("sklearn",),
     # The first optimizer that a process makes imports the second one, which takes a second.
     "torch": (
-        *("torch", "torch._dynamo", "optuna_hermes.suspend._copies"),
-        *("optuna_hermes.suspend._tier_mover", "optuna_hermes.suspend._values"),
+        *("torch", "torch._dynamo", "optuna_hermes.suspend._tiers._copies"),
+        *("optuna_hermes.suspend._tiers._tier_mover", "optuna_hermes.suspend._values._custom"),
     ),
     "torchvision": ("torchvision",),
     "torchmetrics": ("torchmetrics",),

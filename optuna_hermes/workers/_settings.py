@@ -12,7 +12,7 @@ from optuna_hermes.broker._power_commands import PowerCommands
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.ledger import check_shared_url
 from optuna_hermes.model import MOST_SEED
-from optuna_hermes.suspend import _remote
+from optuna_hermes.suspend._tiers import _remote
 
 MOST_HANG_SECONDS = 1e7
 

@@ -29,9 +29,9 @@ from optuna_hermes.broker._election import lock, runtime_dir
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
 from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
-from optuna_hermes.suspend._disk import remove_copies
-from optuna_hermes.suspend._saver import is_first
 from optuna_hermes.suspend._state import end_entropy, seed_entropy, seed_everything, trial_seed
+from optuna_hermes.suspend._tiers._disk import remove_copies
+from optuna_hermes.suspend._tiers._saver import is_first
 from optuna_hermes.workers import _once
 from optuna_hermes.workers._fault import is_misuse, is_of_device, is_out_of_memory
 from optuna_hermes.workers._objective import Objective

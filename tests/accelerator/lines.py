@@ -22,7 +22,7 @@ import coverage
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST = 0.9
-ASKS = ("suspend._accelerators import", "torch.accelerator", "OutOfMemoryError")
+ASKS = ("suspend._tiers._accelerators import", "torch.accelerator", "OutOfMemoryError")
 """Text in the source of a module that asks for the accelerator, or waits for its errors."""
 CPU_TESTS = (
     *("tests/unit/test_accelerators.py", "tests/unit/test_disk.py", "tests/unit/test_fault.py"),

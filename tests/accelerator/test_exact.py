@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend._values import ValueReader, ValueWriter
+from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
 from optuna_hermes.testing import FakeSession
 from support.accelerator import KIND, install, waiting
 from support.accelerator.trainings import (

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend._host import HostTier
-from optuna_hermes.suspend._tensor_storages import Gauge
-from optuna_hermes.suspend._tier_mover import ResidentTier
+from optuna_hermes.suspend._tiers._host import HostTier
+from optuna_hermes.suspend._tiers._tensor_storages import Gauge
+from optuna_hermes.suspend._tiers._tier_mover import ResidentTier
 from optuna_hermes.workers._fault import is_out_of_memory
 from support.accelerator import KIND, pinned_bytes, set_limit, waiting
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from optuna_hermes.model import TierName
-from optuna_hermes.suspend._accelerators import Accelerator
-from optuna_hermes.suspend._arena import Arena
+from optuna_hermes.suspend._tiers._accelerators import Accelerator
+from optuna_hermes.suspend._tiers._arena import Arena
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers import _fork_safety
 from optuna_hermes.workers._fork_safety import Unsafe, why_not_fork

@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from optuna_hermes.suspend import _accelerators
-from optuna_hermes.suspend._copies import Copies
-from optuna_hermes.suspend._saver import Saver
-from optuna_hermes.suspend._tree import pack
+from optuna_hermes.suspend._tiers import _accelerators
+from optuna_hermes.suspend._tiers._copies import Copies
+from optuna_hermes.suspend._tiers._saver import Saver
+from optuna_hermes.suspend._values._tree import pack
 from optuna_hermes.testing import FakeSession
 from support.accelerator import KIND, pinned_bytes
 from support.accelerator.trainings import TRAININGS, expected, train

@@ -58,8 +58,8 @@ from optuna_hermes._lightning._module_hooks import SAVE, savers, without_hook
 from optuna_hermes._lightning._settings import OF_TRAINER, SETTINGS, TrainerSettings
 from optuna_hermes._lightning._trainer_hooks import clean
 from optuna_hermes._lightning._units import validated_names
-from optuna_hermes.suspend._metrics import metric_state, restore_metric
-from optuna_hermes.suspend._parts import parts_of
+from optuna_hermes.suspend._modules._metrics import metric_state, restore_metric
+from optuna_hermes.suspend._modules._parts import parts_of
 from optuna_hermes.suspend._state import plain
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from optuna_hermes.suspend import Tier, read, write
-from optuna_hermes.suspend._host import HostTier
-from optuna_hermes.suspend._tier_mover import ResidentTier
+from optuna_hermes.suspend._tiers._host import HostTier
+from optuna_hermes.suspend._tiers._tier_mover import ResidentTier
 from support.disk_tier import DiskTier
 from support.tier_contract import STEPS, TierContract, Training, uninterrupted
 

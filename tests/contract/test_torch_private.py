@@ -1,7 +1,7 @@
 """Each piece of torch that is not promised is still what ``suspend/_loader*.py`` takes it for.
 
 If a test here fails after an upgrade, torch has changed that piece: look at ``suspend/_loader*.py``
-and ``suspend/_workers.py`` before anything else.
+and ``suspend/_loaders/_workers.py`` before anything else.
 """
 
 from __future__ import annotations

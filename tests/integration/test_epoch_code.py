@@ -24,7 +24,7 @@ from torchmetrics import MeanMetric, MetricTracker
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
-from optuna_hermes.suspend import _saver
+from optuna_hermes.suspend._tiers import _saver
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
 

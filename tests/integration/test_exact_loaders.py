@@ -59,7 +59,7 @@ from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.pytorch import Run
-from optuna_hermes.suspend._loader_order import order_of
+from optuna_hermes.suspend._loaders._order import order_of
 from optuna_hermes.testing import FakeSession
 
 EPOCHS = 4

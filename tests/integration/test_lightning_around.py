@@ -53,8 +53,8 @@ from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend import CleanPoint
-from optuna_hermes.suspend._loader_kinds import has_workers
-from optuna_hermes.suspend._workers import RandomWatch
+from optuna_hermes.suspend._loaders._kinds import has_workers
+from optuna_hermes.suspend._loaders._workers import RandomWatch
 from optuna_hermes.testing import FakeSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata

@@ -43,7 +43,7 @@ from optuna_hermes.errors import (
 )
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend._saver import is_first
+from optuna_hermes.suspend._tiers._saver import is_first
 from optuna_hermes.testing import FakeSession, RankedSession
 
 pytestmark = [

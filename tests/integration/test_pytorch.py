@@ -42,7 +42,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.pytorch import Run, suspendable
-from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._tiers._saver import Saver
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._fault import is_misuse
 

@@ -9,7 +9,7 @@ from typing import Any
 from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend import CleanPoint, Footprint, Tier, write
-from optuna_hermes.suspend._disk import _load
+from optuna_hermes.suspend._tiers._disk import _load
 
 
 class DiskTier(Tier):

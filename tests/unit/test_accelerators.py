@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from optuna_hermes.suspend._accelerators import Accelerator, _captured, _Cuda, accelerator
-from optuna_hermes.suspend._saver import warn_of_inexact
+from optuna_hermes.suspend._tiers._accelerators import Accelerator, _captured, _Cuda, accelerator
+from optuna_hermes.suspend._tiers._saver import warn_of_inexact
 
 
 @pytest.fixture(autouse=True)

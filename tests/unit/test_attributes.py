@@ -14,9 +14,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrizations, prune
 from torch.optim.swa_utils import AveragedModel
 
-from optuna_hermes.suspend import _unsaved
-from optuna_hermes.suspend._module_state import drop_buffers, ignored_of
-from optuna_hermes.suspend._unsaved import Attributes, optimizer_attributes
+from optuna_hermes.suspend._modules import _unsaved
+from optuna_hermes.suspend._modules._module_state import drop_buffers, ignored_of
+from optuna_hermes.suspend._modules._unsaved import Attributes, optimizer_attributes
 
 
 class Owner:

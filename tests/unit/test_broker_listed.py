@@ -159,7 +159,7 @@ def test_trials_are_set_up_in_the_order_that_the_policy_wants() -> None:
     broker.advance(0.1)
     broker.poll("cpu:0")
     told = broker.last(second, "SetUp")
-    assert told.take == 2
+    assert told.listed_number == 2
     study = broker.handler.state.studies["s"]
     assert list(broker.handler.state.listed(study)) == [0, 1]
     broker.say(second, wire.Created(number=2, trial_id=2))

@@ -306,7 +306,7 @@ def test_a_decision_may_be_of_numpys_numbers_and_of_a_generator() -> None:
     driver = broker.driver(params={0: {"x": 0.5}}, waiting=(0,), fixed=True, unstarted=1)
     broker.handler.state.studies["s"].policy = Counting()
     worker = broker.worker()
-    assert broker.last(worker, "Grant").take == 0
+    assert broker.last(worker, "Grant").listed_number == 0
     begin(broker, worker, 0)
     broker.advance(1.5)
     broker.say(driver, wire.WatchStudy(study="s", now=True))

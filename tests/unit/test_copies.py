@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._copies import _block
-from optuna_hermes.suspend._saver import Saver
+from optuna_hermes.suspend._tiers._copies import _block
+from optuna_hermes.suspend._tiers._saver import Saver
 from optuna_hermes.testing import FakeSession
 
 

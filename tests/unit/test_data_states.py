@@ -33,9 +33,14 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import Run
-from optuna_hermes.suspend import _generators
-from optuna_hermes.suspend._generators import GeneratorOwner, holders_in, set_states, states_of
-from optuna_hermes.suspend._workers import Workers
+from optuna_hermes.suspend._loaders._workers import Workers
+from optuna_hermes.suspend._values import _generators
+from optuna_hermes.suspend._values._generators import (
+    GeneratorOwner,
+    holders_in,
+    set_states,
+    states_of,
+)
 from optuna_hermes.testing import FakeSession
 
 EPOCHS, SAMPLES, SIZE = 5, 32, 8

@@ -22,8 +22,9 @@ from safetensors.torch import save_file
 
 from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, UnwritableError
 from optuna_hermes.model import Checkpoint
-from optuna_hermes.suspend import _disk, read, write
-from optuna_hermes.suspend._disk import read_ahead, remove_copies
+from optuna_hermes.suspend import read, write
+from optuna_hermes.suspend._tiers import _disk
+from optuna_hermes.suspend._tiers._disk import read_ahead, remove_copies
 from support.disk_tier import DiskTier
 
 RUN = "trial 7"

@@ -22,7 +22,7 @@ import torch
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import read, write
-from optuna_hermes.suspend._disk import read_ahead
+from optuna_hermes.suspend._tiers._disk import read_ahead
 
 RUN = "trial 7"
 

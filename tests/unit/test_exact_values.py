@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._classes import Classes
-from optuna_hermes.suspend._kept import can_keep, sharing
-from optuna_hermes.suspend._module_state import kept_groups, put_back, state_of, undo_casts
-from optuna_hermes.suspend._named_objects import NamedObjects
-from optuna_hermes.suspend._objects import Objects
-from optuna_hermes.suspend._tree import frozen, pack, unpack
-from optuna_hermes.suspend._values import ValueReader, ValueWriter
+from optuna_hermes.suspend._modules._module_state import kept_groups, put_back, state_of, undo_casts
+from optuna_hermes.suspend._modules._named_objects import NamedObjects
+from optuna_hermes.suspend._values._classes import Classes
+from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
+from optuna_hermes.suspend._values._kept import can_keep, sharing
+from optuna_hermes.suspend._values._objects import Objects
+from optuna_hermes.suspend._values._tree import frozen, pack, unpack
 
 HERE = Classes([globals()], [__name__.partition(".")[0]])
 

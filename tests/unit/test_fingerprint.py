@@ -25,8 +25,8 @@ from torch.distributions import MultivariateNormal
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from optuna_hermes.suspend._fingerprint import fingerprint
-from optuna_hermes.suspend._unsaved import reachable
+from optuna_hermes.suspend._modules._unsaved import reachable
+from optuna_hermes.suspend._values._fingerprint import fingerprint
 
 Change = Callable[[Any], object]
 

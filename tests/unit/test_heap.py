@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes import _heap
-from optuna_hermes.suspend._other_loaders import OtherLoaders
+from optuna_hermes.suspend._loaders._other_loaders import OtherLoaders
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend import _host as host_module
 from optuna_hermes.suspend import rng_state, set_rng_state
-from optuna_hermes.suspend._arena import Arena
-from optuna_hermes.suspend._host import HostTier
 from optuna_hermes.suspend._state import seed_everything
-from optuna_hermes.suspend._tensor_storages import (
+from optuna_hermes.suspend._tiers import _host as host_module
+from optuna_hermes.suspend._tiers._arena import Arena
+from optuna_hermes.suspend._tiers._host import HostTier
+from optuna_hermes.suspend._tiers._tensor_storages import (
     Gauge,
     device_of,
     held_bytes,
@@ -37,7 +37,7 @@ from optuna_hermes.suspend._tensor_storages import (
     peak_bytes,
     storages,
 )
-from optuna_hermes.suspend._tier_mover import TierMover
+from optuna_hermes.suspend._tiers._tier_mover import TierMover
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -178,12 +178,12 @@ def test_a_lightning_trial_loads_what_few_trials_need_on_first_use(tmp_path: Pat
         "_lightning._elastic",
         "_lightning._event_logs",
         "_lightning._schedules",
-        "suspend._elastic",
-        "suspend._objects",
-        "suspend._rank",
-        "suspend._streams",
-        "suspend._values",
-        "suspend._workers",
+        "suspend._loaders._elastic",
+        "suspend._values._objects",
+        "suspend._ranks._rank",
+        "suspend._loaders._streams",
+        "suspend._values._custom",
+        "suspend._loaders._workers",
     )
     names = tuple(f"optuna_hermes.{name}" for name in later)
     assert "optuna_hermes._lightning._checkpoints" in loaded

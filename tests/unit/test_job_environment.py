@@ -21,7 +21,7 @@ from optuna_hermes._job_environment import (
     time_of,
 )
 from optuna_hermes.broker import _election as election
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.workers import _worker_pool
 
 JOB = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1"}
@@ -123,9 +123,38 @@ def test_each_job_has_a_runtime_directory(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", str(folder))
-    assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}-slurm-17_2"
+    of_job = election.runtime_dir()
+    assert of_job.parent == folder
+    assert of_job.name.startswith(f"optuna-hermes-{os.getuid()}-slurm-17_2-")
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert election.runtime_dir() == folder / f"optuna-hermes-{os.getuid()}"
+    assert "slurm" not in election.runtime_dir().name
+
+
+def test_hosts_that_share_a_folder_for_temporary_files_share_no_runtime_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where ``$TMPDIR`` is in a home directory on a server."""
+    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
+    found = set()
+    for host in ("a", "b"):
+        monkeypatch.setenv("OPTUNA_HERMES_HOST", host)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        found.add(election._runtime_path())
+    assert len(found) == 2
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
+    assert election._runtime_path() == Path(f"/tmp/optuna-hermes-{os.getuid()}")
+
+
+def test_a_host_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container that can be read only: the way out is named."""
+
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(BrokerError, match="set OPTUNA_HERMES_RUNTIME_DIR to a folder of your own"):
+        election.runtime_dir()
 
 
 def test_workers_keep_to_one_runtime_directory(

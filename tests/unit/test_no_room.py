@@ -18,10 +18,11 @@ import torch
 
 from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError
 from optuna_hermes.pytorch import Run
-from optuna_hermes.suspend import _saver, read, rng_state, set_rng_state
-from optuna_hermes.suspend._disk import read_ahead, why_unwritable
-from optuna_hermes.suspend._saver import Saver
-from optuna_hermes.suspend._tier_mover import TierMover
+from optuna_hermes.suspend import read, rng_state, set_rng_state
+from optuna_hermes.suspend._tiers import _saver
+from optuna_hermes.suspend._tiers._disk import read_ahead, why_unwritable
+from optuna_hermes.suspend._tiers._saver import Saver
+from optuna_hermes.suspend._tiers._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
 from support.tier_contract import Training
 

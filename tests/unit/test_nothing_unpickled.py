@@ -14,9 +14,9 @@ ROOT = Path(optuna_hermes.__file__).parent
 
 OWN_PIPE = "comes through the private pipe of the process that forked or started this one"
 ALLOWED = {
-    ("suspend/_rank.py", "torch.load"): f"state of another rank: {OWN_PIPE}",
-    ("suspend/_rank.py", "recv"): f"what the other end of the pipe says: {OWN_PIPE}",
-    ("suspend/_ranks.py", "recv"): f"what a rank says: {OWN_PIPE}",
+    ("suspend/_ranks/_rank.py", "torch.load"): f"state of another rank: {OWN_PIPE}",
+    ("suspend/_ranks/_rank.py", "recv"): f"what the other end of the pipe says: {OWN_PIPE}",
+    ("suspend/_ranks/_parent.py", "recv"): f"what a rank says: {OWN_PIPE}",
     ("workers/_fresh.py", "pickle.loads"): f"study and objective: {OWN_PIPE}",
     ("workers/_once.py", "pickle.loads"): f"arguments of a function: {OWN_PIPE}",
     ("workers/_preload.py", "__import__"): "libraries whose names stand there",

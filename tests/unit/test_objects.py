@@ -12,8 +12,8 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._objects import Objects
-from optuna_hermes.suspend._tree import pack, unpack
+from optuna_hermes.suspend._values._objects import Objects
+from optuna_hermes.suspend._values._tree import pack, unpack
 
 
 class Own:

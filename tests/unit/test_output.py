@@ -19,7 +19,7 @@ print("out")
 os.system("echo from a child")
 print("err", file=sys.stderr)
 os.dup2(os.open({then!r}, os.O_WRONLY | os.O_APPEND), 1)
-logging.getLogger("optuna_hermes.suspend._saver").warning("no room")
+logging.getLogger("optuna_hermes.suspend._tiers._saver").warning("no room")
 logging.getLogger("another").warning("anything else")
 for line in range(10_000):
     print("a line of a trial that does not know of the disk", flush=line % 2 == 0)
@@ -32,7 +32,7 @@ os._exit(7)
 CONFIGURED = """
 import logging.config, sys
 from pathlib import Path
-from optuna_hermes.suspend import _saver
+from optuna_hermes.suspend._tiers import _saver
 from optuna_hermes.workers import _output
 
 def write():

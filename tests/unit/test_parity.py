@@ -209,7 +209,9 @@ class Player:
         elif isinstance(message, wire.Grant):
             worker.epoch = message.epoch
             if worker.number is None:
-                worker.number = self.left[0] if message.take is None else message.take
+                worker.number = (
+                    self.left[0] if message.listed_number is None else message.listed_number
+                )
                 self.left.remove(worker.number)
                 begin = wire.Begin(epoch=worker.epoch, number=worker.number, trial_id=worker.number)
                 self.broker.say(worker.connection, begin)

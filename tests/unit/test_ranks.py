@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.errors import MonitorError, Suspended
-from optuna_hermes.suspend import _ranks
-from optuna_hermes.suspend._rank import YIELD, Rank
-from optuna_hermes.suspend._ranks import Ranks
+from optuna_hermes.suspend._ranks import _parent as _ranks
+from optuna_hermes.suspend._ranks._parent import Ranks
+from optuna_hermes.suspend._ranks._rank import YIELD, Rank
 from optuna_hermes.testing import FakeSession
 
 pytestmark = [

@@ -23,10 +23,11 @@ from optuna_hermes.errors import (
     InvalidInputError,
     UnwritableError,
 )
-from optuna_hermes.suspend import _remote, _saver, read, write
-from optuna_hermes.suspend._disk import read_ahead, remove_copies
-from optuna_hermes.suspend._saver import Saver
-from optuna_hermes.suspend._tier_mover import TierMover
+from optuna_hermes.suspend import read, write
+from optuna_hermes.suspend._tiers import _remote, _saver
+from optuna_hermes.suspend._tiers._disk import read_ahead, remove_copies
+from optuna_hermes.suspend._tiers._saver import Saver
+from optuna_hermes.suspend._tiers._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._opening import checkpoint_place
 from support.tier_contract import Training

@@ -535,9 +535,9 @@ def test_a_checkpoint_that_is_away_is_told_as_such(brokers: Brokers, connect: An
     """Else a broker would end the study for what another host can read."""
     session = connect()
     training(brokers, session)
-    session.release("It cannot be read.", away=True)
+    session.release("It cannot be read.", unreachable=True)
     (released,) = brokers.last.of(wire.Released)
-    assert (released.reason, released.away) == ("It cannot be read.", True)
+    assert (released.reason, released.unreachable) == ("It cannot be read.", True)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from optuna_hermes.suspend._elastic import DividedSampler, share
+from optuna_hermes.suspend._loaders._elastic import DividedSampler, share
 
 
 class Loaders:

@@ -20,7 +20,7 @@ from torch import nn
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend import read, write
-from optuna_hermes.suspend._tree import frozen, pack, sparse_parts, unpack
+from optuna_hermes.suspend._values._tree import frozen, pack, sparse_parts, unpack
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

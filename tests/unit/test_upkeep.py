@@ -27,7 +27,7 @@ from optuna_hermes.ledger import (
     open_ledger,
 )
 from optuna_hermes.model import Checkpoint
-from optuna_hermes.suspend import _remote
+from optuna_hermes.suspend._tiers import _remote
 from optuna_hermes.upkeep import _finish, _overrides
 from support.records import locked
 from support.statuses import broker_status, study_status

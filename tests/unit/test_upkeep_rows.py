@@ -22,7 +22,7 @@ from optuna_hermes.ledger import (
 )
 from optuna_hermes.ledger._records import HostRecord
 from optuna_hermes.model import Checkpoint
-from optuna_hermes.suspend import _remote
+from optuna_hermes.suspend._tiers import _remote
 from optuna_hermes.upkeep._rows import EVENT_LOG_SECONDS, FORGET_HOST_SECONDS
 from support.records import locked
 

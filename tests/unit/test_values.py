@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
-from optuna_hermes.suspend._classes import Classes
+from optuna_hermes.suspend._modules._unsaved import NameTable
 from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._tree import pack
-from optuna_hermes.suspend._unsaved import NameTable
-from optuna_hermes.suspend._values import ValueReader, ValueWriter
+from optuna_hermes.suspend._values._classes import Classes
+from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
+from optuna_hermes.suspend._values._tree import pack
 
 
 class Meter:

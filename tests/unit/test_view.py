@@ -497,6 +497,8 @@ def test_the_summary_tells_best_counts_and_costs() -> None:
 def test_the_summary_of_a_study_without_a_finished_trial() -> None:
     """There is a summary although nothing is best."""
     text = rendered(tables.summary_view({**result(), "best": None}))
+    assert "no trial is complete" in text
+    text = rendered(tables.summary_view({**result(("COMPLETE", 0)), "best": None}))
     assert "no trial is feasible" in text
     text = rendered(tables.summary_view({**result(), "devices": []}))  # over before it had any
     assert "5.0 s, in 30.0 s" in text

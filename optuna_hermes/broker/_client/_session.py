@@ -34,10 +34,10 @@ from optuna_hermes.model import (
     TrialStatus,
 )
 from optuna_hermes.suspend._base import CleanPoint, Footprint
-from optuna_hermes.suspend._disk import read_ahead
+from optuna_hermes.suspend._tiers._disk import read_ahead
 
 if TYPE_CHECKING:
-    from optuna_hermes.suspend._tier_mover import TierMover
+    from optuna_hermes.suspend._tiers._tier_mover import TierMover
 
 _BEAT_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
@@ -524,7 +524,7 @@ class TrialSession:
 
     def _parking(self) -> TierMover:
         if self._parked_in is None:
-            from optuna_hermes.suspend._tier_mover import TierMover  # it needs torch
+            from optuna_hermes.suspend._tiers._tier_mover import TierMover  # it needs torch
 
             self._parked_in = TierMover(
                 self.checkpoint_dir, lambda: self.checkpoints, self.checkpoint_url

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 MOST_LOSSES = 3
 """Losses of processes without a new unit, after which a trial gets no further one."""
 
-TRANSITIONS: Mapping[str, tuple[Collection[TrialStatus], tuple[TrialStatus, ...]]] = {
+_LIVE: tuple[TrialStatus, ...] = (*LIVE_STATES,)
+
+TRANSITIONS: Mapping[str, tuple[tuple[TrialStatus, ...], tuple[TrialStatus, ...]]] = {
     "register": (("pending", "stored"), ("pending",)),
     # Running again: a process may say twice which trial it has begun.
-    "start": (LIVE_STATES, ("running",)),
+    "start": (_LIVE, ("running",)),
     "park": (("running", "parked"), ("parked",)),
-    "leave_process": (LIVE_STATES, ("pending", "stored")),
+    "leave_process": (_LIVE, ("pending", "stored")),
     "undo_start": (("running",), ("pending", "parked")),
     "come_back": (("pending", "stored"), ("parked",)),
-    "end": (LIVE_STATES, ("done", "failed")),
+    "end": (_LIVE, ("done", "failed")),
 }
 """The methods that change the state of a trial: from which states, and to which."""
 

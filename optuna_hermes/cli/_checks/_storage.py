@@ -86,8 +86,8 @@ def _is_there(place: str, folder: Path) -> bool:
     Raises:
         CheckpointError: the store cannot be reached.
     """
-    from optuna_hermes.suspend import _remote
-    from optuna_hermes.suspend._disk import moved_file
+    from optuna_hermes.suspend._tiers import _remote
+    from optuna_hermes.suspend._tiers._disk import moved_file
 
     if _remote.is_url(place):
         return _remote.exists(place)

@@ -127,7 +127,10 @@ def _device_columns(picture: Picture, width: int) -> list[_Part]:
     """Names, widths and cells of what fits; memory and power only if they are known."""
     wide = width >= WIDE
     ids = [each.id for each in picture.devices]
-    names = dict(zip(ids, ids if wide else formats.short_devices(ids), strict=True))
+    shown = ids if wide else [_short(each, 9) for each in ids]
+    if len(set(shown)) < len(set(ids)):
+        shown = formats.short_devices(ids)
+    names = dict(zip(ids, shown, strict=True))
     # 40 are those of a GPU's whole UUID.
     id_ = max(6, min(max(map(len, names.values()), default=6), 40))
     bar = 10 if wide else 5

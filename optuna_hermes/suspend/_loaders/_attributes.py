@@ -1,0 +1,294 @@
+"""The state that a loader, its samplers and its data set hold: generators, counters, lists."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from optuna_hermes.errors import CheckpointError
+from optuna_hermes.suspend._loaders._kinds import data_of, has_workers
+from optuna_hermes.suspend._loaders._order import SAMPLES
+from optuna_hermes.suspend._modules._unsaved import set_in
+from optuna_hermes.suspend._values._generators import (
+    GeneratorOwner,
+    holders_in,
+    is_users_type,
+    set_states,
+    states_of,
+)
+from optuna_hermes.suspend._values._tree import NUMBERS, each_once, frozen, mapped
+
+_ARRAYS = (torch.Tensor, np.ndarray)
+_PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
+"""Classes whose objects may be plain, as is seen when they are written."""
+_MOST_BYTES = 1 << 27
+_MOST_COLLATE_BYTES = 1 << 19
+"""Few, as they may be written with each batch."""
+_seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
+
+
+class LoaderAttributes:
+    """Generators, counters and indices that a loader, its samplers and its data set keep.
+
+    Of samplers and of an object that collates in this process, all plain values; see
+    ``_plain_values``. Of data sets, only the numbers, text and flags that the training sets: with
+    worker processes they hold from its next epoch on, and where these persist those of the first
+    epoch hold.
+    """
+
+    def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
+        self._loader: Callable[[], Any] = lambda: loader
+        # A loader may also be a list or a range, which have no weak references.
+        with contextlib.suppress(TypeError):
+            self._loader = weakref.ref(loader)
+        self._samplers: list[Any] = []
+        while sampler is not None and all(sampler is not each for each in self._samplers):
+            self._samplers.append(sampler)
+            inner = getattr(sampler, "batch_sampler", None)
+            sampler = getattr(sampler, "sampler", inner)
+        self._data: list[_PlainAttributes] = []
+        for each in _data_sets(getattr(loader, "dataset", None)):
+            reads, together = _set_by_reading(type(each)), _set_together(type(each))
+            find = functools.partial(_set_by_training, reads=reads, together=together)
+            self._data.append(_attributes_of(each, find))
+        self._collate: list[_PlainAttributes] = []
+        collate = getattr(loader, "collate_fn", None)
+        # Functions have no attributes, workers have copies, and a module is saved by itself.
+        elsewhere = has_workers(loader) or isinstance(collate, nn.Module)
+        if is_users_type(type(collate)) and not elsewhere:
+            self._collate.append(_attributes_of(collate, _plain_in, _MOST_COLLATE_BYTES))
+        of_samplers = [_attributes_of(each, _plain_in) for each in self._samplers]
+        self._attributes = [*of_samplers, *self._data, *self._collate]
+
+    def state(self) -> dict[str, Any]:
+        """Their present state; of attributes, those that have ever had other than first values."""
+        return {
+            "generators": states_of(self._holders()),
+            "attributes": [each.state() for each in self._attributes],
+        }
+
+    def data_values(self) -> list[dict[str, Any]]:
+        """The values of the data sets' attributes, also those that were never changed."""
+        return [each.values() for each in self._data]
+
+    def set_data_values(self, values: list[dict[str, Any]]) -> None:
+        """Restore what ``data_values`` returned."""
+        for attributes, own in zip(self._data, values, strict=False):
+            attributes.set(own)
+
+    def collate_state(self) -> list[dict[str, Any]]:
+        """The part of ``state`` that fetching a batch may change in an object that collates."""
+        return [each.state() for each in self._collate]
+
+    def load_collate_state(self, state: list[dict[str, Any]]) -> None:
+        """Restore what ``collate_state`` returned."""
+        for attributes, changed in zip(self._collate, state, strict=False):
+            attributes.load_state(changed)
+
+    def unwrap(self) -> None:
+        """Do nothing: unlike a ``ResumableSampler`` it changes nothing in its loader."""
+
+    def idle_state(self) -> dict[str, Any]:
+        return {"own": self.state(), "seed": None, "workers": None}
+
+    def load_idle_state(self, state: dict[str, Any]) -> None:
+        self.load_state(state["own"])
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``state`` returned; attributes that it lacks get their first values."""
+        set_states(self._holders(), state["generators"])
+        for attributes, changed in zip(self._attributes, state["attributes"], strict=False):
+            attributes.load_state(changed)
+
+    def _holders(self) -> list[GeneratorOwner]:
+        loader = self._loader()
+        samplers = [GeneratorOwner(f"sampler {n}", each) for n, each in enumerate(self._samplers)]
+        return [GeneratorOwner("loader", loader), *holders_in(*samplers, *data_of(loader))]
+
+
+class _PlainAttributes:
+    """The plain attributes of an object: first values in this process, and changes, as trees.
+
+    Args:
+        owner: a sampler, a data set, or an object that collates.
+        find: returns the attributes that may be kept, if they are plain.
+        most_bytes: see ``written``.
+    """
+
+    def __init__(self, owner: Any, find: Callable[[Any], dict[str, Any]], most_bytes: int) -> None:
+        self._owner: Callable[[], Any] = lambda: owner
+        with contextlib.suppress(TypeError):
+            self._owner = weakref.ref(owner)
+        self._find, self._most_bytes = find, most_bytes
+        self._others: set[str] = set()
+        # The arrays of the beginning are filled when they are restored: the objective may hold
+        # them, too. Weak, as those that are replaced may go.
+        self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._made.update(_arrays_in(self.values()))
+        self._first = frozen(self.values())
+        # Saved from then on: the next process may have other first values.
+        self._changed: set[str] = set()
+
+    def values(self) -> dict[str, Any]:
+        """The present values."""
+        found: dict[str, Any] = {}
+        for name, value in self._find(self._owner()).items():
+            if type(value) in NUMBERS:
+                found[name] = ["plain", value]
+            elif name not in self._others:
+                # Loaded on first use: most samplers have numbers only.
+                from optuna_hermes.suspend._values._plain import written
+
+                try:
+                    found[name] = written(name, value, self._made, self._most_bytes)
+                except CheckpointError:
+                    self._others.add(name)
+        return found
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Restore what ``values`` returned."""
+        own, now = getattr(self._owner(), "__dict__", {}), self.values()
+        for name, tree in values.items():
+            if _same(tree, now.get(name)):
+                continue
+            if tree[0] == "plain":
+                own[name] = tree[1]
+            else:
+                from optuna_hermes.suspend._values._plain import read
+
+                own[name] = read(tree, own.get(name))
+
+    def state(self) -> dict[str, Any]:
+        now = self.values()
+        self._changed |= {n for n, tree in now.items() if not _same(tree, self._first.get(n))}
+        changed: dict[str, Any] = frozen({n: now[n] for n in now if n in self._changed})
+        return changed
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._changed |= state.keys()
+        now = self.values()  # a value of another kind than first is left as it is
+        first = {name: tree for name, tree in self._first.items() if name in now}
+        self.set({**first, **state})
+
+
+def _attributes_of(
+    owner: Any, find: Callable[[Any], dict[str, Any]], most_bytes: int = _MOST_BYTES
+) -> _PlainAttributes:
+    """The attributes of an object as they were when any loader with it was first seen."""
+    # Later loaders with it would take values that the training has changed for its first ones.
+    try:
+        if owner not in _seen:
+            _seen[owner] = _PlainAttributes(owner, find, most_bytes)
+        return _seen[owner]
+    except TypeError:  # it has no weak references or no hash
+        return _PlainAttributes(owner, find, most_bytes)
+
+
+def _plain_in(owner: Any) -> dict[str, Any]:
+    """The attributes of a sampler, or of an object that collates, that may be plain values."""
+    own = getattr(owner, "__dict__", {})
+    return {
+        name: value
+        for name, value in own.items()
+        if name not in SAMPLES and issubclass(type(value), _PLAIN)
+    }
+
+
+def _data_sets(data: Any) -> list[Any]:
+    """The data sets of the user's classes among a data set and those that it wraps."""
+
+    def inside(each: Any) -> list[Any]:
+        if not isinstance(each, Dataset):
+            return []
+        own = getattr(each, "__dict__", {})  # as of ``Subset`` and ``ConcatDataset``
+        several = own.get("datasets")
+        return [own.get("dataset"), *(several if isinstance(several, list) else ())]
+
+    every = [each for each, _ in each_once(data, inside) if hasattr(type(each), "__getitem__")]
+    return [each for each in every if is_users_type(type(each))]
+
+
+def _set_by_training(
+    data: Any, *, reads: Collection[str], together: Collection[frozenset[str]]
+) -> dict[str, Any]:
+    """The numbers, text and flags in a data set, but for those that belong to what is not kept.
+
+    Args:
+        data: the data set.
+        reads: names of attributes that reading sets, such as that of the part that was read last.
+        together: names of attributes that one method sets, for each method: it would find a size
+            set, say, and leave the transform of the first size.
+    """
+    own = getattr(data, "__dict__", {})
+    kinds = (bool, int, float, str, type(None))
+    values = {name: value for name, value in own.items() if type(value) in kinds}
+    partly = {
+        name for names in together if not names & own.keys() <= values.keys() for name in names
+    }
+    return {
+        name: value for name, value in values.items() if name not in reads and name not in partly
+    }
+
+
+def _set_together(kind: type) -> list[frozenset[str]]:
+    """Names of the attributes that one method sets, for each method but ``__init__``."""
+    names = {name for each in kind.__mro__ for name in vars(each)} - {"__init__"}
+    return [set_in(code) for name in names for code in _codes_of(kind, name)]
+
+
+def _set_by_reading(kind: type) -> frozenset[str]:
+    """Names of the attributes that methods which give samples set, and those that they call."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    waiting = ["__getitem__", "__getitems__", "__iter__", "__next__"]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for code in _codes_of(kind, name):
+            waiting += code.co_names
+            found |= set_in(code)
+    return frozenset(found)
+
+
+def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
+    """The code of a method or property in a class and its bases, and of functions within."""
+    for each in kind.__mro__:
+        function: Any = inspect.unwrap(vars(each).get(name))  # type: ignore[arg-type]
+        function = getattr(function, "fget", getattr(function, "func", function))
+        codes = [function.__code__] if isinstance(function, types.FunctionType) else []
+        for code in codes:
+            yield code
+            codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+
+
+def _arrays_in(tree: Any) -> dict[int, Any]:
+    """The arrays and tensors of a tree, by ``id``."""
+    found: dict[int, Any] = {}
+    mapped(tree, lambda leaf: found.setdefault(id(leaf), leaf))
+    return {key: each for key, each in found.items() if isinstance(each, _ARRAYS)}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """True for two trees of the same values."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
+    if type(one) is not list or NUMBERS.issuperset(map(type, one)):
+        return bool(one == other)
+    return len(one) == len(other) and all(map(_same, one, other))

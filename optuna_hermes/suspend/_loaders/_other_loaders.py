@@ -1,0 +1,153 @@
+"""Loaders, accelerators and scalers that a loop has beside the loader whose batches it counts."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.amp.grad_scaler import GradScaler
+from torch.utils.data import DataLoader
+
+from optuna_hermes import _heap
+from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
+from optuna_hermes.suspend._loaders._kinds import is_stateful
+from optuna_hermes.suspend._loaders._position import Keeper
+from optuna_hermes.suspend._loaders._sampler import ResumableSampler, idle
+from optuna_hermes.suspend._loaders._wrapped import inner_of
+
+
+class OtherLoaders:
+    """Loaders and their like that were made before the loop and stay from epoch to epoch.
+
+    Restored with the trial are the loaders' generators, their worker processes where these persist,
+    the steps that an ``Accelerator`` counts to accumulate gradients, and gradient scalers, which
+    Accelerate and Fabric hold where nobody names them.
+    """
+
+    def __init__(self) -> None:
+        # None for a loader whose batches are counted elsewhere: it stays in its place in the order.
+        self._idle: weakref.WeakKeyDictionary[Any, ResumableSampler | LoaderAttributes | None]
+        self._idle = weakref.WeakKeyDictionary()
+        self._loaded: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._accelerators: list[weakref.ref[Any]] = []
+        self._scalers: list[weakref.ref[GradScaler]] = []
+
+    def begin(self) -> None:
+        """Collect them when the loop begins."""
+        gc.collect()  # else loaders of an earlier trial of this process would be found, too
+        accelerate = sys.modules.get("accelerate")  # imported if the user has one
+        accelerators = () if accelerate is None else (accelerate.Accelerator,)
+        self._accelerators, self._scalers = [], []
+        for each in _heap.objects(DataLoader, GradScaler, *accelerators):
+            if issubclass(type(each), accelerators):
+                self._accelerators.append(weakref.ref(each))
+                continue
+            if issubclass(type(each), GradScaler):
+                self._scalers.append(weakref.ref(each))
+                continue
+            samplers = each.batch_sampler, each.sampler
+            # One that holds a ``ResumableSampler`` is another trial's.
+            if not any(isinstance(sampler, ResumableSampler) for sampler in samplers):
+                self._idle[each] = idle(each)
+
+    def release(self, loader: object) -> dict[str, Any] | None:
+        """Leave out a loader whose batches are counted, or that keeps its position itself.
+
+        Returns:
+            The state from which its next epoch begins; None if none was restored.
+        """
+        inner = inner_of(loader)
+        plain = loader if inner is None else inner
+        each = self._idle.get(plain) if isinstance(plain, DataLoader) else None
+        if each is None:
+            return None
+        each.unwrap()
+        self._idle[plain] = None
+        loaded = self._loaded.pop(plain, None)
+        return None if loaded is None else {**loaded, **each.idle_state()}
+
+    def problem(self, loader: object = None) -> str | None:
+        """The reason why a trial that trains on this loader cannot be stored, None if it can.
+
+        Args:
+            loader: None for one that trains on none in its present epoch.
+        """
+        others = (each for each, keeper in self._idle.items() if keeper is None)
+        if any(is_stateful(each) and each is not loader for each in others):
+            return "it trains on a loader with a state in some of its epochs"
+        return None
+
+    def state(self, counted: Mapping[Any, Keeper]) -> list[dict[str, Any]]:
+        """States from which the loaders' next epochs begin.
+
+        Args:
+            counted: those of the released loaders that are in no epoch.
+        """
+        states = [
+            (loader, {**self._loaded.get(loader, {}), **each.idle_state()})
+            for loader, own in self._idle.items()
+            if (each := counted.get(loader, own)) is not None
+        ]
+        return [
+            {"loader": _described(loader), "idle": _unless_new(state)} for loader, state in states
+        ]
+
+    def load_state(self, states: list[dict[str, Any]]) -> None:
+        """Restore what ``state`` returned; loaders are matched by their description, in order."""
+        left = [(loader, each) for loader, each in self._idle.items() if each is not None]
+        for state in states:
+            for index, (loader, each) in enumerate(left):
+                if _described(loader) == state["loader"]:
+                    if state["idle"] is not None:
+                        each.load_idle_state(state["idle"])
+                        self._loaded[loader] = state["idle"]
+                    del left[index]
+                    break
+
+    def accelerator_steps(self) -> list[int]:
+        """The step counters of the accelerators."""
+        return [each.step for accelerator in self._accelerators if (each := accelerator())]
+
+    def load_accelerator_steps(self, steps: list[int]) -> None:
+        """Restore the step counters."""
+        for accelerator, step in zip(self._accelerators, steps, strict=False):
+            each = accelerator()
+            if each is not None:
+                each.step = step
+
+    def scaler_states(self) -> list[dict[str, Any]]:
+        """The states of the gradient scalers."""
+        return [each.state_dict() for each in self._enabled_scalers()]
+
+    def load_scaler_states(self, states: list[dict[str, Any]]) -> None:
+        """Restore the gradient scalers."""
+        for each, state in zip(self._enabled_scalers(), states, strict=False):
+            each.load_state_dict(state)
+
+    def _enabled_scalers(self) -> Iterator[GradScaler]:
+        scalers = (each() for each in self._scalers)
+        return (each for each in scalers if each is not None and each.is_enabled())
+
+    def leave(self) -> None:
+        """Restore the loaders' own samplers."""
+        for each in self._idle.values():
+            if each is not None:
+                each.unwrap()
+        self._idle.clear()
+
+
+def _unless_new(state: dict[str, Any]) -> dict[str, Any] | None:
+    """The state of a loader, None if it is that of a new one."""
+    own = state["own"]
+    of_loader = state["seed"] is None and not state.get("epochs")
+    return None if of_loader and not own["generators"] and not any(own["attributes"]) else state
+
+
+def _described(loader: DataLoader[Any]) -> list[Any]:
+    data: Any = loader.dataset
+    length = len(data) if hasattr(data, "__len__") else None
+    kinds = [type(each).__qualname__ for each in (data, loader.sampler, loader.collate_fn)]
+    return [*kinds, length, loader.batch_size, loader.num_workers, loader.drop_last]

@@ -1,0 +1,1 @@
+"""What the code of a user's loop refers to: variables, iterators, generators."""

@@ -1,0 +1,77 @@
+"""Random generators that the code of a user's loop draws from: of modules, of classes, closed over.
+
+Those in local variables and in what these hold are left out: see ``Locals``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from types import CellType, CodeType, FrameType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from optuna_hermes.suspend._loop_code._locals import frames_of_user, variables
+from optuna_hermes.suspend._values._generators import (
+    FoundGenerators,
+    GeneratorOwner,
+    holders_in,
+    set_states,
+)
+
+
+class Code:
+    """The functions that wait for the next item of a loop, and the code that these may call."""
+
+    def __init__(self) -> None:
+        self._bound: dict[CodeType, frozenset[str]] = {}
+        self._generators: defaultdict[CodeType, FoundGenerators] = defaultdict(FoundGenerators)
+
+    def enter(self, frame: FrameType) -> None:
+        """Note the variables of new functions before a loop of ``frame``.
+
+        Those of its body are made anew by each round, and lead to nothing that has a state.
+        """
+        for each in frames_of_user(frame):
+            if each.f_code not in self._bound:
+                self._bound[each.f_code] = frozenset(variables(each))
+
+    def states(self, frame: FrameType | None) -> list[Any]:
+        """The states of the generators; see ``states_of``.
+
+        Args:
+            frame: that of a generator's caller, which waits for the next item, or one called by it.
+        """
+        frames = list(frames_of_user(frame))
+        if not frames:
+            return []
+        return self._generators[frames[0].f_code].states(lambda: self._holders(frames))
+
+    def set_states(self, frame: FrameType | None, states: Iterable[Any]) -> None:
+        """Restore what ``states`` has returned for a frame of the same function."""
+        set_states(self._holders(list(frames_of_user(frame))), states)
+
+    def _holders(self, frames: list[FrameType]) -> list[GeneratorOwner]:
+        # First what all processes find by the same names: the globals that the functions use.
+        roots = [GeneratorOwner(f"loop {n}", _function(each)) for n, each in enumerate(frames)]
+        for number, each in enumerate(frames):
+            bound = self._bound.get(each.f_code, ())
+            for name, value in variables(each).items():
+                if issubclass(type(value), nn.Module):  # what a proxy leads to may be gone
+                    roots += classes_of(value.modules())
+                elif name in bound:
+                    roots.append(GeneratorOwner(f"loop {number}.{name}", value))
+        return [each for each in holders_in(*roots) if each.in_code]
+
+
+def classes_of(values: Iterable[object]) -> list[GeneratorOwner]:
+    """The classes of some objects: searching the many parts of modules would take long."""
+    kinds = dict.fromkeys(map(type, values))
+    return [GeneratorOwner(f"{each.__module__}.{each.__qualname__}", each) for each in kinds]
+
+
+def _function(frame: FrameType) -> FunctionType:
+    """A function with the code and globals of a frame, but without what it closes over."""
+    closure = tuple(CellType() for _ in frame.f_code.co_freevars)
+    return FunctionType(frame.f_code, frame.f_globals, closure=closure)

@@ -1,0 +1,335 @@
+"""Live variables of a user's loop, found by dataflow analysis of its bytecode.
+
+A variable is carried from round to round if a round may read it before it sets it. Beside local
+ones these are those of ``nonlocal`` and ``global`` statements, which any call may read, and those
+that functions close over, which are read where such a function is read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dis
+import functools
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from optuna_hermes.suspend._values._fingerprint import fingerprint, is_referred_to
+from optuna_hermes.suspend._values._generators import GENERATORS, cells_of, content_of
+
+_NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_AT_ONCE = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+"""Names of functions that are called where they are made, and nowhere else."""
+_Key = tuple[CodeType, str]
+_Closed = frozenset[tuple[str, str]]
+"""Pairs of a function's name and that of a variable which it closes over."""
+
+
+class Locals:
+    """The variables of a loop over epochs, and of the loop over batches in it."""
+
+    def __init__(self) -> None:
+        self._first_epoch: dict[_Key, int] | None = None
+        self._at_batch: dict[_Key, int] = {}
+        self._lost: set[str] = set()
+        self._referred: frozenset[int] | None = None
+        self._kept_then: Mapping[str, str] = {}
+        self._loaded: Mapping[str, object] = {}
+
+    def epoch(self, frame: FrameType | None, known: Mapping[int, object]) -> None:
+        """Begin an epoch, which the loop of ``frame`` waits for; see ``carried``."""
+        if self._referred is None:  # of each process: what the training makes may be kept
+            own = (key for key, each in known.items() if _lasts(each, known))
+            self._referred = frozenset(own)
+        if self._first_epoch is None:
+            self._first_epoch = self._carried(frame, known, cells=True)
+        # The next process has what they were before the first epoch of this one.
+        self._lost |= _changed(self._first_epoch, self._carried(frame, known))
+
+    def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
+        self._at_batch = self._carried(frame, known, cells=True)
+
+    def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
+        """Names of the variables that would have other values if the trial were resumed here."""
+        if batch:
+            # A trial that resumes within an epoch executes the code before its batches again.
+            self._lost |= _changed(self._at_batch, self._carried(frame, known))
+        return set(self._lost)
+
+    def kept(
+        self, frame: FrameType | None, known: Collection[int], kept: Mapping[str, object]
+    ) -> dict[str, str]:
+        """The variables that refer to kept values, each with the name that its value has there.
+
+        No change of theirs is seen by ``lost``: it is up to the next process to set them, too.
+        """
+        names = {id(value): name for name, value in kept.items() if id(value) in known}
+        live = ((_place(key), names.get(id(value))) for key, value in _live(frame))
+        return {place: name for place, name in live if name is not None}
+
+    def resume(self, kept_then: Mapping[str, str], loaded: Mapping[str, object]) -> None:
+        """Note what ``kept`` has returned in the process before, and the values now loaded."""
+        self._kept_then, self._loaded = kept_then, loaded
+
+    def unset(self, frame: FrameType | None, kept: Mapping[str, object]) -> dict[str, str]:
+        """Those that refer to another value here, where the trial was stored."""
+        if not self._kept_then:
+            return {}
+        found = {}
+        for key, value in _live(frame):
+            name = self._kept_then.get(_place(key), "")
+            if name in self._loaded:
+                loaded = self._loaded[name]
+                if not any(_alike(value, each) for each in (loaded, kept.get(name, loaded))):
+                    found[key[1]] = name
+        self._kept_then, self._loaded = {}, {}
+        return found
+
+    def _carried(
+        self, frame: FrameType | None, known: Collection[int], *, cells: bool = False
+    ) -> dict[_Key, int]:
+        return carried(frame, known, self._lost, self._referred or (), cells=cells)
+
+
+def _place(key: _Key) -> str:
+    """The variable that a key is of, in any process."""
+    return f"{key[0].co_name}.{key[1]}"
+
+
+def _alike(one: object, other: object) -> bool:
+    return one is other or fingerprint(one) == fingerprint(other)
+
+
+def _lasts(value: object, known: Collection[int]) -> bool:
+    """True for an object that stays the same one: no tensor that a training may make anew."""
+    anew = issubclass(type(value), torch.Tensor) and not isinstance(value, nn.Parameter)
+    return is_referred_to(value, known) and not anew
+
+
+def carried(
+    frame: FrameType | None,
+    known: Collection[int],
+    without: Collection[str] = (),
+    referred: Collection[int] = (),
+    *,
+    cells: bool = False,
+) -> dict[_Key, int]:
+    """The variables that the loops of a user carry on from here, each with a fingerprint.
+
+    Args:
+        frame: that of a generator's caller, which waits for the next item.
+        known: ids of objects that are saved elsewhere.
+        without: names to leave out.
+        referred: ids of those of which it counts which a variable refers to.
+        cells: True for all variables that functions close over, too, which one that the loop is
+            still to make may read.
+    """
+    found: dict[_Key, int] = {}
+    for key, value in _live(frame, cells=cells):
+        if key[1] in without:
+            continue
+        if id(value) not in known:
+            found[key] = fingerprint(value, known)
+        elif id(value) in referred:
+            found[key] = id(value)
+    return found
+
+
+def _live(frame: FrameType | None, *, cells: bool = False) -> Iterator[tuple[_Key, Any]]:
+    """The variables, with their values, that the loops of a user may read before they set them."""
+    read: dict[str, object] = {}
+    for each in frames_of_user(frame):
+        values, shared = variables(each), _shared(each)
+        names = _live_after(each.f_code, each.f_lasti, shared, _closed_over(values))
+        # Those that functions read which are live in the frames below this one.
+        names |= {name for name, value in read.items() if name in values and values[name] is value}
+        if cells:
+            names = names.union(each.f_code.co_cellvars, each.f_code.co_freevars)
+        for name in names:
+            # "." begins the names of comprehensions' own variables.
+            if name == "_" or name.startswith(".") or not (name in values or name in shared):
+                continue
+            value = values[name] if name in values else each.f_globals.get(name)
+            read.update(_read_by(value))
+            yield (each.f_code, name), value
+
+
+def _closed_over(values: Mapping[str, Any]) -> _Closed:
+    """The functions among the variables of a frame, each with the variables that it reads."""
+    return frozenset(
+        (function, name)
+        for function, value in values.items()
+        for name, read in _read_by(value)
+        if name in values and values[name] is read
+    )
+
+
+def _read_by(value: Any) -> Iterator[tuple[str, object]]:
+    """The variables that a function closes over, and those of functions among these.
+
+    Without generators, which are restored where code closes over them.
+    """
+    waiting, seen = [value], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if issubclass(type(each), functools.partial):
+            each = each.func
+        if type(each) is not FunctionType or id(each) in seen:
+            continue
+        seen.add(id(each))
+        for name, cell in cells_of(each).items():
+            content = content_of(cell)
+            waiting.append(content)
+            if not issubclass(type(content), GENERATORS):
+                yield name, content
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The local variables of a frame, and those of functions around it that it uses."""
+    values = frame.f_locals
+    found = dict(values)
+    if type(values) is dict:  # a copy before Python 3.13: it would keep the values alive
+        values.clear()
+    return found
+
+
+def _changed(before: dict[_Key, int], now: dict[_Key, int]) -> set[str]:
+    return {key[1] for key, value in now.items() if before.get(key) != value}
+
+
+def frames_of_user(frame: FrameType | None) -> Iterator[FrameType]:
+    """The user's frames from here up to the objective, without those of libraries."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        package = name.partition(".")[0]
+        if package in ("optuna", "_pytest") or name.startswith("optuna_hermes.workers"):
+            return
+        library = package in sys.stdlib_module_names or package in ("tqdm", "rich", "optuna_hermes")
+        if not library and frame.f_code.co_name != "<module>":
+            yield frame
+        frame = frame.f_back
+
+
+def _shared(frame: FrameType) -> frozenset[str]:
+    """Variables of a frame that functions which it may call set: its own ones, and global ones."""
+    names = _set_within(frame.f_code)
+    for name in _names(frame.f_code):
+        function = frame.f_globals.get(name)
+        if type(function) is FunctionType and function.__globals__ is frame.f_globals:
+            names |= {each for each in _set_within(function.__code__) if each in frame.f_globals}
+    return names
+
+
+@functools.lru_cache(maxsize=256)
+def _set_within(code: CodeType) -> frozenset[str]:
+    """Global variables that a function sets, and those of any function around one within it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+    for inner in _inner(code):
+        sets = (each for each in dis.get_instructions(inner) if each.opname == "STORE_DEREF")
+        names |= {each.argval for each in sets if each.argval in inner.co_freevars}
+        names |= _set_within(inner)
+    return frozenset(names)
+
+
+@functools.lru_cache(maxsize=256)
+def _names(code: CodeType) -> frozenset[str]:
+    """Names of global functions and other things that a function, or one within it, may use."""
+    return frozenset(code.co_names).union(*map(_names, _inner(code)))
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
+
+
+@functools.lru_cache(maxsize=256)
+def _live_after(
+    code: CodeType, offset: int, shared: frozenset[str], closed: _Closed
+) -> frozenset[str]:
+    """Variables that are live after an instruction: they may be read before they are set.
+
+    After the instruction that fetches a loop's next item, these are the variables of the next
+    round. Those in ``shared`` are read by each call, and those in ``closed`` with their functions.
+    """
+    flow = _Flow(code, shared, closed)
+    return flow.live_before[flow.next_of(offset)]
+
+
+class _Flow:
+    """Control flow of a function's instructions, and the variables that are live before each."""
+
+    def __init__(self, code: CodeType, shared: frozenset[str], closed: _Closed) -> None:
+        self._shared, self._closed = shared, closed
+        self._all = list(dis.get_instructions(code))
+        self._index = {each.offset: number for number, each in enumerate(self._all)}
+        self.live_before = self._solve()
+
+    def next_of(self, offset: int) -> int:
+        """Index of the instruction after the one at an offset, which may be in its inline cache."""
+        return min(bisect.bisect(list(self._index), offset), len(self._all) - 1)
+
+    def _solve(self) -> list[frozenset[str]]:
+        live = [frozenset[str]() for _ in self._all]
+        follows = [self._follows(number) for number in range(len(self._all))]
+        uses = [list(_uses(each, self._shared, self._closed)) for each in self._all]
+        changes = True
+        # Liveness flows backwards; loops need passes until nothing changes any more.
+        while changes:
+            changes = False
+            for number in range(len(self._all) - 1, -1, -1):
+                after = set().union(*(live[each] for each in follows[number]))
+                for loads, name in reversed(uses[number]):
+                    (after.add if loads else after.discard)(name)
+                if after != live[number]:
+                    live[number], changes = frozenset(after), True
+        return live
+
+    def _follows(self, number: int) -> list[int]:
+        each = self._all[number]
+        found = []
+        if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.argval in self._index:
+            found.append(self._index[each.argval])
+        always = each.opname in _NO_NEXT or each.opname.startswith(("JUMP_BACK", "JUMP_FORWARD"))
+        if not (always or each.opname == "JUMP_ABSOLUTE") and number + 1 < len(self._all):
+            # Assume that a loop has a round: else what its rounds set first would seem carried.
+            found.append(self._round_after(number) if each.opname == "GET_ITER" else number + 1)
+        return found
+
+    def _round_after(self, number: int) -> int:
+        after = number + 1
+        while self._all[after].opname == "EXTENDED_ARG":
+            after += 1
+        return after + 1 if self._all[after].opname == "FOR_ITER" else number + 1
+
+
+def _uses(
+    instruction: dis.Instruction, shared: Collection[str], closed: _Closed
+) -> Iterator[tuple[bool, str]]:
+    """The variables that an instruction reads (True) or sets or deletes (False), in its order.
+
+    Reading a function counts as reading what it closes over, which its next call may do.
+    """
+    for loads, name in _own_uses(instruction, shared):
+        yield loads, name
+        if loads:
+            yield from ((True, each) for function, each in closed if function == name)
+
+
+def _own_uses(instruction: dis.Instruction, shared: Collection[str]) -> Iterator[tuple[bool, str]]:
+    names: Any = instruction.argval
+    if instruction.opname.startswith("CALL"):
+        yield from ((True, name) for name in shared)
+    if instruction.opname.endswith("_GLOBAL") and names not in shared:
+        return
+    if isinstance(names, CodeType) and names.co_name in _AT_ONCE:
+        yield from ((True, name) for name in names.co_freevars)
+    kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF|GLOBAL)", instruction.opname)
+    if len(kinds) == 1 and isinstance(names, str):
+        yield kinds[0] == "LOAD", names
+    elif isinstance(names, tuple):  # two in one, since Python 3.12
+        halves = re.findall(r"(LOAD|STORE)_FAST", instruction.opname)
+        yield from zip((half == "LOAD" for half in halves), names, strict=False)

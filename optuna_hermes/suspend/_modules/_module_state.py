@@ -1,0 +1,292 @@
+"""The whole state of a module or an optimizer: also what its ``state_dict`` leaves out."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from optuna_hermes.suspend._modules._metrics import (
+    is_metric,
+    metric_state,
+    metrics_in,
+    of_metrics,
+    restore_metrics,
+)
+from optuna_hermes.suspend._modules._parts import parts_of
+from optuna_hermes.suspend._modules._unsaved import is_added
+from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._values._tree import mapped, tensors_in
+
+OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
+"""Attributes that these lose with their first batch, in each process."""
+_OF_TORCH = frozenset({*vars(nn.Module()), *OF_LAZY_MODULES})
+_NUMBERS = (bool, int, float)
+_SETTINGS = (type(None), *_NUMBERS, str)
+
+
+def state_of(owner: Any) -> dict[str, Any]:
+    """The state of an object, as a tree for ``put_back``."""
+    state = owner.state_dict()
+    if isinstance(owner, torch.optim.Optimizer):  # which moves its state to its parameters' devices
+        return {"state": state}
+    if not isinstance(owner, nn.Module):
+        return with_places(state)
+    buffers = {name: part for name, part in all_buffers(owner) if name not in state}
+    return {"state": state, "buffers": buffers, **beside_weights(owner)}
+
+
+def with_places(state: Any) -> dict[str, Any]:
+    """A state with the places of its tensors on accelerators: a checkpoint is in main memory."""
+    try:
+        places = [place for place, each in tensors_in(state, ()) if each.device.type != "cpu"]
+    except RecursionError:  # ``pack`` raises its error
+        places = []
+    return {"state": state, "on_device": list(map(list, places))}
+
+
+def at_places(saved: Mapping[str, Any]) -> Any:
+    """The state that was given to ``with_places``, with those tensors on this process's device."""
+    places = {tuple(each) for each in saved.get("on_device", ())}
+    if not places:
+        return saved["state"]
+    device = torch.accelerator.current_accelerator()
+    there = {id(each) for place, each in tensors_in(saved["state"], ()) if place in places}
+    return mapped(saved["state"], lambda leaf: leaf.to(device) if id(leaf) in there else leaf)
+
+
+def beside_weights(module: nn.Module) -> dict[str, Any]:
+    """The state that no ``state_dict`` holds, beside buffers; all of it matters to the bit."""
+    parameters = list(module.named_parameters())
+    return {
+        "gradients": {name: each.grad for name, each in parameters if each.grad is not None},
+        "frozen": [name for name, each in parameters if not each.requires_grad],
+        "evaluating": [name for name, part in module.named_modules() if not part.training],
+        "metrics": {name: metric_state(metric) for name, metric in metrics_in(module)},
+    }
+
+
+def put_back(owner: Any, state: dict[str, Any]) -> None:
+    """Restore an object's state; the tensors of ``state`` may be taken over."""
+    if isinstance(owner, nn.Module):
+        # Fabric's wrapper loads by the names within the module that it wraps.
+        make_room(getattr(owner, "_original_module", owner), state["state"])
+    owner.load_state_dict(at_places(state))
+    if isinstance(owner, torch.optim.Optimizer):
+        undo_casts(owner, state["state"])
+        vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
+    if isinstance(owner, nn.Module):
+        set_buffers(owner, state["buffers"])
+        drop_buffers(owner, state["buffers"])
+        put_beside_weights(owner, state)
+
+
+def put_beside_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Restore what ``beside_weights`` returned."""
+    for name, parameter in module.named_parameters():
+        set_gradient(parameter, state["gradients"].get(name))
+        parameter.requires_grad_(name not in state["frozen"])
+    restore_metrics(module, state["metrics"])
+    for name, part in module.named_modules():
+        part.training = name not in state["evaluating"]
+
+
+def make_room(module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Make the buffers that are to be loaded and are None here, or have another shape or dtype."""
+    here = dict(module.named_buffers(remove_duplicate=False))
+    unset = parts_of(module).unset
+    others = {
+        name: value.clone()  # it is still to be loaded, and handed to hooks of the user
+        for name, value in weights.items()
+        if name in unset or _reshaped(here.get(name), value)
+    }
+    set_buffers(module, others)
+
+
+def _reshaped(buffer: torch.Tensor | None, value: torch.Tensor) -> bool:
+    if buffer is None or is_lazy(buffer):
+        return False
+    # A sparse one may have other indices, which not every layout can load.
+    sparse = value.layout is not torch.strided
+    return sparse or (buffer.shape, buffer.dtype) != (value.shape, value.dtype)
+
+
+@contextlib.contextmanager
+def kept_groups(owners: Iterable[object]) -> Iterator[None]:
+    """Let optimizers keep their groups within: others may hold these, or have the same ones.
+
+    Loading a state makes new ones.
+    """
+    before = [
+        (each, each.param_groups, [*each.param_groups])
+        for each in owners
+        if isinstance(each, torch.optim.Optimizer)
+    ]
+    yield
+    for optimizer, groups, first in before:
+        now = optimizer.param_groups
+        if now is groups:
+            continue
+        for group, loaded in zip(first, now, strict=False):
+            # A learning rate may be a tensor, which the loop changes.
+            settings = {name: copied(group.get(name), value) for name, value in loaded.items()}
+            group.clear()
+            group.update(settings)
+        groups[:] = [*first, *now[len(first) :]]
+        with contextlib.suppress(AttributeError):  # of one that wraps another
+            optimizer.param_groups = groups
+
+
+def attributes_of(part: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that neither ``state_dict`` nor ``metric_state`` holds."""
+    is_ignored = ignored_of(part)
+    return {name: each for name, each in vars(part).items() if not is_ignored(name, each)}
+
+
+def plain_attributes(part: nn.Module) -> dict[str, Any]:
+    """Those of them that are numbers, text, flags or None."""
+    return {name: each for name, each in attributes_of(part).items() if type(each) in _SETTINGS}
+
+
+def numbers_of(module: nn.Module) -> dict[str, dict[str, Any]]:
+    """The numbers and flags in attributes of a module's parts, by their places."""
+    found = {}
+    for place, part in module.named_modules():
+        own = {n: each for n, each in attributes_of(part).items() if type(each) in _NUMBERS}
+        if own:
+            found[place] = own
+    return found
+
+
+def set_numbers(module: nn.Module, numbers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Restore what ``numbers_of`` returned."""
+    for place, part in module.named_modules():
+        vars(part).update(numbers.get(place, {}))
+
+
+def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
+    """A test of an attribute's name and value: True if its owner saves it, or nothing has to."""
+    if type(part).__module__.startswith("torch."):
+        return functools.partial(_is_of_torch, type(part))
+    return functools.partial(_is_saved_apart, part)
+
+
+def _is_of_torch(kind: type, name: str, value: Any) -> bool:
+    """True for what torch's own modules manage, False for what users set, as ``Dropout.p``."""
+    if name in _OF_TORCH or name.startswith("_"):
+        return True
+    return type(value) not in _SETTINGS and not is_added(kind, name, value)
+
+
+def _is_saved_apart(part: nn.Module, name: str, value: Any) -> bool:
+    return name in _OF_TORCH or (is_metric(part) and of_metrics(part, name))
+
+
+def all_buffers(module: nn.Module) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """All buffers by name, also those that are None."""
+    seen: set[int] = set()
+    for place, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            if buffer is None or id(buffer) not in seen:
+                seen.add(id(buffer))
+                yield f"{place}.{name}".lstrip("."), buffer
+
+
+def set_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor | None]) -> None:
+    """Restore buffers by name, of any shape, or None; the tensors may be taken over.
+
+    Those that the training has registered are none of ``state_dict``, which others would not fit.
+    """
+    parts, filled = dict(module.named_modules()), set()
+    for place, value in buffers.items():
+        owner, _, name = place.rpartition(".")
+        if owner not in parts:
+            continue
+        own = parts[owner]._buffers
+        if name not in own:
+            parts[owner].__dict__.pop(name, None)
+            parts[owner].register_buffer(name, None, persistent=False)
+        present = own[name]
+        if value is None or present is None or id(present) in filled:
+            own[name] = None if value is None else value.to(_device_of(present, module))
+        else:
+            _fill(present, value.to(present.device))
+            filled.add(id(present))
+
+
+def _fill(buffer: torch.Tensor, value: torch.Tensor) -> None:
+    """Make a tensor the same as another one, of any shape; it stays the same object."""
+    if value.layout is torch.strided:
+        buffer.data = value
+    else:  # where setting ``data`` may leave it as it is
+        with torch.no_grad():
+            buffer.resize_as_sparse_(value).copy_(value)
+
+
+def drop_buffers(module: nn.Module, left: Collection[str]) -> None:
+    """Delete the buffers that are in no ``state_dict``, but for those whose names are ``left``."""
+    others: list[tuple[nn.Module, str, object]] = []
+    stay: set[int] = set()
+    for place, part in module.named_modules():
+        for name, buffer in part._buffers.items():
+            unsaved = name in part._non_persistent_buffers_set
+            if unsaved and f"{place}.{name}".lstrip(".") not in left:
+                others.append((part, name, buffer))
+            elif buffer is not None:
+                stay.add(id(buffer))
+    for part, name, buffer in others:
+        if id(buffer) not in stay:  # else it is a second name, which ``all_buffers`` leaves out
+            delattr(part, name)
+
+
+def _device_of(buffer: torch.Tensor | None, module: nn.Module) -> torch.device:
+    """That of a buffer, or of its module for one that begins as None."""
+    tensors = (each for some in (module.parameters(), module.buffers()) for each in some)
+    first = next(tensors, None) if buffer is None else buffer
+    return torch.device("cpu") if first is None else first.device
+
+
+def set_gradient(parameter: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    parameter.grad = None if gradient is None else _laid_out(gradient, parameter)
+
+
+def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """A tensor with the device and memory format of a parameter, as gradients have them."""
+    tensor = tensor.to(parameter.device)
+    if any(each.layout is not torch.strided for each in (tensor, parameter)):
+        return tensor
+    if tensor.shape != parameter.shape or tensor.stride() == parameter.stride():
+        return tensor
+    return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+
+
+def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give states back their dtypes: ``load_state_dict`` casts nearly all to the parameter's."""
+    numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    states = saved.get("state", {})
+    for number, parameter in zip(numbers, parameters, strict=False):  # some have no such groups
+        if number in states and parameter in optimizer.state:
+            loaded = optimizer.state[parameter]
+            optimizer.state[parameter] = _uncast(loaded, states[number], parameter)
+
+
+def _uncast(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    if type(loaded) is dict and type(saved) is dict:
+        names = loaded.keys() & saved.keys()
+        return loaded | {name: _uncast(loaded[name], saved[name], parameter) for name in names}
+    if type(loaded) is type(saved) and type(loaded) in (list, tuple):
+        pairs = zip(loaded, saved, strict=True)
+        return type(loaded)(_uncast(*pair, parameter) for pair in pairs)
+    if not (isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor)):
+        return loaded
+    # Another dtype than the parameter's is a choice of the optimizer's own method.
+    if loaded.dtype == parameter.dtype and loaded.dtype != saved.dtype:
+        loaded = saved.to(loaded.device)
+    # Torch keeps the number of steps in main memory, where reading it does not wait for a device.
+    return _laid_out(loaded, parameter) if loaded.device == parameter.device else loaded

@@ -1,0 +1,399 @@
+"""The objects that a user's loop passes to ``suspendable``, and their state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from optuna_hermes.errors import InvalidInputError, SuspendError
+from optuna_hermes.suspend._modules._module_state import (
+    at_places,
+    ignored_of,
+    kept_groups,
+    plain_attributes,
+    put_back,
+    set_gradient,
+    state_of,
+    with_places,
+)
+from optuna_hermes.suspend._modules._parts import changed, parts_of
+from optuna_hermes.suspend._modules._unsaved import (
+    Attributes,
+    ChangedAttributes,
+    engine_attributes,
+    is_private,
+    optimizer_attributes,
+    tensor_attributes,
+)
+from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._values._kept import KeptValues, if_small
+from optuna_hermes.suspend._values._tree import frozen
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._values._classes import Classes
+
+_MOST_EPOCHS = 64
+"""Most epochs until an object whose state was too large is asked for it again."""
+_SCHEDULES = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_Plain = dict[str, dict[str, Any]]
+"""Numbers, text and flags in attributes of modules and their parts, by place and name."""
+
+
+class NamedObjects:
+    """The named objects that a loop changes, and the values in ``run.kept``.
+
+    Args:
+        owners: modules, optimizers and so on, by the names used in messages.
+        classes: the classes that kept objects may have; None for none.
+        others: attributes of other objects that change, too, by keys for ``ChangedAttributes``.
+
+    Raises:
+        InvalidInputError: one of them has no ``state_dict`` or ``load_state_dict``.
+    """
+
+    def __init__(
+        self,
+        owners: Mapping[str, Any],
+        classes: Classes | None = None,
+        others: Mapping[str, Attributes] | None = None,
+    ) -> None:
+        for name, owner in owners.items():
+            _check(name, owner)
+        self._kept = KeptValues(classes)
+        self._too_large: dict[str, _Wait] = {}
+        self._owners = {**owners, **held(owners)}
+        self._plain_at_start = self._plain()
+        self._plain_before: _Plain = {}
+        """The attributes in whose place are those of an epoch's begin, until all is loaded."""
+        self.unsaved = ChangedAttributes(
+            functools.partial(_attributes, self._owners, others or {}),
+            named=functools.partial(_by_name, self._owners),
+            hooked=functools.partial(dict, self._owners),
+        )
+        """Their attributes and hooks."""
+        self._parts = {name: parts_of(each) for name, each in self._owners.items()}
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The values in ``run.kept``."""
+        return self._kept.values
+
+    def roots(self) -> list[object]:
+        """Objects that lead to every tensor."""
+        return [*self._owners.values(), self.kept]
+
+    @property
+    def reshaped(self) -> list[str]:
+        """Names of objects whose state does not fit them as they were before the loop."""
+        return changed(self._parts, {name: parts_of(each) for name, each in self._owners.items()})
+
+    def note_classes(self) -> None:
+        """Note classes, dtypes and shared parts; right before the loop, where all are converted."""
+        for name, each in self._owners.items():
+            self._parts[name] = self._parts[name].converted(parts_of(each))
+
+    def note_kept(self) -> None:
+        """Note what is kept, what attributes and what hooks there are, right before the loop."""
+        self.unsaved.note()
+        self.unsaved.start()
+        self._kept.note_packages()
+
+    def _plain(self) -> _Plain:
+        """The present numbers, text and flags."""
+        parts = _parts_of_modules(self._owners).items()
+        return {place: plain_attributes(part) for place, part in parts}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all, as a tree of tensors and plain values; the tensors are not copied.
+
+        Raises:
+            UnstorableError: a kept value could not be made again.
+        """
+        owners = {name: state_of(owner) for name, owner in self._owners.items()}
+        return {
+            "owners": owners,
+            "trained": {
+                name: [(each, each.grad, each.requires_grad) for each in parameters]
+                for name, parameters in _trained(self._owners).items()
+            },
+            "unsaved": self.unsaved.state_dict(),
+            **self._kept.state_dict(lambda: self._tensors(owners)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore all; the tensors of ``state`` may be taken over.
+
+        Raises:
+            SuspendError: the state is not of these objects.
+        """
+        saved = state["owners"]
+        if saved.keys() != self._owners.keys():
+            named = ", ".join(self._owners) or "nothing"
+            raise SuspendError(f"it holds {', '.join(saved) or 'nothing'}, not {named}")
+        present, trained = _trained(self._owners), state["trained"]
+        with kept_groups(self._owners.values()):
+            for name, owner in self._owners.items():
+                try:
+                    put_back(owner, saved[name])
+                    if name in trained:
+                        _put_parameters_back(present[name], trained[name])
+                except Exception as error:
+                    raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
+        self._set_plain(self._plain_before)
+        self._plain_before = {}
+        self.unsaved.load_state_dict(state["unsaved"])
+        self.load_kept(state)
+
+    def load_kept(self, state: dict[str, Any]) -> None:
+        """Restore the kept values only.
+
+        Raises:
+            SuspendError: the state is not of these values and objects.
+        """
+        self._kept.load_state_dict(state, self._tensors)
+
+    def small_state(self) -> dict[str, Any]:
+        """A copy of what is small: all but weights, the states of optimizers, and large values.
+
+        It is made at each epoch's begin, so that the code before its batches can run again from
+        there: what that computes may depend on schedules, settings of optimizers, kept values, and
+        numbers, text and flags in attributes of modules.
+        """
+        groups, others = {}, {}
+        for name, owner in self._owners.items():
+            if isinstance(owner, torch.optim.Optimizer):
+                groups[name] = [_settings(group) for group in owner.param_groups]
+            elif not isinstance(owner, nn.Module):
+                others[name] = self._small_state_of(name, owner)
+        attributes = self._changed_plain()
+        state = {"groups": groups, "others": others, "attributes": attributes}
+        state |= self._kept.small_state()
+        return cast("dict[str, Any]", frozen(state))
+
+    def _small_state_of(self, name: str, owner: Any) -> Any:
+        """An object's state, None if it is too large, or was so lately: making it takes time."""
+        wait = self._too_large.get(name, _Wait())
+        if wait.left:
+            self._too_large[name] = _Wait(left=wait.left - 1, epochs=wait.epochs)
+            return None
+        try:
+            state = if_small(with_places(owner.state_dict()))
+        except Exception:  # of one that makes its state with its first step
+            return None
+        if state is None:
+            epochs = min(2 * wait.epochs, _MOST_EPOCHS)
+            self._too_large[name] = _Wait(left=epochs, epochs=epochs)
+        else:
+            self._too_large.pop(name, None)
+        return state
+
+    def load_small_state(self, state: dict[str, Any]) -> None:
+        """Restore what ``small_state`` has returned."""
+        for name, saved in state["groups"].items():
+            for group, settings in zip(self._owners[name].param_groups, saved, strict=False):
+                for each, value in settings.items():
+                    group[each] = copied(group.get(each), value)
+        for name, own in state["others"].items():
+            if own is not None:
+                self._owners[name].load_state_dict(at_places(own))
+        if "attributes" in state:
+            self._load_plain(state["attributes"])
+        self._kept.load_state_dict(state, self._tensors)
+
+    def _changed_plain(self) -> _Plain:
+        """The attributes that differ from those that each process makes."""
+        changed: _Plain = {}
+        for place, own in self._plain().items():
+            first = self._plain_at_start.get(place, {})
+            others = {n: each for n, each in own.items() if not _is_same(each, first.get(n, first))}
+            if others:
+                changed[place] = others
+        return changed
+
+    def _load_plain(self, changed: _Plain) -> None:
+        """Restore what ``_changed_plain`` has returned, until all is loaded."""
+        self._plain_before = self._plain()
+        attributes: _Plain = {}
+        for place, own in self._plain_before.items():
+            then = self._plain_at_start.get(place, {}) | changed.get(place, {})
+            # Not in the place of what is a tensor, or is gone, by now.
+            attributes[place] = {name: then[name] for name in own.keys() & then.keys()}
+        self._set_plain(attributes)
+
+    def _set_plain(self, attributes: _Plain) -> None:
+        parts = _parts_of_modules(self._owners)
+        for place, own in attributes.items():
+            if place in parts:
+                vars(parts[place]).update(own)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The named modules."""
+        return [each for each in self._owners.values() if isinstance(each, nn.Module)]
+
+    def modules_state(self) -> dict[str, Any]:
+        """A copy of the states of the modules."""
+        owners = self._owners.items()
+        states = {name: state_of(each) for name, each in owners if isinstance(each, nn.Module)}
+        return cast("dict[str, Any]", frozen(states))
+
+    def load_modules_state(self, states: dict[str, Any]) -> None:
+        """Restore what ``modules_state`` has returned; its tensors may be taken over."""
+        for name, state in states.items():
+            put_back(self._owners[name], state)
+
+    def _tensors(self, states: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The tensors of the named objects, at the same places in each process."""
+        found: dict[str, Any] = {}
+        for name, parameters in _trained(self._owners).items():
+            found[f"trained by {name}"] = _with_gradients(enumerate(parameters))
+        for name, owner in self._owners.items():
+            if isinstance(owner, nn.Module):
+                buffers = dict(owner.named_buffers(remove_duplicate=False))
+                weights = owner.named_parameters(remove_duplicate=False)
+                found[name] = buffers | _with_gradients(weights)
+            else:
+                found[name] = owner.state_dict() if states is None else states[name]["state"]
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wait:
+    """The epochs until an object is asked for its state again: those left, and all."""
+
+    left: int = 0
+    epochs: int = 1
+
+
+def _with_gradients(parameters: Iterable[tuple[Any, torch.Tensor]]) -> dict[Any, Any]:
+    pairs = list(parameters)
+    gradients = ((name, each.grad) for name, each in pairs)
+    return dict(pairs) | {f"{name}.grad": each for name, each in gradients if each is not None}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def held(owners: Mapping[str, Any]) -> dict[str, Any]:
+    """Optimizers and schedulers in attributes of owners, whose ``state_dict`` may lack them."""
+    found: dict[str, Any] = {}
+    known = {id(each) for each in owners.values()}
+    waiting = list(owners.items())
+    while waiting:
+        name, owner = waiting.pop()
+        # The attributes of modules are watched, and torch's own classes store what they hold.
+        if isinstance(owner, nn.Module) or type(owner).__module__.startswith("torch."):
+            continue
+        for place, each in _parts(name, owner):
+            if issubclass(type(each), _SCHEDULES) and id(each) not in known:
+                known.add(id(each))
+                found[place] = each
+                waiting.append((place, each))
+    return found
+
+
+def _parts(name: str, owner: object) -> Iterator[tuple[str, object]]:
+    """The attributes of an object, and the items of those that are containers."""
+    attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+    for attribute, value in attributes.items():
+        yield f"{name}.{attribute}", value
+        if issubclass(type(value), list | tuple | dict):  # a proxy may raise for ``isinstance``
+            items = value.items() if issubclass(type(value), dict) else enumerate(value)
+            yield from ((f"{name}.{attribute}.{place}", each) for place, each in items)
+
+
+def _attributes(
+    owners: Mapping[str, Any], others: Mapping[str, Attributes]
+) -> dict[str, Attributes]:
+    """Attributes of modules, their parts and optimizers that are in no ``state_dict``."""
+    modules = {name: each for name, each in owners.items() if isinstance(each, nn.Module)}
+    known = {id(each) for each in _by_name(owners).values()}
+    parts = {
+        f"{name}.{place}": Attributes(f"{name}.{place}".rstrip("."), part, ignored_of(part), known)
+        for name, each in modules.items()
+        for place, part in each.named_modules()
+    }
+    for name, each in modules.items():
+        parts |= tensor_attributes(name, each, known)
+    for name, trained in _trained(owners).items():
+        for number, tensor in enumerate(trained):
+            place = f"parameter {number} of {name}"
+            parts[place] = Attributes(place, tensor, is_private, known)
+    for name, owner in owners.items():
+        parts |= optimizer_attributes(name, owner, known)
+        parts |= engine_attributes(name, owner, known)
+    return {**parts, **others}
+
+
+def _parts_of_modules(owners: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """The modules and their parts, by the same names in each process."""
+    return {
+        f"{name}.{place}": part
+        for name, each in owners.items()
+        if isinstance(each, nn.Module)
+        for place, part in each.named_modules()
+    }
+
+
+def _by_name(owners: Mapping[str, Any]) -> dict[str, object]:
+    """The owners, and the parts and parameters of modules, by the same names in each process."""
+    return {
+        f"{name}.{place}".rstrip("."): part
+        for name, each in owners.items()
+        if isinstance(each, nn.Module)
+        for place, part in (*each.named_modules(), *each.named_parameters())
+    } | dict(owners)
+
+
+def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
+    """The parameters that named optimizers train and that are in no named module."""
+    modules = [each for each in owners.values() if isinstance(each, nn.Module)]
+    known = {id(parameter) for each in modules for parameter in each.parameters()}
+    return {
+        name: [
+            parameter
+            for group in owner.param_groups
+            for parameter in group["params"]
+            if id(parameter) not in known
+        ]
+        for name, owner in owners.items()
+        if isinstance(owner, torch.optim.Optimizer)
+    }
+
+
+def _is_same(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _check(name: str, owner: object) -> None:
+    if isinstance(owner, DataLoader):
+        raise InvalidInputError(
+            f"suspendable({name}=...) must not be a loader, but is a {type(owner).__name__}: give "
+            "it to run.batches(), which keeps its position."
+        )
+    methods = [getattr(owner, method, None) for method in ("state_dict", "load_state_dict")]
+    if isinstance(owner, type) or not all(callable(method) for method in methods):
+        raise InvalidInputError(
+            f"suspendable({name}=...) must have state_dict() and load_state_dict(), but is "
+            f"{_short(owner)}: write these two methods, or keep plain values in run.kept."
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"of {type(value).__name__}"
+
+
+def _put_parameters_back(parameters: list[torch.Tensor], states: list[Any]) -> None:
+    for parameter, (value, grad, trains) in zip(parameters, states, strict=True):
+        with torch.no_grad():
+            parameter.copy_(value)
+        parameter.requires_grad_(trains)
+        set_gradient(parameter, grad)

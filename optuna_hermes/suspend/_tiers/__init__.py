@@ -1,0 +1,1 @@
+"""The tiers where a suspended trial's state waits, and its checkpoints."""

@@ -1,0 +1,1 @@
+"""Values of users' own as trees of plain values and tensors, and their fingerprints."""

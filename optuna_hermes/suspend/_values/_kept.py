@@ -1,0 +1,278 @@
+"""The values of ``run.kept``: any that can be made again of a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from optuna_hermes.errors import SuspendError, UnstorableError
+from optuna_hermes.suspend._state import moved, on_device
+from optuna_hermes.suspend._values._fingerprint import BUFFERS
+from optuna_hermes.suspend._values._tree import NUMBERS, each_once, frozen, sparse_parts
+
+# Else imported inside of functions: a trial that keeps nothing needs none of it.
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._values._classes import Classes
+    from optuna_hermes.suspend._values._custom import ValueWriter
+    from optuna_hermes.suspend._values._owned import Memory, NamedTensors
+
+_CONTAINERS = (list, tuple, dict)
+_LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
+SMALL_BYTES = 1 << 20
+"""Most bytes that are copied of all values at each epoch's begin."""
+_PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
+"""Least sizes of a number in a plain value, of another part of a value, and of an array."""
+_UNREADABLE = (SuspendError, TypeError, ValueError, RuntimeError, AttributeError)
+_Tensors = Callable[[], dict[str, Any]]
+"""The tensors of the named objects, which kept values may be, or be parts of."""
+
+
+class KeptValues:
+    """The values that a loop keeps by name, in a dictionary that is the same one at all times.
+
+    Args:
+        classes: the classes that kept objects may have; None for none.
+    """
+
+    def __init__(self, classes: Classes | None = None) -> None:
+        self.values: dict[str, Any] = {}
+        self._classes = classes
+        self._foreign: set[str] | None = None
+        self._readable: set[str] = set()
+        self._given: dict[int, object] = {}
+
+    def note_packages(self) -> None:
+        """Note the packages of what is kept, right before the loop: their objects may be made.
+
+        Classes of theirs that the user's code cannot name, such as an environment's of gymnasium,
+        are not made of a checkpoint before: the objective makes such an object first.
+        """
+        self._foreign = set()
+        if self._classes is not None:
+            packages = {n: self._classes.others_in(each) for n, each in self.values.items()}
+            self._foreign = {name for name, others in packages.items() if others}
+            self._classes.packages.update(*packages.values())
+
+    def state_dict(self, tensors: _Tensors) -> dict[str, Any]:
+        """The state of all values.
+
+        Raises:
+            UnstorableError: a value could not be made again.
+        """
+        return {"kept": self._written(list(self.values), tensors), "kept_order": list(self.values)}
+
+    def small_state(self) -> dict[str, Any]:
+        """The state of those that are small together; those that are large are not even written."""
+        small, left = [], SMALL_BYTES
+        for name, value in self.values.items():
+            size = _size(value, left)
+            if size <= left:
+                small.append(name)
+                left -= size
+        written: dict[str, list[Any]] | None = None
+        with contextlib.suppress(UnstorableError):  # it is raised where the checkpoint is written
+            # Weights in them are copied: those of the present epoch are not those of its begin.
+            written = if_small(self._written(small, dict))
+        return {"kept": written or {}, "kept_order": list(self.values)}
+
+    def load_state_dict(self, state: Mapping[str, Any], tensors: _Tensors) -> None:
+        """Restore values; those without a state stay as they are if they were there.
+
+        Raises:
+            SuspendError: the state is not of these values and objects.
+        """
+        nodes, order = state["kept"], state["kept_order"]
+        if not (nodes or self.values):
+            return
+        from optuna_hermes.suspend._values._custom import ValueReader
+        from optuna_hermes.suspend._values._objects import UnknownClassError
+        from optuna_hermes.suspend._values._owned import NamedTensors
+
+        later = False
+        kept = {name: self.values[name] for name in order if name in self.values}
+        reader = ValueReader(self._classes, self._given, NamedTensors(tensors))
+        for name, (value, was_on_device, is_tree) in nodes.items():
+            present = self.values.get(name)
+            if not is_tree:
+                if was_on_device:
+                    value = moved(value, torch.accelerator.current_accelerator())
+                kept[name] = reader.plain(value, present)
+            elif not later:
+                try:
+                    kept[name] = reader.node(value, present)
+                except UnknownClassError as error:
+                    if self._foreign is not None:
+                        raise SuspendError(
+                            f"run.kept[{name!r}] is restored only where your code puts such an "
+                            f"object there before the loop: {error}"
+                        ) from error
+                    later = True  # also of those after it, which may refer to its parts
+        # In place: the objective may hold the dictionary.
+        self.values.clear()
+        self.values.update({name: kept[name] for name in order if name in kept})
+        # A second call may fill these in place; other arrays may be parts of a model.
+        self._given |= {id(each): each for each in reader.arrays}
+
+    def _written(self, names: list[str], tensors: _Tensors) -> dict[str, list[Any]]:
+        """The kept values of these names, trees in the order in which they must be read.
+
+        They may be parts of these ``tensors`` of the named objects, which are written elsewhere.
+        """
+        if not names:
+            return {}
+        from optuna_hermes.suspend._values._custom import ValueWriter
+        from optuna_hermes.suspend._values._owned import Memory, NamedTensors, memory_of
+
+        owned = NamedTensors(tensors)
+        writer = ValueWriter(whole=True, owned=owned)
+        memories = ((name, _memories_of_plain(self.values[name])) for name in names)
+        plain = {name: found for name, found in memories if found is not None}
+        # Those last that may be restored later: none is read before one that it refers to.
+        names = sorted(names, key=lambda name: name in (self._foreign or ()))
+        trees = {name: self._tree(writer, name) for name in names if name not in plain}
+        in_trees = {memory_of(each) for each in writer.objects}
+        shared = sharing(plain, lambda memory: memory in in_trees or owned.holds(memory))
+        trees |= {name: self._tree(writer, name) for name in shared}
+        writer.refuse_overlaps()
+        self._check_readable(trees, owned)
+        nodes = {name: [tree, False, True] for name, tree in trees.items()}
+        for name in (each for each in plain if each not in trees):
+            value, has_arrays = self.values[name], Memory in map(type, plain[name])
+            nodes[name] = [value, has_arrays and on_device(value), False]
+        return nodes
+
+    def _tree(self, writer: ValueWriter, name: str) -> list[Any]:
+        with _named_in_errors(name):
+            return writer.write(f"run.kept[{name!r}]", self.values[name])
+
+    def _check_readable(self, trees: Mapping[str, list[Any]], owned: NamedTensors) -> None:
+        """Read new values once, so that one that cannot be restored fails while it is there."""
+        if self._readable.issuperset(trees):
+            return
+        from optuna_hermes.suspend._values._custom import ValueReader
+
+        reader = ValueReader(self._classes, owned=owned)
+        for name, tree in trees.items():
+            with _named_in_errors(name):
+                reader.node(frozen(tree))
+        self._readable.update(trees)  # only now: an error is caught at an epoch's begin
+
+
+def can_keep(value: object) -> bool:
+    """True for a value that can be stored if it is put into ``run.kept`` before the loop."""
+    from optuna_hermes.suspend._values._custom import ValueWriter
+
+    try:
+        ValueWriter(whole=True).write("", value)
+    except Exception:  # also of a state_dict() of the user's: this only chooses words
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _named_in_errors(name: str) -> Iterator[None]:
+    try:
+        yield
+    except _UNREADABLE as error:
+        raise UnstorableError(
+            f"run.kept[{name!r}] must be made of numbers, text, arrays, tensors, random "
+            "generators, containers, and objects whose attributes are such, of classes of your own "
+            "or of a package of which it held objects before the loop, but it could not be made "
+            f"again: {error}. Make it anew in each epoch instead, from a seed, or give what holds "
+            "it state_dict() and load_state_dict() and name it in suspendable()."
+        ) from error
+
+
+def _memories_of_plain(value: object) -> list[Memory | int] | None:
+    """Keys of a plain value's containers, arrays and tensors, one at each reference to them.
+
+    None if it is not plain. Plain are scalars, arrays and tensors, also in containers: a tree holds
+    them as they are.
+    """
+    from optuna_hermes.suspend._values._owned import memory_of
+
+    memories: list[Memory | int] = []
+    waiting, seen = [value], set()
+    while waiting:
+        each = waiting.pop()
+        if type(each) in _CONTAINERS:
+            items = each.values() if isinstance(each, dict) else cast("list[object]", each)
+            others = _no_numbers(items)
+            if others or type(each) is not tuple:
+                memories.append(memory_of(each))  # of a tuple, too: it may hold a list
+            if id(each) not in seen:
+                seen.add(id(each))
+                waiting += others
+        elif type(each) in NUMBERS:
+            continue
+        elif isinstance(each, torch.Tensor | np.ndarray):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                return None  # it would come back without that
+            memories.append(memory_of(each))
+        elif type(each) not in _LEAVES and not isinstance(each, np.generic):
+            return None
+    return memories
+
+
+def sharing(
+    memories: Mapping[str, Collection[Memory | int]], elsewhere: Callable[[Memory | int], bool]
+) -> list[str]:
+    """Names of values that refer to a part twice, or to one that is in another or ``elsewhere``."""
+    counts = Counter(each for found in memories.values() for each in found)
+    return [n for n, found in memories.items() if any(counts[m] > 1 or elsewhere(m) for m in found)]
+
+
+def _size(value: object, most: int) -> int:
+    """About the bytes of a value, or of that part of it which is more than ``most``."""
+    number = _PLAIN_BYTES if type(value) in _CONTAINERS else _PART_BYTES
+    size = _PART_BYTES
+    for each, parts in each_once(value, _inside):
+        size += _PART_BYTES + number * len(parts)
+        if isinstance(each, torch.Tensor | np.ndarray):
+            size += _ARRAY_BYTES + _bytes_of(each)
+        elif type(each) in BUFFERS and not each.closed:
+            size += len(each.getvalue())
+        if size > most:
+            break
+    return size
+
+
+def _bytes_of(array: Any) -> int:
+    parts = sparse_parts(array) if isinstance(array, torch.Tensor) else ()
+    return sum(each.nbytes for each in parts or (array,))
+
+
+def _no_numbers(items: Iterable[Any]) -> list[Any]:
+    return [each for each in items if type(each) not in NUMBERS]
+
+
+def _inside(value: Any) -> Collection[Any]:
+    """The parts of a value that a tree of it would hold; those of a ``state_dict`` are unknown."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
+    if isinstance(value, torch.Tensor | np.ndarray) or hasattr(type(value), "state_dict"):
+        return ()
+    return getattr(value, "__dict__", {}).values()
+
+
+def if_small(tree: Any) -> Any:
+    """A tree, or None if its arrays and tensors are too large to be copied in each epoch."""
+    left, waiting = SMALL_BYTES, [tree]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, torch.Tensor | np.ndarray):
+            left -= _bytes_of(each)
+        elif isinstance(each, Mapping | list | tuple):
+            left -= 8 * len(each)
+            waiting += _no_numbers(each.values() if isinstance(each, Mapping) else each)
+        left -= 8
+        if left < 0:
+            return None
+    return tree
