@@ -52,7 +52,7 @@ def simulate_to_best(
     processes: int | None = None,
     on_job: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[list[Result]]:
-    """The results of each setting, as ``replay.simulate`` would give them.
+    """The results of each setting, as ``replay.simulate_one`` would give them.
 
     A job is a set, a seed and a policy under all settings: policies that remember what they
     computed about a curve need it only once.
