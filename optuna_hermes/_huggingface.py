@@ -81,7 +81,7 @@ class Steps(CooperativeLoop):
         self._found = found
         self._position = LoaderPosition(lambda: (), f"trial {getattr(trial, 'number', '?')}")
         self._epoch_rng: dict[str, Any] = {}
-        self._epoch: int | None = None
+        self._epoch = -1
         self._left_out = 0  # steps, by epochs that a callback has ended early
         self._trainer_iterator: Any = None
         self._own_iterator: Iterator[Any] = iter(())
@@ -129,16 +129,13 @@ class Steps(CooperativeLoop):
             set_states(_code_of(self._trainer), restored["code"])
         if session is not None:
             self._epoch_rng = rng_state()
-        state = self._trainer.state
-        begun = int(state.epoch or 0)  # less, where epochs end early
         if restored is not None:
-            self._epoch = restored.get("number", begun)
-            self._left_out = restored.get("left_out", 0)
+            self._epoch, self._left_out = restored["number"], restored["left_out"]
         else:
-            self._epoch = begun if self._epoch is None else self._epoch + 1
+            self._epoch += 1  # not by the Trainer's count, which is less where epochs end early
             if has_length(loader):
                 steps = -(-len(loader) // self._trainer.args.gradient_accumulation_steps)
-                self._left_out = self._epoch * steps - state.global_step
+                self._left_out = self._epoch * steps - self._trainer.state.global_step
         # The Trainer does it, but not for a loader whose first batches it leaves out.
         if restored is not None and hasattr(loader, "set_epoch"):
             loader.set_epoch(self._epoch)

@@ -164,13 +164,15 @@ def _number(environ: Mapping[str, str], name: str) -> float | None:
 
 def _grace(environ: Mapping[str, str], usual: float) -> float:
     text = environ.get(GRACE_VARIABLE, "").strip()
-    if not text:
-        return usual
+    return check_grace(seconds_of(text), f"${GRACE_VARIABLE}") if text else usual
+
+
+def seconds_of(text: str) -> float:
+    """A number of seconds; NaN for a text that is none."""
     try:
-        seconds = float(text)
+        return float(text)
     except ValueError:
-        seconds = math.nan
-    return check_grace(seconds, f"${GRACE_VARIABLE}")
+        return math.nan
 
 
 def check_grace(seconds: float, name: str = "grace") -> float:

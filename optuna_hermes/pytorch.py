@@ -175,7 +175,7 @@ class Run(CooperativeLoop):
             self._named.note_kept()
             super()._load_copy()
             if self._restored is not None:
-                self._locals.resume(self._restored.get("variables", {}), {**self._named.kept})
+                self._locals.resume(self._restored["variables"], {**self._named.kept})
             self._named.note_classes()
             self._other_loaders.begin()
         try:
@@ -487,7 +487,7 @@ class Run(CooperativeLoop):
         """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
         self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
         self._n_batches = tree["batches"]
-        self._early_calls.at_once = tree.get("copies_modules", False)
+        self._early_calls.at_once = tree["copies_modules"]
 
     def _load_copy(self) -> None:
         """Load what the code before the loop may use; the rest is loaded when that begins.

@@ -8,7 +8,6 @@ import contextlib
 import faulthandler
 import gc
 import logging
-import math
 import os
 import resource
 import signal
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from optuna_hermes._job_environment import host_name
+from optuna_hermes._job_environment import host_name, seconds_of
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker._devices._source import Devices, absolute, parse_devices
 from optuna_hermes.broker._server._logs import start_logging
@@ -116,10 +115,7 @@ def main() -> int:
     parser.add_argument("--power-up-command")
     arguments = parser.parse_args()
     text = os.environ.get(IDLE_VARIABLE)
-    try:
-        idle = IDLE_SECONDS if text is None else float(text)
-    except ValueError:
-        idle = math.nan
+    idle = IDLE_SECONDS if text is None else seconds_of(text)
     if not idle >= 0:
         problem = f"{IDLE_VARIABLE} must be a number of seconds but got {text!r}."
         print(f"error: {problem}", file=sys.stderr)

@@ -88,7 +88,7 @@ class StudySource:
         self._history: StudyHistory | None = None
         self._read_at = 0.0
         self._served = False
-        self._away = False
+        self._in_outage = False
 
     def look(self, key: str) -> Picture:
         from optuna_hermes.view.picture import picture_of, picture_of_history
@@ -102,7 +102,7 @@ class StudySource:
             if not self._named_key:
                 self._read(broker)
             study = None if broker is None else broker.study(self._named_key)
-            self._away = study is not None and study.outage_seconds is not None
+            self._in_outage = study is not None and study.outage_seconds is not None
             if broker is None or study is None:
                 history = self._history
                 age = time.monotonic() - self._read_at
@@ -117,7 +117,7 @@ class StudySource:
 
     def past(self) -> Sequence[Bar]:
         # Nothing is asked of a database that is known to be away: that may take half a minute.
-        shown = self._before if self._served and not self._away else None
+        shown = self._before if self._served and not self._in_outage else None
         if self._name is None or shown is None or shown.key != self._named_key:
             return ()
         return self._read(None).bars

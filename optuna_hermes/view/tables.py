@@ -169,9 +169,9 @@ def _served(study: StudyStatus) -> Rows:
         yield _overhead(study.overhead_fraction, study.overhead_seconds)
     yield "driver", str(study.driver_pid or "none: `optimize` opens no new trials")
     if study.outage_seconds is not None:
-        away = formats.duration(study.outage_seconds)
+        outage = formats.duration(study.outage_seconds)
         then = "training goes on" if study.problem is None else "every trial is to be on disk"
-        yield "database", f"{outage_phrase(study.outage_reason)} since {away}: {then}"
+        yield "database", f"{outage_phrase(study.outage_reason)} since {outage}: {then}"
     overrides = (("held", study.held), ("boosted", study.boosted), ("finishing", study.finishing))
     for override, numbers in overrides:
         if numbers:

@@ -453,8 +453,8 @@ class Driver:
 
     def _result(self, ledger: Ledger, elapsed: float) -> OptimizeResult:
         last = self._last
-        away = last is not None and last.outage_seconds is not None  # no trial can be read
-        if away or self._ended_by_outage:
+        outage = last is not None and last.outage_seconds is not None  # no trial can be read
+        if outage or self._ended_by_outage:
             reason = "" if last is None else last.outage_reason
             raise DatabaseOutageError(self._problem or _AWAY.format(outage_phrase(reason)))
         self._refuse_deleted()

@@ -170,19 +170,19 @@ class DatabaseNews:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._away = False
+        self._in_outage = False
 
     def look(self, seconds: float | None, reason: str = "") -> None:
         """Note a change; ``seconds`` and ``reason`` of the outage are those of the status."""
-        if seconds is not None and seconds > NOTED_SECONDS and not self._away:
-            self._away = True
+        if seconds is not None and seconds > NOTED_SECONDS and not self._in_outage:
+            self._in_outage = True
             full = f"{FULL} " if is_full(reason) else ""
             self._note(
                 f"The database {outage_phrase(reason)}; training goes on, and what is reported is "
                 f"written when it is back. {full}".rstrip()
             )
-        elif seconds is None and self._away:
-            self._away = False
+        elif seconds is None and self._in_outage:
+            self._in_outage = False
             self._note("The database is back.")
 
 

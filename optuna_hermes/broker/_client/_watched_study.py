@@ -50,10 +50,10 @@ class WatchedStudy:
         """The study without its trials, and the broker's devices."""
         passed, study = time.monotonic() - self._received_at, self._latest.study
         had = passed * self._latest.leased
-        away = study.outage_seconds
+        outage = study.outage_seconds
         now = structs.replace(
             study,
-            outage_seconds=None if away is None else away + passed,
+            outage_seconds=None if outage is None else outage + passed,
             device_seconds=study.device_seconds + had,
             held_seconds=study.held_seconds + had,
             spent_seconds=study.spent_seconds + had,

@@ -105,7 +105,7 @@ class Ledgers:
         self._used: dict[str, float] = {}
         self._reading: list[str] = []
         self._url_of: dict[str, str] = {}
-        self._away: set[str] = set()
+        self._in_outage: set[str] = set()
         self._waiting: dict[str, list[events.Write]] = {}
         self._written: Counter[str] = Counter()
         self._retried_at = 0.0
@@ -195,7 +195,7 @@ class Ledgers:
         if now - self._retried_at > LONGEST_PAUSE_SECONDS:
             self._retried_at = now
         # In an outage what can wait stays here, and is one batch when the database is back.
-        self._hand_over([s for s, url in self._url_of.items() if url not in self._away])
+        self._hand_over([s for s, url in self._url_of.items() if url not in self._in_outage])
 
     def rest(self, served: Collection[str]) -> None:
         """Forget studies that have ended, and close ledgers that were not used for a while.
@@ -268,8 +268,8 @@ class Ledgers:
 
     def _on_outcome(self, url: str, news: WriteOutcome) -> None:
         if isinstance(news, Unreachable):
-            if url not in self._away:
-                self._away.add(url)
+            if url not in self._in_outage:
+                self._in_outage.add(url)
                 self._notify(events.OutageBegan(studies=self._studies(url), reason=news.reason))
             return
         if isinstance(news, events.ClaimConflict):
@@ -294,8 +294,8 @@ class Ledgers:
         self._is_back(url)
 
     def _is_back(self, url: str) -> None:
-        if url in self._away:
-            self._away.remove(url)
+        if url in self._in_outage:
+            self._in_outage.remove(url)
             self._notify(events.OutageEnded(studies=self._studies(url)))
 
     def _studies(self, url: str) -> tuple[str, ...]:

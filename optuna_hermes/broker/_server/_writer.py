@@ -257,12 +257,12 @@ class Writer:
         try:
             answer = question.ask(self._opened())
         except Exception as error:
-            away = isinstance(error, LedgerOutageError)
-            if away and time.monotonic() < question.since + LONGEST_RETRY_SECONDS:
+            outage = isinstance(error, LedgerOutageError)
+            if outage and time.monotonic() < question.since + LONGEST_RETRY_SECONDS:
                 raise
             self._replace_first(1)
             # Any other error is an answer: the database is there.
-            if not away:
+            if not outage:
                 self._tell(Written())
             if question.answer.set_running_or_notify_cancel():
                 question.answer.set_exception(error)  # the caller deals with it

@@ -42,7 +42,7 @@ class LoaderAttributes:
     """Generators, counters and indices that a loader, its samplers and its data set keep.
 
     Of samplers and of an object that collates in this process, all plain values; see
-    ``_plain_values``. Of data sets, only the numbers, text and flags that the training sets: with
+    ``_values._plain``. Of data sets, only the numbers, text and flags that the training sets: with
     worker processes they hold from its next epoch on, and where these persist those of the first
     epoch hold.
     """

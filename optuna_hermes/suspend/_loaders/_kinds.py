@@ -49,9 +49,8 @@ def data_of(loader: Any) -> list[GeneratorOwner]:
     """A loader's data set and its user's collate function, in which generators may be."""
     collate: Any = getattr(loader, "collate_fn", None)
     if has_workers(loader):
-        from optuna_hermes.suspend._loaders._workers import (
-            Collate,
-        )  # lazy: few loaders have processes
+        # Few loaders have processes.
+        from optuna_hermes.suspend._loaders._workers import Collate
 
         # While a loader's workers start it has ours, which holds the user's.
         collate = collate.inner if issubclass(type(collate), Collate) else collate

@@ -117,9 +117,8 @@ class LoaderProcesses:
     def _make(self, loader: DataLoader[Any]) -> _MultiProcessingDataLoaderIter:
         if loader is not self._loader():  # another thread's
             return _MultiProcessingDataLoaderIter(loader)
-        from optuna_hermes.suspend._loaders._workers import (
-            Workers,
-        )  # lazy: few loaders have processes
+        # Few loaders have processes.
+        from optuna_hermes.suspend._loaders._workers import Workers
 
         revived = self._revived
         workers = Workers(loader, None if revived is None else revived["workers"])

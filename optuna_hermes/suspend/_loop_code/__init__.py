@@ -1,1 +1,1 @@
-"""What the code of a user's loop refers to: variables, iterators, generators."""
+"""Variables, iterators and generators that the code of a user's loop refers to."""

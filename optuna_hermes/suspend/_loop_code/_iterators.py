@@ -17,7 +17,7 @@ Item = TypeVar("Item")
 
 _OF_ITERTOOLS = tuple(each for each in vars(itertools).values() if isinstance(each, type))
 _WITHOUT_STATE = (itertools.starmap, itertools.filterfalse, itertools.takewhile)
-_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
+COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>")
 _LOOPS = ("FOR_ITER", "SEND", "YIELD_FROM")
 _APPENDING = ("LIST_APPEND", "SET_ADD", "MAP_ADD")
 
@@ -110,7 +110,7 @@ def collecting(frame: FrameType | None) -> str | None:
             asking = asking.f_back
         if asking is None:
             continue
-        if asking.f_code.co_name in _COMPREHENSIONS:
+        if asking.f_code.co_name in COMPREHENSIONS:
             return "a comprehension"
         place = _place(asking)
         if _opcode(asking, place) not in _LOOPS:

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from optuna_hermes.suspend._loop_code._iterators import COMPREHENSIONS
 from optuna_hermes.suspend._values._fingerprint import fingerprint, is_referred_to
 from optuna_hermes.suspend._values._generators import GENERATORS, cells_of, content_of
 
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
-_AT_ONCE = ("<genexpr>", "<listcomp>", "<setcomp>", "<dictcomp>")
+_AT_ONCE = ("<genexpr>", *COMPREHENSIONS)
 """Names of functions that are called where they are made, and nowhere else."""
 _Key = tuple[CodeType, str]
 _Closed = frozenset[tuple[str, str]]

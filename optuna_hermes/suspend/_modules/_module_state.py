@@ -148,17 +148,16 @@ def attributes_of(part: nn.Module) -> dict[str, Any]:
     return {name: each for name, each in vars(part).items() if not is_ignored(name, each)}
 
 
-def plain_attributes(part: nn.Module) -> dict[str, Any]:
-    """Those of them that are numbers, text, flags or None."""
-    return {name: each for name, each in attributes_of(part).items() if type(each) in _SETTINGS}
+def plain_attributes(part: nn.Module, kinds: Collection[type] = _SETTINGS) -> dict[str, Any]:
+    """Those of them that are numbers, text, flags or None, or of fewer ``kinds``."""
+    return {name: each for name, each in attributes_of(part).items() if type(each) in kinds}
 
 
 def numbers_of(module: nn.Module) -> dict[str, dict[str, Any]]:
     """The numbers and flags in attributes of a module's parts, by their places."""
     found = {}
     for place, part in module.named_modules():
-        own = {n: each for n, each in attributes_of(part).items() if type(each) in _NUMBERS}
-        if own:
+        if own := plain_attributes(part, _NUMBERS):
             found[place] = own
     return found
 

@@ -202,8 +202,7 @@ class NamedObjects:
         for name, own in state["others"].items():
             if own is not None:
                 self._owners[name].load_state_dict(at_places(own))
-        if "attributes" in state:
-            self._load_plain(state["attributes"])
+        self._load_plain(state["attributes"])
         self._kept.load_state_dict(state, self._tensors)
 
     def _changed_plain(self) -> _Plain:

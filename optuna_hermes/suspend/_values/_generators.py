@@ -112,12 +112,13 @@ class FoundGenerators:
             self._found = _with_generators(search())
             self._objects = _objects_in(self._found)
         states = states_of(self._found)
-        leading = {place for place, *_ in states}
-        self._without |= {
-            (place, kind)
-            for place, kind in others
-            if not any(f"{each}.".startswith(f"{place}.") for each in leading)
-        }
+        if others:  # which is rare, and this is done with each batch
+            leading = {place for place, *_ in states}
+            self._without |= {
+                (place, kind)
+                for place, kind in others
+                if not any(f"{each}.".startswith(f"{place}.") for each in leading)
+            }
         return states
 
     def _others(self) -> set[tuple[str, type]]:

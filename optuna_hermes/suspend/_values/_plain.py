@@ -18,7 +18,7 @@ from optuna_hermes.suspend._values._tree import NUMBERS, frozen, storable
 _PLAIN = (np.ndarray, torch.Tensor, deque, Counter, OrderedDict, defaultdict)
 """Classes beside Python's own; without their subclasses."""
 _PART_BYTES = 1 << 11
-"""What a part other than the numbers of a list counts for: it takes time, too."""
+"""Bytes for which each part counts, but the numbers of a list: it takes time, too."""
 
 
 def written(name: str, value: object, made: Mapping[int, object], most_bytes: int) -> list[Any]:
