@@ -43,8 +43,8 @@ from optuna_hermes.workers._output import silent
 from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import (
     NOT_LOADED,
-    children,
     end_with,
+    kill_group,
     own_positions,
     spawn_fresh,
 )
@@ -219,8 +219,6 @@ class _ForkServer:
         self._not_loaded = 0
         self._children: set[int] = set()
         self._waiting: set[int] = set()
-        self._left: set[int] = set()
-        self._killed: set[int] = set()
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
         self._wake_end = wake
@@ -237,9 +235,8 @@ class _ForkServer:
 
     def run(self) -> None:
         self._serves = True
-        # Of what killed workers leave behind.
+        # Of what workers leave behind: in a container there may be nobody else who reaps it.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        self._left = children()  # what the import of the objective has begun, or a value of once
         # Without a handler Python never writes to the wakeup handle.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_end.fileno(), warn_on_full_buffer=False)
@@ -253,6 +250,7 @@ class _ForkServer:
             self._successor.close()
         for pid in self._children:  # these wait for trials, or have just ended theirs
             os.waitpid(pid, 0)
+            kill_group(pid)
 
     def _serve(self) -> None:
         for each in (self._parent, self._wake, self._words):
@@ -313,6 +311,7 @@ class _ForkServer:
     def _leave(self, server: int) -> None:
         """Make a forked process independent of its server's loop."""
         end_with(server)
+        os.setpgid(0, 0)  # see kill_group
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         leave_to_driver()
         self._selector.close()
@@ -334,29 +333,15 @@ class _ForkServer:
                 self._take_over(self._successor, code)
                 continue
             if pid not in self._children:  # begun by a worker
-                self._left.discard(pid)
-                if pid in self._killed:
-                    self._killed.discard(pid)
-                    self._look_at_orphans(kept=False)  # what it had begun itself
                 continue
             self._children.discard(pid)
+            if code < 0:
+                kill_group(pid)
             self._read_words()
-            if pid not in self._waiting:  # which has begun nothing
-                self._look_at_orphans(kept=code >= 0)
             self._waiting.discard(pid)
             self._pass_words_on()
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
-
-    def _look_at_orphans(self, *, kept: bool) -> None:
-        """SIGKILL what a worker had begun, which would train on; leave it if it is ``kept``."""
-        successor = set() if self._successor is None else {self._successor.pid}
-        for pid in children() - self._children - successor - self._left - self._killed:
-            with contextlib.suppress(ProcessLookupError):
-                if os.getsid(pid) == os.getsid(0):  # not where it has a session of its own
-                    (self._left if kept else self._killed).add(pid)
-                    if not kept:
-                        os.kill(pid, signal.SIGKILL)
 
     def _read_words(self) -> None:
         """Read what workers say; most of it is for the driver, but not urgent."""
@@ -485,8 +470,8 @@ class _ForkServer:
         for pid in successor.workers:
             _tell(self._parent, {"exited": pid, "status": code})
         if code < 0:  # with its workers, which are this process's children now
-            self._killed |= successor.workers & children()
-            self._look_at_orphans(kept=False)
+            for pid in {successor.pid, *successor.workers}:
+                kill_group(pid)
         self._fork(successor.asked)
 
     def _refuse(self, packed: str, why: str) -> None:

@@ -17,11 +17,13 @@ from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 
 INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
-_LOOK_SECONDS = 0.02
 """Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
 
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
+
+_LOOK_SECONDS = 0.02
+"""Time between two looks at a child, where the kernel cannot tell of its end."""
 
 
 def command(module: str, *arguments: object) -> list[str]:
@@ -36,7 +38,7 @@ def spawn_fresh(order: int, words_end: int, server: int) -> int:
     words = command("_fresh", order, words_end, server)
     # These are inherited, other handles are not.
     actions = [(os.POSIX_SPAWN_DUP2, handle, handle) for handle in (order, words_end)]
-    return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
+    return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
 
 
 def end_with(server: int) -> None:
@@ -62,12 +64,14 @@ def own_positions() -> None:
             os.close(own)
 
 
-def children() -> set[int]:
-    """The processes whose parent is this one's main thread; none where the kernel lists none."""
-    pid = os.getpid()
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as listed:
-        return {int(each) for each in listed.read().split()}
-    return set()
+def kill_group(worker: int) -> None:
+    """SIGKILL what a worker that was killed had started: it would train on.
+
+    Each worker leads a process group of its own, so what other trials have started is not touched,
+    nor what has left the group: a daemon, for example.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(worker, signal.SIGKILL)
 
 
 def refuse_inside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -608,6 +609,46 @@ def test_what_a_worker_leaves_that_ends_itself_stays(script: Script, tmp_path: P
     finally:
         for pid in begun:
             os.kill(pid, signal.SIGKILL)
+
+
+OF_ANOTHER = """
+import subprocess, time
+import psutil
+
+def objective(trial):
+    if trial.number == 1:
+        wait_for("helper")
+        if not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), 9)
+        open("again", "w").close()
+        return 0.0
+    # The shell has ended, so that the helper is a child of the process that reaps.
+    subprocess.run(["sh", "-c", "sleep 600 > /dev/null 2>&1 & echo $! > pid; mv pid helper"])
+    wait_for("again")
+    helper = psutil.Process(int(open("helper").read()))
+    return float(helper.status() != psutil.STATUS_ZOMBIE)
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=2, devices="cpu:2", show_progress=False)
+"""
+
+
+def test_what_another_trial_has_begun_outlives_a_killed_worker(
+    script: Script, tmp_path: Path
+) -> None:
+    """A server that its objective started by a shell, for example."""
+    try:
+        done = script(OF_ANOTHER)
+        assert done.returncode == 0, done.stderr
+        assert [trial.value for trial in trials(tmp_path)] == [1.0, 0.0], done.stderr
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "helper").read_text()), signal.SIGKILL)
 
 
 SPLIT = """
