@@ -113,14 +113,16 @@ class Crowd:
         self.granted.append((client.device, now))
         self._holders[client.number] = now + self._slice_seconds
         client.epoch = grant.epoch
-        self._say(client, wire.FirstBatch(epoch=grant.epoch, stores=False))
+        self._say(client, wire.FirstBatch(epoch=grant.epoch, can_store=False))
 
     def _park(self, client: Client) -> None:
         assert client.device is not None
         self.released.append((client.device, time.monotonic()))
         client.device = None
         del self._holders[client.number]
-        self._say(client, wire.Parked(epoch=client.epoch, tier="resident", suspend_seconds=0.001))
+        self._say(
+            client, wire.TierChanged(epoch=client.epoch, tier="resident", suspend_seconds=0.001)
+        )
 
     def _say(self, client: Client, message: wire.FromClient) -> None:
         self.sent += 1

@@ -195,7 +195,7 @@ def _asking(times: int) -> Any:
             self.must_yield = False
             self._since = 0.0
 
-        def training(self, *, stores: bool) -> None:
+        def training(self, *, can_store: bool) -> None:
             self._ask()
 
         def _ask(self) -> None:
@@ -233,7 +233,7 @@ def _be_rank(
     weight, queued = torch.zeros(4096, device=device), deque[Any]()
     delays = random.Random(number)
     place = _Between()
-    rank.training(stores=False)
+    rank.training(can_store=False)
     for batch in range(1, 1 + batches):
         place.point = batch
         rank.pass_point()
@@ -257,7 +257,7 @@ class _Between:
 
     name = "trial 0"
     units = 0
-    stores = moves = True
+    can_store = can_offload = True
 
     def __init__(self) -> None:
         self.point = 0

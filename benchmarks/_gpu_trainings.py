@@ -11,7 +11,7 @@ from _gpu_exact import NO_CUDNN
 from torch import nn
 from torch.utils.data import DataLoader
 
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.accelerator import trainings
 
@@ -61,7 +61,7 @@ def _loop(
     if session.checkpoints:
         trainings.seed(2)
     named = {"model": net, "optimizer": optimizer, "scaler": scaler}
-    run = Run(trainings.new_trial(), named, session)
+    run = PyTorchLoop(trainings.new_trial(), named, session)
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(trainings.EPOCHS):
         for x, y in run.batches(loader):

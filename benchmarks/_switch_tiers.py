@@ -69,8 +69,8 @@ class Run:
 
     name = RUN
     units = 0
-    stores = True
-    moves = True
+    can_store = True
+    can_offload = True
 
     def __init__(self, make: Callable[[], torch.nn.Module]) -> None:
         self.model = make().to(DEVICE)

@@ -211,7 +211,7 @@ class Honest:
                 if not begun:
                     self._worker.send(wire.Begin(epoch=grant.epoch, number=0, trial_id=0))
                     begun = True
-                self._worker.send(wire.FirstBatch(epoch=grant.epoch, stores=False))
+                self._worker.send(wire.FirstBatch(epoch=grant.epoch, can_store=False))
                 self._slice(grant.epoch)
         except BrokerError as error:
             if not self._trained.is_set():
@@ -223,7 +223,7 @@ class Honest:
             unit = self.units + 1
             self._worker.send(wire.Report(epoch=epoch, unit=unit, step=unit, value=1 / unit))
             self.units = unit
-        self._worker.send(wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+        self._worker.send(wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
 
     def _ask(self) -> None:
         try:

@@ -260,15 +260,15 @@ class _Worker:
             self._unit = max((each.units for each in grant.checkpoints), default=0)
         self._number, self._epoch, self._trains = grant.number, grant.epoch, True
         self._say(wire.Begin(epoch=self._epoch, number=self._number, trial_id=self._number))
-        self._say(wire.FirstBatch(epoch=self._epoch, stores=True))
+        self._say(wire.FirstBatch(epoch=self._epoch, can_store=True))
 
     def _leave(self, tier: Any) -> None:
         self._trains = False
         said: dict[str, Any] = {"epoch": self._epoch, "tier": tier, "suspend_seconds": 0.001}
         if tier != "disk":
-            self._say(wire.Parked(**said, stores=True))
+            self._say(wire.TierChanged(**said, can_store=True))
             return
-        self._say(wire.Parked(**said, checkpoint=_saved(self._number, self._unit)))
+        self._say(wire.TierChanged(**said, checkpoint=_saved(self._number, self._unit)))
         self._connection.close()
         self._connection, self._unit = _reconnected(self._address), 0
         self._say(wire.Ready(study=KEY))

@@ -184,7 +184,7 @@ class Worker:
         number = self._study.new_trial() if grant.number is None else grant.number
         unit = max((each.units for each in grant.checkpoints), default=0)
         self._say(wire.Begin(epoch=grant.epoch, number=number, trial_id=number))
-        self._say(wire.FirstBatch(epoch=grant.epoch, stores=True, params={"lr": 0.1}))
+        self._say(wire.FirstBatch(epoch=grant.epoch, can_store=True, params={"lr": 0.1}))
         while unit < UNITS:
             unit += 1
             time.sleep(PAUSE_SECONDS)
@@ -208,7 +208,7 @@ class Worker:
         while True:
             message = self._wait(wire.Grant, wire.Evict)
             if isinstance(message, wire.Grant):
-                self._say(wire.FirstBatch(epoch=message.epoch, stores=True))
+                self._say(wire.FirstBatch(epoch=message.epoch, can_store=True))
                 return message
             if message is None:
                 return None
@@ -222,14 +222,14 @@ class Worker:
             path = f"/nowhere/{self._study._key}/{number}/{unit}"
             checkpoint = Checkpoint(path=path, units=unit, size_bytes=1, sha256="0" * 64)
         self._say(
-            wire.Parked(
+            wire.TierChanged(
                 epoch=epoch,
                 tier=tier,
                 suspend_seconds=0.001,
                 checkpoint=checkpoint,
                 held_bytes=0,
-                stores=True,
-                moves=True,
+                can_store=True,
+                can_offload=True,
             )
         )
 

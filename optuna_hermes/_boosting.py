@@ -31,7 +31,7 @@ _SAVE_SHARE = 20
 """It is at least this many times what the last one took: models get larger."""
 
 
-class Rounds(CooperativeLoop):
+class BoostingLoop(CooperativeLoop):
     """The rounds of one trial: of its training, or of several after each other, such as folds.
 
     Raises:
@@ -80,7 +80,7 @@ class Rounds(CooperativeLoop):
         """Keep the booster of a training that is over: a new process of the trial replays it."""
         last = self._trainings.last
         if last is not None and last.save is not None:
-            if self.storable and len(last.history) > last.replayed:
+            if self.can_store and len(last.history) > last.replayed:
                 last.model = last.save()
             last.save = None
 
@@ -199,9 +199,9 @@ class RoundsCallback:
             )
         # Kept by the trial itself, so that they live no longer.
         rounds = getattr(trial, "_hermes_rounds", None)
-        if not isinstance(rounds, Rounds) or _session not in (None, rounds._session):
-            trial._hermes_rounds = rounds = Rounds(trial, _session)
-        self._of_trial: Rounds | None = rounds
+        if not isinstance(rounds, BoostingLoop) or _session not in (None, rounds._session):
+            trial._hermes_rounds = rounds = BoostingLoop(trial, _session)
+        self._of_trial: BoostingLoop | None = rounds
         self._monitor = monitor
         self._interval = report_interval
         self._training: Training | None = None
@@ -214,7 +214,7 @@ class RoundsCallback:
         return {**vars(self), "_of_trial": None, "_training": None}
 
     @property
-    def _rounds(self) -> Rounds:
+    def _rounds(self) -> BoostingLoop:
         if self._of_trial is None:
             raise InvalidInputError(
                 "A HermesCallback that was unpickled has no trial: train with a new one."
@@ -303,7 +303,7 @@ class _Trainings:
             ]
 
 
-watched: weakref.WeakKeyDictionary[Any, Rounds] = weakref.WeakKeyDictionary()
+watched: weakref.WeakKeyDictionary[Any, BoostingLoop] = weakref.WeakKeyDictionary()
 """The rounds of each booster that is in training."""
 untold: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 """Rounds that a booster has, and of which the library is not told yet; others are to see none."""

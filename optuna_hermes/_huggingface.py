@@ -58,7 +58,7 @@ _LIBRARIES = ("transformers.", "accelerate.", "optuna_hermes.")
 _DATA_LIBRARIES = ("datasets.", "evaluate.", "evaluate_modules.", "tokenizers.")
 
 
-class Steps(CooperativeLoop):
+class HuggingFaceLoop(CooperativeLoop):
     """The steps of one training."""
 
     maker: ClassVar[str] = "HermesCallback.train()"

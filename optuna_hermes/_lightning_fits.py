@@ -225,7 +225,7 @@ class FitLoop(CooperativeLoop):
         if self._number > 1:
             problem = "the objective calls fit more than once"
         self.begin(problem)
-        if self._rank is not None and self.storable and trainer.is_global_zero:
+        if self._rank is not None and self.can_store and trainer.is_global_zero:
             from optuna_hermes._lightning._ddp import why_not_exact
 
             inexact = why_not_exact(trainer)
@@ -315,21 +315,21 @@ class FitLoop(CooperativeLoop):
 
     def waits_for_next_point(self) -> bool:
         # Ranks stop at the same batch only where they have just synchronised their gradients.
-        waits = self.storable or self._rank is not None
+        waits = self.can_store or self._rank is not None
         return waits and not clean(self._fit.trainer)
 
-    def storable_here(self) -> bool:
+    def can_store_here(self) -> bool:
         whole = (
-            self._fit.loaders.stores_here()
+            self._fit.loaders.can_store_here()
             and not self._has_other_parts()
             and not self._has_unmade(self._fit.unsaved.unmade())
         )
         if self._rank is not None:
-            self._rank.storable, whole = whole, True
+            self._rank.can_store, whole = whole, True
         return whole
 
     def saves_now(self, saver: Saver) -> bool:
-        return self._rank is None or self._rank.all_storable(self._unit)
+        return self._rank is None or self._rank.all_can_store(self._unit)
 
     def _lost(self) -> list[str]:
         return self._fit.unsaved.lost
@@ -359,17 +359,17 @@ class FitLoop(CooperativeLoop):
         if session is None or self._hooks is None:
             return
         # Lightning cannot resume within a validation: a trial asked to disk first completes it.
-        if not session.must_yield or session.asked == "disk":
+        if not session.must_yield or session.requested_tier == "disk":
             return
         if time.monotonic() - self._validating_since >= _LONG_VALIDATION_SECONDS:
-            self._park(session, stores=False)
+            self._park(session, can_store=False)
 
-    def _park(self, session: Session, *, stores: bool) -> None:
+    def _park(self, session: Session, *, can_store: bool) -> None:
         self._warn_of_random_workers()
         if self.elastic is not None:
             self.elastic.watch.interrupted()
         with parked(self._fit.trainer) as self._leave_out_wait:
-            super()._park(session, stores=stores)
+            super()._park(session, can_store=can_store)
         self._leave_out_wait = None
 
     def roots(self) -> Iterable[object]:
@@ -404,7 +404,7 @@ class FitLoop(CooperativeLoop):
             session.report_sizes(sizes)
 
     def _warn_of_random_workers(self) -> None:
-        if self._warned or not self.storable or self._hooks is None:
+        if self._warned or not self.can_store or self._hooks is None:
             return
         warning = self._hooks.loaders.random_warning()
         if warning is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -41,6 +42,14 @@ def pidfd_open(pid: int) -> int:
     if handle < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return handle
+
+
+def kill(pid: int) -> None:
+    """SIGKILL a process, unless it is gone already, or cannot be seen from here."""
+    if pid <= 0:  # that would be a whole group, this process's own among them
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:

@@ -94,7 +94,7 @@ class CooperativeLoop:
     ) -> None:
         self.value: float | None = None
         """The value reported last."""
-        self.storable = False
+        self.can_store = False
         """True if the trial can be suspended to disk."""
         self._trial = trial
         self._name = f"trial {getattr(trial, 'number', '?')}"
@@ -195,7 +195,7 @@ class CooperativeLoop:
         """Units until the end, None if unknown."""
         return None
 
-    def storable_here(self) -> bool:
+    def can_store_here(self) -> bool:
         """False at a clean point where a trial that can be stored elsewhere cannot be stored."""
         return True
 
@@ -235,8 +235,8 @@ class CooperativeLoop:
             self._warned_of_memory = True
             warn_of_memory(self._name, folder, problem)  # on the console; this is in its log
             log.warning("%s can only wait in memory: %s.", self._name.capitalize(), problem)
-        self.storable = problem is None and folder is not None
-        if self.storable and self._saver is None:
+        self.can_store = problem is None and folder is not None
+        if self.can_store and self._saver is None:
             self._saver = self._new_saver(session)
 
     def _new_saver(self, session: Session) -> Saver:
@@ -286,17 +286,17 @@ class CooperativeLoop:
             self._save()
         session.wait_for_decision()
         if session.must_yield:
-            self._park(session, stores=self._stores_here())
+            self._park(session, can_store=self._can_store_now())
         self._save()
         if saver is not None:
             saver.start()
         self._saved_here = False
         # If nothing is due, the next clean points skip this method.
-        self._busy = saver is not None and (saver.busy or (self._unsaved and self.storable))
+        self._busy = saver is not None and (saver.busy or (self._unsaved and self.can_store))
 
-    def _stores_here(self) -> bool:
+    def _can_store_now(self) -> bool:
         """True if a checkpoint can be made at this clean point; asked only where one is due."""
-        return self.storable and self.storable_here() and not self._has_changed_shape()
+        return self.can_store and self.can_store_here() and not self._has_changed_shape()
 
     def _has_changed_shape(self) -> bool:
         """True if a checkpoint would not fit the named objects of the next process, said once."""
@@ -339,10 +339,10 @@ class CooperativeLoop:
         saver = self._saver
         if not self._unsaved or saver is None:
             return
-        if self.storable and self._has_changed_shape():
+        if self.can_store and self._has_changed_shape():
             self._unsaved = False  # asked again at the next unit
             return
-        if self.storable and self.storable_here() and self.saves_now(saver):
+        if self.can_store and self.can_store_here() and self.saves_now(saver):
             settled(self.roots())  # what the device still computes is no part of the cost
             began = time.monotonic()
             saver.copy(self._settled_dump(rng_state()), units=self._unit, since=began)
@@ -354,13 +354,13 @@ class CooperativeLoop:
         self._train(session)
 
     def _train(self, session: Session) -> None:
-        session.training(stores=self.storable)
+        session.training(can_store=self.can_store)
 
-    def _park(self, session: Session, *, stores: bool) -> None:
+    def _park(self, session: Session, *, can_store: bool) -> None:
         if self._saver is not None:
             self._saver.free()  # it may be pinned, and this trial waits for long
         with kept_rng() as rng:
-            session.park(_LoopCleanPoint(self, rng, stores=stores))
+            session.park(_LoopCleanPoint(self, rng, can_store=can_store))
         # A save that was given up for the sake of the suspension is due again.
         if self._saver is not None and self._saver.gave_up:
             self._busy = self._unsaved = True
@@ -474,11 +474,11 @@ class CooperativeLoop:
 class _LoopCleanPoint:
     """A trial at a clean point (``suspend.CleanPoint``)."""
 
-    def __init__(self, loop: CooperativeLoop, rng: dict[str, Any], *, stores: bool) -> None:
+    def __init__(self, loop: CooperativeLoop, rng: dict[str, Any], *, can_store: bool) -> None:
         self.name = loop._name
         self.units = loop._unit
-        self.stores = stores
-        self.moves = loop.movable and not captured_graphs()
+        self.can_store = can_store
+        self.can_offload = loop.movable and not captured_graphs()
         self.ended = loop.ended
         self.roots = loop.roots
         self._loop = loop

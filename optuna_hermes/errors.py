@@ -37,6 +37,16 @@ def causes_of(error: BaseException, *, contexts: bool = False) -> Iterator[BaseE
         each = each.__cause__ or (each.__context__ if contexts else None)
 
 
+def first_line(error: BaseException, text: str = "") -> str:
+    """The first line of an error's text, or of ``text`` in its place; else its class."""
+    return next(iter((text or str(error)).strip().splitlines()), type(error).__name__)
+
+
+def sentence(error: BaseException, text: str = "") -> str:
+    """``first_line`` with one full stop at its end."""
+    return first_line(error, text).rstrip(".") + "."
+
+
 class HermesError(Exception):
     """Base of every error this package raises on purpose."""
 

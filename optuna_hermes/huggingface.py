@@ -14,7 +14,7 @@ with extra("huggingface"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
     from transformers.trainer_utils import TrainOutput
 
-    from optuna_hermes._huggingface import Fetch, Steps, own_batches, position
+    from optuna_hermes._huggingface import Fetch, HuggingFaceLoop, own_batches, position
 
 
 class HermesCallback(TrainerCallback):
@@ -54,14 +54,14 @@ class HermesCallback(TrainerCallback):
         self._monitor = monitor
         self._session = _session
         self._trainer: Trainer | None = None
-        self._steps: Steps | None = None
+        self._loop: HuggingFaceLoop | None = None
         self._found: tuple[Checkpoint, Any] | None = None
         self._names: set[str] = set()
 
     @property
     def value(self) -> float | None:
         """The value reported last."""
-        return None if self._steps is None else self._steps.value
+        return None if self._loop is None else self._loop.value
 
     def train(self, trainer: Trainer) -> TrainOutput:
         """Train as ``trainer.train()`` does, from the trial's present step.
@@ -90,8 +90,8 @@ class HermesCallback(TrainerCallback):
                 return trainer.train(resume_from_checkpoint=checkpoint)
         finally:
             self._trainer = None
-            if self._steps is not None:
-                self._steps.leave()
+            if self._loop is not None:
+                self._loop.leave()
 
     # -- the trainer's events ------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class HermesCallback(TrainerCallback):
                 "HermesCallback must start the training itself, but trainer.train() was called: "
                 "call hermes.train(trainer) instead."
             )
-        self._steps = Steps(self._trial, self._trainer, self._session, self._found)
+        self._loop = HuggingFaceLoop(self._trial, self._trainer, self._session, self._found)
         self._found = None
 
     def on_log(
@@ -114,17 +114,17 @@ class HermesCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Report a unit, if the monitored value is logged."""
-        steps = self._steps
-        if self._trainer is None or steps is None or not steps.begun:
+        loop = self._loop
+        if self._trainer is None or loop is None or not loop.begun:
             return
         self._names |= set(logs or {})
         if logs is not None and self._monitor in logs:
-            steps.report(logs[self._monitor])
+            loop.report(logs[self._monitor])
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         """Report progress within a long evaluation, or prediction after the training."""
-        if self._steps is not None:
-            self._steps.beat()
+        if self._loop is not None:
+            self._loop.beat()
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Check that the monitored value was logged."""
@@ -136,8 +136,8 @@ class HermesCallback(TrainerCallback):
             )
 
     def _next_step(self, fetch: Fetch, iterator: Any, number: int, device: Any) -> Any:
-        assert self._steps is not None
-        return self._steps.next_step(fetch, iterator, number, device)
+        assert self._loop is not None
+        return self._loop.next_step(fetch, iterator, number, device)
 
 
 def _refuse(trainer: Trainer, session: Session | None) -> None:

@@ -100,7 +100,7 @@ class HermesCallback(RoundsCallback):
             _why_not_stored(model, params, env.begin_iteration),
             env.end_iteration - env.begin_iteration,
         )
-        if rounds.storable and params["force_row_wise"] == params["force_col_wise"] == "0":
+        if rounds.can_store and params["force_row_wise"] == params["force_col_wise"] == "0":
             log.warning(
                 "%s may differ in the last bits: LightGBM chooses the order of its sums by a "
                 "race. Give it force_row_wise=True, or force_col_wise=True.",

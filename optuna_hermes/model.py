@@ -49,6 +49,9 @@ WAITING_STATES: frozenset[TrialStatus] = frozenset({"pending", "parked", "stored
 LIVE_STATES: frozenset[TrialStatus] = WAITING_STATES | {"running"}
 
 
+OUTAGE_SECONDS = 300.0
+"""Time for which training goes on while its database is away; then everything is suspended."""
+
 OverheadKind = Literal["idle", "opening", "resuming", "saving", "suspending"]
 """Kinds of device time outside of batches.
 

@@ -79,7 +79,7 @@ class HermesPruner(BasePruner):
 def _take_turns(
     session: TrialSession, study: optuna.Study, trial: FrozenTrial, *, reports: bool
 ) -> None:
-    session.started(stores=False)
+    session.started(can_store=False)
     step, unit = trial.last_step, len(trial.intermediate_values)
     # A sign of life only: nothing was reported since the last call, or the session is that of
     # another trial of this thread.

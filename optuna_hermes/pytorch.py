@@ -34,7 +34,7 @@ Batch = TypeVar("Batch")
 Item = TypeVar("Item")
 
 
-def suspendable(trial: Any, /, **named: Any) -> Run:
+def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
     """Let other trials have the device between two batches of a training loop.
 
     Under ``optuna_hermes.optimize`` the trial is suspended when its slice is over and resumed later
@@ -66,10 +66,10 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
             return run.value
         ```
     """
-    return Run(trial, named, session_of(trial))
+    return PyTorchLoop(trial, named, session_of(trial))
 
 
-class Run(CooperativeLoop):
+class PyTorchLoop(CooperativeLoop):
     """A training loop that can be suspended; see ``suspendable``."""
 
     instead: ClassVar[str] = (
@@ -422,13 +422,13 @@ class Run(CooperativeLoop):
         self.begin(self._around_epochs or problem)
         return iterator
 
-    def storable_here(self) -> bool:
+    def can_store_here(self) -> bool:
         """See ``CooperativeLoop``: a stream, or what is around it, may hold what no file can."""
         # Before its first batch an epoch's code has mostly left all weights as they were.
         early, batch = self._early_calls, self._position.batch
         exact = not (early.missed if batch else early.changed)
-        stores = self._batches_due or (exact and self._position.stores_here())
-        return stores and not self._would_begin_anew()
+        can_store = self._batches_due or (exact and self._position.can_store_here())
+        return can_store and not self._would_begin_anew()
 
     def _would_begin_anew(self) -> bool:
         """True within an epoch of ``zip(run.batches(loader), others)`` and the like; said once."""
@@ -451,7 +451,7 @@ class Run(CooperativeLoop):
     def waits_for_next_point(self) -> bool:
         """See ``CooperativeLoop``: true after the last batch of an epoch, if it can be stored."""
         # After an epoch's last batch the loop may still use its loss, which would not be restored.
-        return self.storable and not self._batches_due and self._position.ends_here()
+        return self.can_store and not self._batches_due and self._position.ends_here()
 
     # -- checkpoints ---------------------------------------------------------------------------
 

@@ -15,12 +15,12 @@ from optuna_hermes.suspend._values._objects import Objects
 with extra("sklearn"):
     import sklearn.base
 
-    from optuna_hermes.pytorch import Run
+    from optuna_hermes.pytorch import PyTorchLoop
 
 _GENERATORS = (np.random.RandomState, np.random.Generator)
 
 
-def suspendable(trial: Any, /, **named: Any) -> Run:
+def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
     """Let other trials have the device between two calls of ``partial_fit``.
 
     As ``optuna_hermes.pytorch.suspendable``, which has the same ``epochs``, ``batches``, ``report``
@@ -52,15 +52,15 @@ def suspendable(trial: Any, /, **named: Any) -> Run:
             return run.value
         ```
     """
-    return make_run(trial, named, session_of(trial))
+    return make_loop(trial, named, session_of(trial))
 
 
-def make_run(trial: Any, named: dict[str, Any], session: Session | None) -> Run:
+def make_loop(trial: Any, named: dict[str, Any], session: Session | None) -> PyTorchLoop:
     """Make a loop as ``suspendable`` does, with a given session."""
-    return _Run(trial, {name: _kept(name, each) for name, each in named.items()}, session)
+    return SklearnLoop(trial, {name: _kept(name, each) for name, each in named.items()}, session)
 
 
-class _Run(Run):
+class SklearnLoop(PyTorchLoop):
     """A loop whose epochs may draw their order from a named generator before ``batches``."""
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
@@ -81,6 +81,7 @@ class _Run(Run):
         super()._begin(epoch)
 
     def position(self) -> dict[str, Any]:
+        """See ``PyTorchLoop``; with the generators at the epoch's begin."""
         return {**super().position(), "epoch_generators": self._at_begin}
 
 

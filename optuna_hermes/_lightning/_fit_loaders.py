@@ -196,9 +196,9 @@ class FitLoaders:
         """True if the trial trains on an iterable data set."""
         return any(is_stream(loader) for loader, _ in self._replays)
 
-    def stores_here(self) -> bool:
+    def can_store_here(self) -> bool:
         """True if the loader positions before the next batch can be restored."""
-        return all(each.stores_here() for _, each in self._replays)
+        return all(each.can_store_here() for _, each in self._replays)
 
     def pass_over(self, state: dict[str, Any]) -> None:
         """Pass over the trained batches of an iterable data set, before the first one is taken."""

@@ -40,7 +40,7 @@ IDLE_SECONDS = 10.0
 """Idle seconds after which a trial made by ``study.ask`` loses its device: this or three times its
 longest unit, whichever is longer."""
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
         ended = _ending(state)
         session.end(ended)
         if session.trains:  # a trial that never trained has no state on the dashboard
-            session.noted(ended)
+            session.on_state(ended)
         session.close()
 
 
@@ -193,9 +193,9 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy:
     connection = join()
     again = partial(join, as_before=connection.welcome)
     session = TrialSession(connection, spec, ask, reconnect=again)
-    session.noted = Note(study, trial_id, session)
+    session.on_state = Note(study, trial_id, session)
     session.describe = partial(params_of_id, study, trial_id)
-    session.waiting = wait = Wait(study, number, rest=partial(disconnect, study))
+    session.on_wait = wait = Wait(study, number, rest=partial(disconnect, study))
     try:
         session.wait_for_grant()
     except InsideError:
@@ -308,7 +308,7 @@ class _Watch:
     def _work(self) -> None:
         while True:
             self._any.wait()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             # Before the look: a session that is added during it sets the event again.
             self._any.clear()
             helds = sessions.all()

@@ -11,8 +11,9 @@ from typing import TypeVar
 from optuna_hermes import ledger
 from optuna_hermes._optuna._storages import line
 from optuna_hermes.errors import DatabaseOutageError, StorageError
+from optuna_hermes.model import OUTAGE_SECONDS
 
-LONGEST_RETRY_SECONDS = 330.0
+LONGEST_RETRY_SECONDS = OUTAGE_SECONDS + 30.0
 """Longest retry of a call in seconds: a little longer than a broker waits to suspend all trials."""
 
 FIRST_PAUSE_SECONDS = 0.1

@@ -31,7 +31,7 @@ from optuna.storages.journal import (
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna_tables import is_empty
-from optuna_hermes.errors import InvalidInputError, StorageError
+from optuna_hermes.errors import InvalidInputError, StorageError, sentence
 from optuna_hermes.ledger._secrets import redacted, without_password
 
 if TYPE_CHECKING:
@@ -236,8 +236,7 @@ def line(error: Exception) -> str:
     """The first line of the text of an error's cause, or of its own."""
     cause = error.__cause__ or error
     details = getattr(cause, "details", None)  # gRPC's texts begin with the name of their class
-    text = str((callable(details) and details()) or cause).strip().splitlines()
-    return (text[0] if text else type(error).__name__).rstrip(".") + "."
+    return sentence(cause, str(details() or "") if callable(details) else "")
 
 
 def database_url(study: optuna.Study) -> Any:

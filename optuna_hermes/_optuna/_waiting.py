@@ -30,7 +30,7 @@ WARNING_SECONDS = 60.0
 SHARE_SECONDS = 2.0
 """Idle seconds of an outer trial after which a trial inside of it trains on its device."""
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 _STALE_SECONDS = 10.0
 
@@ -111,7 +111,7 @@ class Wait:
             self._rest()  # a trial that waits needs no database connection
         self._seconds = seconds
         if self.is_first and seconds >= self._next_look:
-            self._next_look = seconds + _LOOK_SECONDS
+            self._next_look = seconds + _POLL_SECONDS
             if self._is_inside_of_thread() or self._is_inside_of_process(seconds):
                 raise InsideError
         if seconds >= self._next_notice:
@@ -136,7 +136,7 @@ class Wait:
         if seconds < self._next_look_above:
             return False
         # Seldom, and ever more so, since each look asks the broker.
-        self._next_look_above = max(_LOOK_SECONDS, 2 * seconds)
+        self._next_look_above = max(_POLL_SECONDS, 2 * seconds)
         above = {process.pid: process for process in _ancestors()}
         outer = [
             above[holder.pid]

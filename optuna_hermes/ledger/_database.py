@@ -13,7 +13,7 @@ from typing import Any, final
 from sqlalchemy import Connection, Select, column, inspect, select, table
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from optuna_hermes.errors import LedgerError, LedgerOutageError
+from optuna_hermes.errors import LedgerError, LedgerOutageError, first_line
 from optuna_hermes.ledger._engine import (
     at_once,
     connectable,
@@ -181,7 +181,7 @@ class Database:
             raise (LedgerOutageError if away else LedgerError)(self._failed(error)) from error
 
     def _failed(self, error: Exception) -> str:
-        reason = redacted(_first_line(getattr(error, "orig", None) or error), self._url)
+        reason = redacted(first_line(getattr(error, "orig", None) or error), self._url)
         return (
             f"The ledger at {self.shown} cannot be used: {reason.rstrip('.')}. Check its URL, "
             "that the database runs, and that you may write to it."
@@ -227,8 +227,3 @@ class _Batch(threading.local):
 
     connection: Connection | None = None
     changes: bool = False
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -193,7 +193,7 @@ class Ledger:
 
         Args:
             study: the study's key.
-            after: a number that ``look`` has returned; 0 for all trials.
+            after: a number that ``change_mark`` has returned; 0 for all trials.
             numbers: trials that are wanted too, changed or not.
         """
         found = self._database.rows(sql.CHANGED_TRIALS, {"of_study": study, "of_change": after})
@@ -392,7 +392,7 @@ class Ledger:
         with self._database.at_once() as connection:
             sharing.beat(connection, host)
 
-    def look(self, beat: HostRecord | None = None) -> ChangeMark:
+    def change_mark(self, beat: HostRecord | None = None) -> ChangeMark:
         """The newest change number, and all brokers: one statement, beside a heartbeat's.
 
         Args:
@@ -401,7 +401,7 @@ class Ledger:
         with self._database.at_once() as connection:
             if beat is not None:
                 sharing.beat(connection, beat)
-            return sharing.look(connection)
+            return sharing.change_mark(connection)
 
     def load_hosts(self) -> list[HostRecord]:
         """All brokers that have sent a heartbeat and are not forgotten, by name."""

@@ -18,7 +18,7 @@ UNLOCK_SECONDS = 6.0
 """Time in which a broker that ends, or serves a study no longer, has unlocked it."""
 
 # Another process may look at this moment: see ``is_locked``.
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 _held: set[tuple[int, int]] = set()
 """Device and inode of each file that this process has locked: a renamed file keeps them."""
@@ -32,7 +32,7 @@ class StudyLocks:
         self._file = file
         self._locks: dict[str, tuple[filelock.BaseFileLock, tuple[int, int]]] = {}
 
-    def lock(self, study: str, wait_seconds: float = _LOOK_SECONDS) -> None:
+    def lock(self, study: str, wait_seconds: float = _POLL_SECONDS) -> None:
         """Lock a study, by its key, against other processes; twice is no error.
 
         Raises:

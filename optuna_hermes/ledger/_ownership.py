@@ -129,7 +129,7 @@ def _hosts(rows: Iterable[dict[str, Any]]) -> list[HostRecord]:
     return sorted(hosts, key=lambda host: (host.name, host.instance))
 
 
-def look(connection: Connection) -> ChangeMark:
+def change_mark(connection: Connection) -> ChangeMark:
     """The change numbers and all brokers, in one statement."""
     rows = [dict(each) for each in connection.execute(sql.LOOK).mappings()]
     numbers = [(each.pop("last_change"), each.pop("forgotten_change")) for each in rows]

@@ -23,11 +23,11 @@ class CleanPoint(Protocol):
         """Units the trial has reported."""
 
     @property
-    def stores(self) -> bool:
+    def can_store(self) -> bool:
         """True if ``dump`` is the whole state at this point, so that its process may end."""
 
     @property
-    def moves(self) -> bool:
+    def can_offload(self) -> bool:
         """True if its tensors may change their addresses."""
 
     def ended(self) -> bool:
@@ -103,7 +103,7 @@ class Session(Protocol):
     """
 
     must_yield: bool
-    asked: TierName
+    requested_tier: TierName
     """The tier to suspend to; valid while ``must_yield`` is True."""
 
     checkpoint_dir: Path | None
@@ -128,8 +128,8 @@ class Session(Protocol):
     the files of those that are here must stay.
     """
 
-    def training(self, *, stores: bool) -> None:
-        """Report that the first batch of the lease begins; ``stores``: the trial can go to disk."""
+    def training(self, *, can_store: bool) -> None:
+        """Report the first batch of the lease; ``can_store``: the trial can go to disk."""
 
     def report_sizes(self, sizes: BatchSizes) -> None:
         """Report that the batch size or the number of devices may change, and the present sizes.

@@ -66,7 +66,7 @@ class FakeSession:
         self._while_parked = while_parked
         self._evicts = evicts
         self._batches = 0
-        self.asked: TierName = "resident"
+        self.requested_tier: TierName = "resident"
         self._parking: TierMover | None = None
 
     def tick(self) -> None:
@@ -75,7 +75,7 @@ class FakeSession:
         asked = self.script.pop(self._batches, None)
         self._next_size = self.sizes.pop(self._batches, self._next_size)
         if asked is not None:
-            self.asked = asked
+            self.requested_tier = asked
             self.must_yield = True
         elif not self.must_yield:
             self.batch_size = self._next_size
@@ -95,9 +95,9 @@ class FakeSession:
             batch_sizes=batch_sizes,
         )
 
-    def training(self, *, stores: bool) -> None:
+    def training(self, *, can_store: bool) -> None:
         """See ``suspend.Session``."""
-        self.trainings.append(stores)
+        self.trainings.append(can_store)
 
     def report_sizes(self, sizes: BatchSizes) -> None:
         """See ``suspend.Session``."""
@@ -112,7 +112,7 @@ class FakeSession:
         """See ``suspend.Session``."""
         asked = self._decisions.pop(self.reports[-1][0], None) if self.reports else None
         if asked is not None:
-            self.asked = asked
+            self.requested_tier = asked
             self.must_yield = True
 
     def beat(self, memory_bytes: int | None = None) -> None:
@@ -132,7 +132,7 @@ class FakeSession:
             Suspended: the trial went to disk.
         """
         self.must_yield = False
-        self._put(state, self.asked)
+        self._put(state, self.requested_tier)
         state.waits()
         self._while_parked()
         for tier in self._evicts:

@@ -19,7 +19,7 @@ from optuna_hermes.upkeep._finish import complete, plan_finish
 
 # A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
 STOP_SECONDS = 60.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 
 
 def want(
@@ -107,7 +107,7 @@ def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> di
     deadline = time.monotonic() + STOP_SECONDS
     # It is answered at once with whether a trial has still to stop: sent until it has.
     while waiting and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
         for number in tuple(waiting):
             try:
                 stops = broker.want(Finish(study=key, numbers=(number,)))

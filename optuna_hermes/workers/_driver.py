@@ -41,8 +41,19 @@ from optuna_hermes.sampler import seed_of
 from optuna_hermes.suspend._tiers._saver import forget_warnings
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay
-from optuna_hermes.workers._notices import Callback, Callbacks, DatabaseNews, DeviceNews, Losses
-from optuna_hermes.workers._opening import checkpoint_place, descriptions, most_alive, opening
+from optuna_hermes.workers._notices import (
+    Callback,
+    Callbacks,
+    DatabaseNotices,
+    DeviceNotices,
+    Losses,
+)
+from optuna_hermes.workers._open_study import (
+    checkpoint_place,
+    descriptions,
+    most_alive,
+    open_study_message,
+)
 from optuna_hermes.workers._result import OptimizeResult, best_of, failure_of, trial_results
 from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._stops import LEAVE_SECONDS, Stops, suspending_seconds
@@ -119,13 +130,13 @@ class Driver:
         self._devices: tuple[str, ...] = ()
         self._silence_noted_at = -math.inf
         self._root: Path | None = None
-        self._device_news = DeviceNews(self._note)
-        self._database_news = DatabaseNews(self._note)
+        self._device_notices = DeviceNotices(self._note)
+        self._database_notices = DatabaseNotices(self._note)
         self._taken_by: int | None = None
         self._key: str | None = None
-        self._looks = False
+        self._ids_return = False
         self._n_ended = 0
-        self._look_at = -math.inf
+        self._check_at = -math.inf
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -217,7 +228,7 @@ class Driver:
             sets_up=True,
         )
         self._key = spec.key
-        self._looks = _optuna.ids_return(self._study)
+        self._ids_return = _optuna.ids_return(self._study)
         place = checkpoint_place(self._study, ledger, settings.checkpoint_dir, self._note)
         self._root, url, problem = place
         forget_warnings(self._root)
@@ -231,7 +242,7 @@ class Driver:
             checkpoint_url=url,
             unwritable=problem is not None,
             inherits=_optuna.is_inheritable(self._study),
-            ids_return=self._looks,
+            ids_return=self._ids_return,
         )
         pool.configure(job)
         self._losses = Losses(self._study, self._root, pool.status_of, self._note)
@@ -243,7 +254,7 @@ class Driver:
                     "driver",
                     settings.devices,
                     settings.power,
-                    self._look_while_silent,
+                    self._on_silence,
                     as_before=self._welcome,
                 )
                 with contextlib.closing(connecting) as connection:
@@ -282,7 +293,7 @@ class Driver:
                 goes_on = "" if self._last is None else ": training goes on"
                 self._note(f"{error} Starting another one{goes_on}.")
 
-    def _look_while_silent(self, seconds: float) -> None:
+    def _on_silence(self, seconds: float) -> None:
         """Say that the broker is silent, and whether this call is to end; raise once it is late."""
         self._stops.note_signal()
         self._stops.is_over(self._import_seconds)
@@ -308,7 +319,7 @@ class Driver:
         def open_(*, again: bool) -> OpenStudy:
             self._refuse_deleted()
             return _optuna.with_retry(
-                opening,
+                open_study_message,
                 self._study,
                 spec,
                 ledger,
@@ -350,11 +361,11 @@ class Driver:
         while True:
             mine = self._wait_for_change(watched, pause)
             pause = TICK_SECONDS
-            self._look_at_study(mine)
-            self._callbacks.look(mine.counts.ended)
+            self._check_deleted(mine)
+            self._callbacks.update(mine.counts.ended)
             if self._stops.signal and isinstance(self._callbacks.raised, KeyboardInterrupt):
                 raise self._callbacks.raised  # the second Ctrl-C
-            if given_up := self._losses.look(mine.key, mine.lost):
+            if given_up := self._losses.update(mine.key, mine.lost):
                 watched.tell(*given_up)
             self._losses.say_first_failure(mine)
             now = time.monotonic()
@@ -369,7 +380,7 @@ class Driver:
                 break
             if mine.draining:
                 continue
-            problem = starts.look(now, self._note)
+            problem = starts.check(now, self._note)
             self._problem = self._problem or problem
             # What is told is in the next status: it is not told again, nor said to the user again.
             if STOP in pool.said or self._should_stop(mine):
@@ -398,16 +409,16 @@ class Driver:
         self._last = mine
         self._ended_by_outage |= bool(mine.problem) and mine.outage_seconds is not None
         self._progress.update(devices, mine)
-        self._database_news.look(mine.outage_seconds, mine.outage_reason)
-        self._device_news.look(devices, time.monotonic())
+        self._database_notices.update(mine.outage_seconds, mine.outage_reason)
+        self._device_notices.update(devices, time.monotonic())
         return mine
 
-    def _look_at_study(self, mine: StudyStatus) -> None:
+    def _check_deleted(self, mine: StudyStatus) -> None:
         """Refuse a deleted study, every few seconds and when a worker has ended."""
         now, n_ended = time.monotonic(), self._pool.n_ended
-        due = now >= self._look_at or n_ended > self._n_ended
-        if self._looks and due and mine.outage_seconds is None:
-            self._n_ended, self._look_at = n_ended, now + _DELETED_SECONDS
+        due = now >= self._check_at or n_ended > self._n_ended
+        if self._ids_return and due and mine.outage_seconds is None:
+            self._n_ended, self._check_at = n_ended, now + _DELETED_SECONDS
             self._refuse_deleted()
 
     def _dismiss(self, watched: WatchedStudy, *, at_once: bool) -> None:

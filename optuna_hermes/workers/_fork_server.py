@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 from optuna_hermes import _optuna
 from optuna_hermes._heap import freeze
 from optuna_hermes._optuna import Study
-from optuna_hermes._parent import end_with_parent
+from optuna_hermes._parent import end_with_parent, kill
 from optuna_hermes.broker import sessions
 from optuna_hermes.broker._imports import absolute_policy_name
 from optuna_hermes.errors import HermesError, ObjectiveError
@@ -244,8 +244,7 @@ class _ForkServer:
             self._serve()
         # The driver has suspended what it wanted: what is left here has no driver.
         for pid in self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
         if self._successor is not None:
             self._successor.close()
         for pid in self._children:  # these wait for trials, or have just ended theirs
@@ -456,8 +455,7 @@ class _ForkServer:
         """End workers that have no trial yet: those that replace them will have the value."""
         self._read_words()
         for pid in self._waiting & self._children:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            kill(pid)
 
     def _take_over(self, successor: Successor, code: int) -> None:
         """Fork workers again in place of a successor that has ended, whose workers ended too."""
@@ -472,7 +470,7 @@ class _ForkServer:
         if code < 0:  # with its workers, which are this process's children now
             for pid in {successor.pid, *successor.workers}:
                 kill_group(pid)
-        self._fork(successor.asked)
+        self._fork(successor.n_requested)
 
     def _refuse(self, packed: str, why: str) -> None:
         """Leave a value to each trial if there is a reason to."""

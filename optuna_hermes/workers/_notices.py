@@ -57,7 +57,7 @@ class Losses:
         self._failed: set[int] = set()
         self._said_failure = False
 
-    def look(self, key: str, lost: Sequence[TrialLoss]) -> list[GiveUp]:
+    def update(self, key: str, lost: Sequence[TrialLoss]) -> list[GiveUp]:
         """Report new losses; the messages to the broker of trials that have ended in Optuna now."""
         settled = (each for each in lost if self._is_settled(each))
         return [self._give_up(key, each) for each in settled if self._say(each)]
@@ -140,7 +140,7 @@ def _last_lines(log: Path) -> list[str]:
     return lines[-_LAST_LINES:]
 
 
-class DeviceNews:
+class DeviceNotices:
     """Notes once why a device cannot be leased, and once that it can again.
 
     Args:
@@ -152,7 +152,7 @@ class DeviceNews:
         self._said: dict[str, str] = {}
         self._seen: dict[str, tuple[str, float]] = {}
 
-    def look(self, devices: Iterable[DeviceStatus], now: float) -> None:
+    def update(self, devices: Iterable[DeviceStatus], now: float) -> None:
         """Note changes in the devices' problems; ``now`` is in seconds of any clock."""
         for device in devices:
             id_, problem = device.id, device.problem
@@ -165,14 +165,14 @@ class DeviceNews:
                 self._note(f"{id_}: {problem or 'all is well again'}.")
 
 
-class DatabaseNews:
+class DatabaseNotices:
     """Notes once that the database is away, and once that it is back."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._in_outage = False
 
-    def look(self, seconds: float | None, reason: str = "") -> None:
+    def update(self, seconds: float | None, reason: str = "") -> None:
         """Note a change; ``seconds`` and ``reason`` of the outage are those of the status."""
         if seconds is not None and seconds > NOTED_SECONDS and not self._in_outage:
             self._in_outage = True
@@ -201,7 +201,7 @@ class Callbacks:
         """Call none for trials that are finished already: other calls trained them."""
         self._called = {trial.number for trial in self._finished()}
 
-    def look(self, n_ended: int) -> None:
+    def update(self, n_ended: int) -> None:
         """Call them for new trials if the number of ended ones has changed, until one raises."""
         if not self._callbacks or n_ended == self._last_ended or self.raised is not None:
             return

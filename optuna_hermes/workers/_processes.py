@@ -12,7 +12,7 @@ import stat
 import subprocess
 import time
 
-from optuna_hermes._parent import end_with_parent, pidfd_open, python_command
+from optuna_hermes._parent import end_with_parent, kill, pidfd_open, python_command
 from optuna_hermes.broker import sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
 
@@ -22,7 +22,7 @@ INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 """Time between two looks at a child, where the kernel cannot tell of its end."""
 
 
@@ -107,8 +107,7 @@ class ForkedProcess:
     def kill(self) -> None:
         """Send SIGKILL, unless it has been waited for."""
         if not self._is_gone:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            kill(self.pid)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait for its end.
@@ -146,5 +145,5 @@ class ForkedProcess:
         while os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if time.monotonic() >= end:
                 return False
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return True

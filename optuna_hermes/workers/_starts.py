@@ -71,7 +71,7 @@ class Starts:
         """Reset the count: a trial has begun, or the broker is another one."""
         self.failed_in_a_row = 0
 
-    def look(self, now: float, note: Callable[[str], None]) -> str | None:
+    def check(self, now: float, note: Callable[[str], None]) -> str | None:
         """Pause after a start that failed or was refused; the reason to stop after several."""
         failed, before = self.failed_in_a_row, self._failed_seen
         self._failed_seen = failed

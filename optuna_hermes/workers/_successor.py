@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 from typing import Any
+
+from optuna_hermes._parent import kill
 
 
 class Successor:
@@ -18,14 +19,14 @@ class Successor:
         self.socket = end
         self.words_end = words_end
         self.is_ready = False
-        self.asked = 0
+        self.n_requested = 0
         self.workers: set[int] = set()
         self._passed: set[str] = set()
         self._unread = b""
 
     def fork(self, count: int) -> None:
         """Have it fork workers."""
-        self.asked += count
+        self.n_requested += count
         with contextlib.suppress(ConnectionError):  # its exit will be noticed
             self.socket.sendall(b"f" * count)
 
@@ -57,10 +58,10 @@ class Successor:
     def follow(self, line: dict[str, Any]) -> None:
         """Keep count of its workers by a message to the driver."""
         if "forked" in line:
-            self.asked -= 1
+            self.n_requested -= 1
             self.workers.add(line["forked"])
         elif "unforked" in line:
-            self.asked -= line["unforked"]
+            self.n_requested -= line["unforked"]
         elif "exited" in line:
             self.workers.discard(line["exited"])
 
@@ -68,8 +69,7 @@ class Successor:
         """End it, with its workers, and wait until it is gone."""
         self.forget()
         if not self.is_ready:  # it reads nothing while it computes
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+            kill(self.pid)
         os.waitpid(self.pid, 0)
 
     def forget(self) -> None:

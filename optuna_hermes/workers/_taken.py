@@ -17,7 +17,7 @@ TAKEN = "Process {pid} optimizes this study on this host: waiting for it."
 REPLACE_SECONDS = 10.0
 """Seconds in which a driver whose broker died may start another one, before others do so."""
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 _ANSWER_SECONDS = 2.0
@@ -73,5 +73,5 @@ def wait_for_driver(key: str, pid: int, should_stop: Callable[[], bool]) -> int 
             is_back_soon = has_lost_broker and now - absent_at < REPLACE_SECONDS
             if not is_back_soon or not psutil.pid_exists(pid):
                 return None
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return pid

@@ -196,15 +196,15 @@ class _TrialExecution:
         note = _optuna.Note(self._study, _optuna.trial_id(trial), self._session)
         notes = _Notes(note, partial(_optuna.disconnect, self._study))
         self._session.checkpoint_dir, self._session.checkpoint_url = folder, url
-        self._session.find()
-        self._session.noted = notes.put
+        self._session.find_journal()
+        self._session.on_state = notes.put
         # By the trial's number: the order in which workers begin trials changes no value.
         given = len(trial.params)
         _optuna.reseed(self._study.sampler, self._job.seed, trial.number, given)
         seed = trial_seed(self._job.seed, trial.number)
         seed_everything(seed)
         seed_entropy(seed)
-        self._session.begins = end_entropy
+        self._session.on_first_batch = end_entropy
         _once.begin_trial(seed)
         try:
             _optuna.keep_reports(self._study, _optuna.trial_id(trial), folder)
@@ -235,7 +235,7 @@ class _TrialExecution:
             self._leave_if_taken()
             name = grant.name if isinstance(grant, SetUp) else str(grant.epoch)
             # Two processes can take the same enqueued trial from SQLite, which locks no row.
-            with _opening(self._job.checkpoint_root):
+            with _creation_lock(self._job.checkpoint_root):
                 trial = _optuna.open_trial(
                     self._study, name=name, lost=grant.lost, listed_number=grant.listed_number
                 )
@@ -353,7 +353,7 @@ class _TrialExecution:
 
 
 @contextlib.contextmanager
-def _opening(root: Path) -> Iterator[None]:
+def _creation_lock(root: Path) -> Iterator[None]:
     """Lock the opening of trials of this study against other workers of its broker."""
     # Not in ``root``, which hosts may share: one that hangs must not hold up the others. A study in
     # SQLite has one broker, and other databases lock the row of a trial that waits.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
+from optuna_hermes._parent import kill
 from optuna_hermes.broker import connect_or_start, end_idle
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, runtime_dir
 from optuna_hermes.errors import BrokerSilentError, HermesError, ObjectiveError
@@ -242,8 +243,7 @@ class WorkerPool:
         while self._alive or self._asked:
             for pid in self._alive - killed:
                 killed.add(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                kill(pid)
             if not wait([self._socket], _KILLED_SECONDS):
                 self._process.kill()
                 raise HermesError(

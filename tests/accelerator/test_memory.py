@@ -28,7 +28,7 @@ class Point:
 
     name = "trial 7"
     units = 1
-    stores = moves = True
+    can_store = can_offload = True
 
     def __init__(self, net: nn.Module) -> None:
         self.net = net

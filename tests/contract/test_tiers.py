@@ -30,7 +30,7 @@ class TestResident(TierContract):
 class TestHost(TierContract):
     """In host memory."""
 
-    needs = "moves"
+    needs = "can_offload"
 
     @pytest.fixture
     def tier(self) -> Tier:
@@ -62,7 +62,7 @@ class TestHost(TierContract):
 class TestDisk(TierContract):
     """In a file."""
 
-    needs = "stores"
+    needs = "can_store"
     in_place = False
 
     @pytest.fixture

@@ -21,7 +21,7 @@ from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import MOST_SECONDS
 from optuna_hermes.workers._driver import Driver
-from optuna_hermes.workers._opening import opening
+from optuna_hermes.workers._open_study import open_study_message
 from optuna_hermes.workers._settings import OptimizeSettings
 from optuna_hermes.workers._words import LEFT, NOTHING_LEFT, STOP
 from optuna_hermes.workers._worker import WorkerInput, _TrialExecution
@@ -106,7 +106,7 @@ def test_a_grid_bounds_its_study(n_trials: int | None, unstarted: int) -> None:
     """Nobody is let open a trial for which no point is left."""
     study = make_study(samplers()["grid"])
     spec = _optuna.study_spec(study, policy="hermes", slice_seconds=1.0)
-    found = opening(study, spec, MemoryLedger(), "a", n_trials=n_trials, max_alive=2)
+    found = open_study_message(study, spec, MemoryLedger(), "a", n_trials=n_trials, max_alive=2)
     assert (found.unstarted, found.limit) == (unstarted, unstarted)
 
 
@@ -119,7 +119,7 @@ def test_a_budget_is_sent_within_what_a_message_holds(
     """A call whose time is over has none left, and 30 years are as good as more."""
     study = make_study(samplers()["random"])
     spec = _optuna.study_spec(study, policy="hermes", slice_seconds=1.0)
-    found = opening(
+    found = open_study_message(
         study,
         spec,
         MemoryLedger(),
@@ -268,7 +268,7 @@ def test_a_callback_is_given_a_copy_of_its_trial_alone(monkeypatch: pytest.Monke
     screen: Any = SimpleNamespace(note=print)
     pool: Any = SimpleNamespace(began=0.0)
     driver = Driver(study, pool, OptimizeSettings(), screen, [leaves])
-    driver._callbacks.look(1)
+    driver._callbacks.update(1)
     assert given == [kept]
     assert given[0] is not kept
     assert driver._should_stop(study_status())

@@ -21,7 +21,7 @@ from sklearn.datasets import load_breast_cancer, load_iris
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, MonitorError, Suspended
 from optuna_hermes.model import TierName
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 
 lightgbm = pytest.importorskip("lightgbm")
@@ -692,7 +692,7 @@ def test_a_second_framework_in_a_trial_is_refused(tmp_path: Path) -> None:
     """It would read the checkpoints of the first."""
     session = FakeSession(checkpoint_dir=tmp_path)
     trial = optuna.create_study().ask()
-    Run(trial, {"model": torch.nn.Linear(1, 1)}, session)
+    PyTorchLoop(trial, {"model": torch.nn.Linear(1, 1)}, session)
     with pytest.raises(InvalidInputError, match=r"suspendable\(\) of one .* HermesCallback\(\) of"):
         XGBoostCallback(trial, "valid-logloss", _session=session)
 

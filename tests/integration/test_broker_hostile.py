@@ -257,7 +257,7 @@ def test_an_attack_disturbs_nobody_else(
     grant = worker.receive()
     assert isinstance(grant, wire.Grant)
     worker.send(wire.Begin(epoch=grant.epoch, number=0, trial_id=0))
-    worker.send(wire.FirstBatch(epoch=grant.epoch, stores=False))
+    worker.send(wire.FirstBatch(epoch=grant.epoch, can_store=False))
     driver.ask_status()
     handles, memory = broker.num_fds(), broker.memory_info().rss
     command = [sys.executable, attacks.__file__, "--seconds"]

@@ -22,7 +22,7 @@ from optuna_hermes.ledger import Ledger, ReportRecord, TrialRecord, open_ledger
 from optuna_hermes.model import Device
 from support.devices import FakeDevices
 
-PARKED = wire.Parked(epoch=1, tier="resident", suspend_seconds=0.0)
+PARKED = wire.TierChanged(epoch=1, tier="resident", suspend_seconds=0.0)
 ENDED = wire.Ended(epoch=1, state="done")
 BEAT = wire.Beat(epoch=1)
 

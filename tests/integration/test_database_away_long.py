@@ -25,7 +25,7 @@ from optuna_hermes.ledger import open_ledger
 
 N_TRIALS = 3
 UNITS = 60
-AWAY_SECONDS = 3.0
+OUTAGE_SECONDS = 3.0
 
 OBJECTIVE = f"""
 import time
@@ -54,7 +54,7 @@ import sys
 from optuna_hermes.broker._core import _outage
 from optuna_hermes.broker.__main__ import run_broker
 
-_outage.AWAY_SECONDS = float(sys.argv[1])
+_outage.OUTAGE_SECONDS = float(sys.argv[1])
 run_broker("cpu:2", idle_seconds=None)
 """
 
@@ -163,7 +163,7 @@ def test_an_absence_that_is_too_long_sends_all_to_disk(
     wait_for: Callable[..., Any],
 ) -> None:
     """The screen and ``status`` say so; the same command goes on, and no value is lost."""
-    with broker(AWAY_SECONDS, runtime_dir, wait_for):
+    with broker(OUTAGE_SECONDS, runtime_dir, wait_for):
         running = scene.optimize()
         wait_for(scene.begun, 60)
         with scene.away():
@@ -215,7 +215,7 @@ def test_a_broker_that_is_killed_when_all_are_on_disk(
     scene: Scene, runtime_dir: Path, wait_for: Callable[..., Any]
 ) -> None:
     """Nobody lives who could tell what it had not written: it is found beside the checkpoints."""
-    with broker(AWAY_SECONDS, runtime_dir, wait_for) as process:
+    with broker(OUTAGE_SECONDS, runtime_dir, wait_for) as process:
         running = scene.optimize()
         wait_for(scene.begun, 60)
         with scene.away():

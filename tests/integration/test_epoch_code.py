@@ -23,29 +23,31 @@ from torch.utils.data import (
 from torchmetrics import MeanMetric, MetricTracker
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.suspend._tiers import _saver
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
 
 DATA = TensorDataset(torch.linspace(-1, 1, 64).reshape(16, 4))
-Begin = Callable[[Run, torch.optim.lr_scheduler.StepLR, int], tuple[float, list[int]]]
+Begin = Callable[[PyTorchLoop, torch.optim.lr_scheduler.StepLR, int], tuple[float, list[int]]]
 
 
-def by_schedule(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+def by_schedule(run: PyTorchLoop, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
     """A step of the schedule at the begin of each epoch but the first."""
     if epoch:
         schedule.step()
     return schedule.get_last_lr()[0], list(range(16))
 
 
-def by_setting(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+def by_setting(run: PyTorchLoop, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
     """A learning rate that is halved by hand."""
     schedule.optimizer.param_groups[0]["lr"] *= 0.5
     return schedule.optimizer.param_groups[0]["lr"], list(range(16))
 
 
-def by_kept_value(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+def by_kept_value(
+    run: PyTorchLoop, schedule: torch.optim.lr_scheduler.StepLR, epoch: int
+) -> object:
     """A kept number, and a kept array that is changed in place."""
     run.kept["noise"] = run.kept.get("noise", 1.0) * 0.5
     weights = run.kept.setdefault("weights", np.ones(4))
@@ -53,13 +55,13 @@ def by_kept_value(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: in
     return run.kept["noise"] + float(weights.sum()), list(range(16))
 
 
-def by_generator(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+def by_generator(run: PyTorchLoop, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
     """A part of the data that a kept generator draws."""
     generator = run.kept.setdefault("generator", torch.Generator().manual_seed(1))
     return 1.0, torch.randperm(16, generator=generator)[:12].tolist()
 
 
-def by_batch(run: Run, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
+def by_batch(run: PyTorchLoop, schedule: torch.optim.lr_scheduler.StepLR, epoch: int) -> object:
     """The number of the batch, which is the first one's before each epoch's batches."""
     return 1.0 + run.batch, list(range(16))
 
@@ -70,7 +72,7 @@ def train(session: FakeSession, begin: Begin) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     named = {"model": model, "optimizer": optimizer, "schedule": schedule}
-    run = Run(optuna.create_study().ask(), named, session)
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(4):
         factor, places = begin(run, schedule, epoch)
@@ -95,7 +97,9 @@ def near_the_start(session: FakeSession, *, kept_part: bool) -> list[float]:
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     start = model.weight.detach().clone()
     for _ in run.epochs(4):
@@ -130,7 +134,7 @@ def tracked(session: FakeSession) -> list[float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tracker = MetricTracker(MeanMetric(), maximize=False)
     named = {"model": model, "optimizer": optimizer, "tracker": tracker}
-    run = Run(optuna.create_study().ask(), named, session)
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(4):
         tracker.increment()
@@ -169,7 +173,9 @@ def annealed(session: FakeSession, *, reports: bool) -> list[float]:
     torch.manual_seed(1)
     model = Annealed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(4):
         model.rate *= 0.5
@@ -231,7 +237,9 @@ def roll_out(
     torch.manual_seed(1)
     model = Policy()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     x = DATA.tensors[0]
     for _ in run.epochs(4):
@@ -289,7 +297,7 @@ def with_target(session: FakeSession, update: Callable[[nn.Module, nn.Module], N
     target.register_buffer("scale", torch.ones(1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     named = {"model": model, "target": target, "optimizer": optimizer}
-    run = Run(optuna.create_study().ask(), named, session)
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
     losses = run.kept.setdefault("losses", [])
     x = DATA.tensors[0]
     for _ in run.epochs(5):
@@ -331,7 +339,9 @@ def mining_after(session: FakeSession, *, asks: bool) -> list[float]:
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     x = DATA.tensors[0]
     for epoch in run.epochs(4):
@@ -378,7 +388,9 @@ def hard_examples(session: FakeSession, make: Callable[[torch.Tensor], DataLoade
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(4):
         with torch.no_grad():
@@ -443,7 +455,7 @@ class AskedModule(nn.Linear):
 def test_no_state_is_made_without_a_folder_for_checkpoints() -> None:
     """Nobody could ever read it."""
     session, named = FakeSession(), {"other": Asked(), "model": AskedModule(1, 1)}
-    run = Run(optuna.create_study().ask(), named, session)
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
     for _ in run.epochs(4):
         for _ in run.batches(range(4)):
             session.tick()
@@ -464,7 +476,7 @@ def test_no_state_is_made_while_a_checkpoint_is_written(
     monkeypatch.setattr(_saver, "write", slowly)
     model = AskedModule(1, 1)
     session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
     for epoch in run.epochs(2):
         for _ in run.batches(range(40)):
             session.tick()

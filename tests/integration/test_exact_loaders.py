@@ -58,7 +58,7 @@ from torch.utils.data import (
 from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.suspend._loaders._order import order_of
 from optuna_hermes.testing import FakeSession
 
@@ -1032,7 +1032,7 @@ def loop(
     batches, validation = train(), val()
     if session is not None and session.checkpoints:
         seed_all(session.checkpoints[0].units + 17)
-    run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(new_trial(), {"model": model, "optimizer": optimizer}, session)
     for epoch in run.epochs(EPOCHS):
         model.train()
         for x, y in run.batches(train() if anew else batches):
@@ -1291,7 +1291,7 @@ def test_wrapped_loaders_in_turn(wrap: Callable[..., Any], tmp_path: Path) -> No
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         make = functools.partial(loader, "torch", make=SAMPLERS["generator"])
         loaders = [wrap(make), wrap(make)]
-        run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+        run = PyTorchLoop(new_trial(), {"model": model, "optimizer": optimizer}, session)
         for epoch in run.epochs(EPOCHS):
             for x, y in run.batches(loaders[epoch % 2]):
                 loss = nn.functional.mse_loss(model(x).squeeze(-1), y)
@@ -1315,7 +1315,7 @@ def test_accumulating_with_accelerate(tmp_path: Path) -> None:
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
         made = (model, torch.optim.Adam(model.parameters(), lr=0.05), loader("torch"))
         model, optimizer, batches = accelerator.prepare(*made)
-        run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+        run = PyTorchLoop(new_trial(), {"model": model, "optimizer": optimizer}, session)
         for epoch in run.epochs(EPOCHS):
             for x, y in run.batches(batches):
                 with accelerator.accumulate(model):
@@ -1333,9 +1333,9 @@ def test_accumulating_with_accelerate(tmp_path: Path) -> None:
 
 def test_checkpoints_without_scalers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the same format that were written before it had any are read."""
-    position = Run.position
+    position = PyTorchLoop.position
     monkeypatch.setattr(
-        Run,
+        PyTorchLoop,
         "position",
         lambda run: {key: each for key, each in position(run).items() if key != "scalers"},
     )
@@ -1369,7 +1369,7 @@ def test_gradient_scalers_that_nobody_names(setup: Callable[..., Any], tmp_path:
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 1))
         made = (model, torch.optim.Adam(model.parameters(), lr=0.05), loader("torch"))
         model, optimizer, batches = prepare(*made)
-        run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+        run = PyTorchLoop(new_trial(), {"model": model, "optimizer": optimizer}, session)
         for epoch in run.epochs(EPOCHS):
             for x, y in run.batches(batches):
                 optimizer.zero_grad()

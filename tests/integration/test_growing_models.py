@@ -14,7 +14,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
 
@@ -24,7 +24,9 @@ def unfreezing(session: FakeSession) -> list[float]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = torch.optim.Adam(model[1].parameters(), lr=0.05)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(5):
         if epoch == 2:
@@ -53,7 +55,9 @@ def swapping(session: FakeSession) -> list[float]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(5):
         if epoch == 2:
@@ -97,7 +101,9 @@ def making_late(session: FakeSession) -> list[float]:
     torch.manual_seed(1)
     model = Late()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     model.net[1] = nn.Sigmoid()
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(4):
@@ -124,7 +130,9 @@ def embedding(session: FakeSession) -> list[float]:
     torch.manual_seed(1)
     table = nn.Embedding(20, 3, sparse=True)
     optimizer = torch.optim.SparseAdam(table.parameters(), lr=0.05)
-    run = Run(optuna.create_study().ask(), {"table": table, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"table": table, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(3):
         for first in run.batches([0, 4, 8]):
@@ -153,7 +161,9 @@ def passing(session: FakeSession) -> list[float]:
     model.register_buffer("rows", torch.eye(4).to_sparse_csr())
     model.register_buffer("edges", torch.eye(4).to_sparse(), persistent=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(3):
         for x in run.batches([0.5, 1.0, 1.5]):
@@ -207,7 +217,9 @@ def banking(session: FakeSession, setup: Callable[..., Any] | None = None) -> li
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
     if setup is not None:
         model, optimizer = setup(model, optimizer)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(3):
         for x in run.batches([0.5, 1.0, 1.5]):
@@ -234,7 +246,7 @@ def pruning(session: FakeSession, *, named: bool) -> list[float]:
     layer = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
     objects = {"layer": layer, "optimizer": optimizer} if named else {"optimizer": optimizer}
-    run = Run(optuna.create_study().ask(), objects, session)
+    run = PyTorchLoop(optuna.create_study().ask(), objects, session)
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(5):
         if epoch == 2:
@@ -265,7 +277,9 @@ def lazily(session: FakeSession) -> list[float]:
     torch.manual_seed(1)
     layer = nn.LazyLinear(1)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.05)
-    run = Run(optuna.create_study().ask(), {"layer": layer, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"layer": layer, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(3):
         for x in run.batches([0.5, 1.0, 1.5]):
@@ -343,7 +357,9 @@ def changing(session: FakeSession, change: Change | None, at: int = 2) -> list[f
     model = Heads()
     model.body.register_forward_hook(lambda module, inputs, out: out * 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(5):
         if epoch == at and change is not None:
@@ -419,7 +435,7 @@ def freezing(session: FakeSession) -> list[float]:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     optimizer = Decaying(model.parameters())
-    run = Run(optuna.create_study().ask(), {"optimizer": optimizer}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"optimizer": optimizer}, session)
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(5):
         if epoch == 2:

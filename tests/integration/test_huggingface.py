@@ -449,7 +449,7 @@ def test_a_prediction_after_the_training_is_a_sign_of_life(tmp_path: Path) -> No
     made = trainer(tmp_path)
     hermes = HermesCallback(new_trial(), _session=session)
     hermes.train(made)
-    hermes._steps._next_beat = 0.0  # type: ignore[union-attr]
+    hermes._loop._next_beat = 0.0  # type: ignore[union-attr]
     before = len(session.beats)
     made.predict(Texts(16))
     assert len(session.beats) > before

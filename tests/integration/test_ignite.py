@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk
 
@@ -52,7 +52,7 @@ def train(session: FakeSession) -> list[float]:
         state.best = min(engine.state.losses if state.best is None else [state.best])
 
     named = {"model": model, "optimizer": optimizer, "trainer": trainer}
-    run = Run(optuna.create_study().ask(), named, session)
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
     values = run.kept.setdefault("values", [])
     for epoch in run.epochs(EPOCHS):
         session.tick()

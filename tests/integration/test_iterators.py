@@ -12,7 +12,7 @@ import pytest
 import tqdm
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk
 
@@ -22,7 +22,7 @@ def test_iterators_around_the_batches_of_a_resumed_epoch(case: str, tmp_path: Pa
     """They are seen there, too: such an epoch, in which no batch was trained, is not stored."""
 
     def loop(session: FakeSession) -> list[float]:
-        run = Run(optuna.create_study().ask(), {}, session)
+        run = PyTorchLoop(optuna.create_study().ask(), {}, session)
         seen: list[float] = run.kept.setdefault("seen", [])
 
         def step(batch: float) -> float:
@@ -62,7 +62,7 @@ def test_enumerate_counts_on(case: str, stops: tuple[int, ...], tmp_path: Path) 
     """Right around the epochs and the batches, whose first ones another process has trained."""
 
     def loop(session: FakeSession) -> list[Any]:
-        run = Run(optuna.create_study().ask(), {}, session)
+        run = PyTorchLoop(optuna.create_study().ask(), {}, session)
         seen: list[Any] = run.kept.setdefault("seen", [])
         for number, epoch in COUNTING[case](run.epochs(range(5, 9))):
             for count, batch in COUNTING[case](run.batches([1.0, 2.0, 3.0])):
@@ -78,7 +78,7 @@ def test_enumerate_counts_epochs_without_batches_on(tmp_path: Path) -> None:
     """Those that another process has trained, too."""
 
     def loop(session: FakeSession) -> list[Any]:
-        run = Run(optuna.create_study().ask(), {}, session)
+        run = PyTorchLoop(optuna.create_study().ask(), {}, session)
         seen: list[Any] = run.kept.setdefault("seen", [])
         for number, epoch in enumerate(run.epochs(5)):
             seen.append([number, epoch])

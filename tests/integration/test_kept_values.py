@@ -18,17 +18,17 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import CheckpointError, Suspended, UnstorableError
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
 
 BATCHES = (0.5, 1.0, 1.5, 2.0)
 
 
-def made(session: FakeSession, model: nn.Module, lr: float = 0.05) -> tuple[Run, Any]:
+def made(session: FakeSession, model: nn.Module, lr: float = 0.05) -> tuple[PyTorchLoop, Any]:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     named = {"model": model, "optimizer": optimizer}
-    return Run(optuna.create_study().ask(), named, session), optimizer
+    return PyTorchLoop(optuna.create_study().ask(), named, session), optimizer
 
 
 def told(value: Any) -> Any:
@@ -284,7 +284,7 @@ def arcade(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def playing(session: FakeSession, make: Callable[[], Any], *, always: bool) -> Any:
     """A loop that steps an environment, which it makes in each process or asks for first."""
-    run = Run(optuna.create_study().ask(), {}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
     if always or "env" not in run.kept:
         run.kept["env"] = make()
     env, spare = run.kept["env"], run.kept.setdefault("spare", [make()])[0]
@@ -315,7 +315,7 @@ def test_a_kept_object_that_is_not_made_anew_is_named(arcade: Any, tmp_path: Pat
     session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
     with pytest.raises(Suspended):
         playing(session, arcade, always=True)
-    run = Run(optuna.create_study().ask(), {}, session.again())
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session.again())
     with pytest.raises(CheckpointError, match=r"run\.kept\['env'\] is restored only where"):
         list(run.epochs(3))
 
@@ -325,7 +325,7 @@ def test_an_environment_that_cannot_be_kept_is_refused(
     late: bool, arcade: Any, tmp_path: Path
 ) -> None:
     """At the first unit, with another way."""
-    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path))
+    run = PyTorchLoop(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path))
     run.kept["env"] = None if late else arcade(then=arcade)
 
     def train() -> None:
@@ -343,7 +343,7 @@ def test_what_cannot_be_kept_is_said_with_its_name(
 ) -> None:
     """In the warning of a variable of the loop, which advises to keep others."""
     session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
-    run = Run(optuna.create_study().ask(), {}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
     env = arcade() if keeps else arcade(then=arcade)
     for _ in run.epochs(3):
         run.report(env.step())
@@ -357,18 +357,22 @@ def test_what_must_be_there_to_be_loaded_is_not_to_be_kept(
 ) -> None:
     """A module is to be named: the warning of a variable says it, and so does who keeps it."""
     net = nn.Linear(1, 1)
-    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "a"))
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "a")
+    )
     for _ in run.epochs(3):
         nn.init.constant_(net.weight, net.weight.item() + 1)
         run.report(0.0)
     assert "net (a variable of the loop, which run.kept cannot hold)" in caplog.text
-    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "b"))
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "b")
+    )
     run.kept["nets"] = [net]
     with pytest.raises(UnstorableError, match=r"kept\['nets'\]\.0 is a torch.*\.Linear.* name it"):
         keep(run)
 
 
-def keep(run: Run) -> None:
+def keep(run: PyTorchLoop) -> None:
     for _ in run.epochs(3):
         run.report(0.0)
 
@@ -420,7 +424,9 @@ def test_a_file_in_memory_that_is_not_kept_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next process has an empty one."""
-    run = Run(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "t"))
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path / "s" / "t")
+    )
     best = io.BytesIO()
     for _ in run.epochs(3):
         best.write(b"weights")
@@ -482,7 +488,7 @@ def binarised(session: FakeSession) -> tuple[list[float], list[Any]]:
     model, scale = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)), nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.05, momentum=0.9)
     named = {"model": model, "optimizer": optimizer}
-    run = Run(optuna.create_study().ask(), named, session)
+    run = PyTorchLoop(optuna.create_study().ask(), named, session)
     losses = run.kept.setdefault("losses", [])
     parameters: list[Any] = [*model.parameters(), scale]
     for _ in run.epochs(3):

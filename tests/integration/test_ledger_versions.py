@@ -186,7 +186,7 @@ def test_a_ledger_of_version_1_is_upgraded(url: str, interrupted: bool) -> None:
             connection.execute(text(added))
     with closing(open_ledger(url)) as ledger:
         assert_all_is_there(ledger)
-        assert ledger.look().change == 0
+        assert ledger.change_mark().change == 0
         ledger.save_trial(RUN)
         assert ledger.load_changed("key", 0) == [("held", RUN)]
     assert versions(url) == [SCHEMA_VERSION]

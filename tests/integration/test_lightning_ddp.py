@@ -368,11 +368,11 @@ def test_what_one_rank_can_store_later_is_stored_later(
 ) -> None:
     """As its stream of data in the middle of an epoch: the unit is saved after that epoch."""
 
-    def stores_here(loaders: FitLoaders) -> bool:
+    def can_store_here(loaders: FitLoaders) -> bool:
         loop = loaders._trainer.fit_loop
         return loaders._trainer.is_global_zero or loop.total_batch_idx >= 2 * BATCHES - 1
 
-    monkeypatch.setattr(FitLoaders, "stores_here", stores_here)
+    monkeypatch.setattr(FitLoaders, "can_store_here", can_store_here)
     session = RankedSession(checkpoint_dir=tmp_path / "run")
     train(session, tmp_path / "seen", val_check_interval=0.5)
     assert [state.units for state in session.states] == [4, 5]

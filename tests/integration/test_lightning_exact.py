@@ -428,7 +428,7 @@ def test_disk_before_anything_is_trained(name: str, tmp_path: Path) -> None:
     trace = Trace()
     session = FakeSession({27: "disk"}, checkpoint_dir=tmp_path)
     session = suspended(session, trace, **options_of(name))
-    session.must_yield, session.asked = True, "disk"
+    session.must_yield, session.requested_tier = True, "disk"
     session = suspended(session, trace, seed=2, **options_of(name))
     train(session, trace, seed=3, **options_of(name))
     assert trace.seen() == expected(name).seen()

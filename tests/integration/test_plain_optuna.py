@@ -271,7 +271,7 @@ def test_a_trial_that_ends_without_any_broker_keeps_no_device(
     storage_url: str, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process goes on and tells the next broker, which has waited for it, before it asks."""
-    monkeypatch.setattr(_reconnecting, "AWAY_SECONDS", 0.3)
+    monkeypatch.setattr(_reconnecting, "BROKER_SEARCH_SECONDS", 0.3)
     study = optuna.create_study(
         storage=storage_url,
         sampler=HermesSampler(devices="cpu:1"),

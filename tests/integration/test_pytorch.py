@@ -41,7 +41,7 @@ from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.pytorch import Run, suspendable
+from optuna_hermes.pytorch import PyTorchLoop, suspendable
 from optuna_hermes.suspend._tiers._saver import Saver
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._fault import is_misuse
@@ -175,7 +175,7 @@ def train(
     seed: int = 1,
     trial: Any = None,
     killed_after: int | None = None,
-) -> Run:
+) -> PyTorchLoop:
     """One process of a run, as a user would write it; a new one has other random numbers."""
     scramble(1)
     model = network()
@@ -194,7 +194,7 @@ def train(
         scramble(seed)
     named = {"model": model, "average": average, "body": body, "head": head, "decay": decay}
     named |= {"scheduler": scheduler, "scaler": scaler, "metrics": metrics, "smoothed": smoothed}
-    run = Run(trial or new_trial(), {**named, "mean": mean}, session)
+    run = PyTorchLoop(trial or new_trial(), {**named, "mean": mean}, session)
     best = run.kept.setdefault("best", [])
     seen = 0
     for epoch in run.epochs(EPOCHS):
@@ -440,10 +440,10 @@ def tiny(
     loader: Any = None,
     epochs: int = 3,
     **named: Any,
-) -> Run:
+) -> PyTorchLoop:
     """The shortest loop there is, with one weight."""
     model = nn.Linear(1, 1)
-    run = Run(trial or new_trial(), {"model": model, **named}, session)
+    run = PyTorchLoop(trial or new_trial(), {"model": model, **named}, session)
     for epoch in run.epochs(epochs):
         for _ in run.batches([1.0, 2.0, 3.0] if loader is None else loader):
             run.kept["sum"] = run.kept.get("sum", 0) + 1
@@ -495,8 +495,8 @@ def test_first_batch_is_told_once_a_grant(tmp_path: Path) -> None:
 def test_beats_in_a_validation() -> None:
     """A long validation says that it is alive, and that costs nothing without a broker."""
     session = FakeSession()
-    Run(new_trial(), {}, session).beat()
-    Run(new_trial(), {}, None).beat()
+    PyTorchLoop(new_trial(), {}, session).beat()
+    PyTorchLoop(new_trial(), {}, None).beat()
     assert len(session.beats) == 1
 
 
@@ -551,7 +551,7 @@ def test_not_after_the_last_batch_of_a_stream(data: Stream, tmp_path: Path) -> N
     """A run asked there waits an epoch on too, though no length says that it is the last one."""
 
     def loop(session: FakeSession) -> float | None:
-        run = Run(new_trial(), {"model": nn.Linear(1, 1)}, session)
+        run = PyTorchLoop(new_trial(), {"model": nn.Linear(1, 1)}, session)
         for _ in run.epochs(2):
             for x in run.batches(DataLoader(data, batch_size=1)):
                 last = float(x)
@@ -581,7 +581,7 @@ def test_a_stream_that_the_training_feeds(tmp_path: Path) -> None:
 
     def loop(session: FakeSession | None) -> list[float]:
         scramble(1)
-        run = Run(new_trial(), {}, session)
+        run = PyTorchLoop(new_trial(), {}, session)
         recent: list[float] = run.kept.setdefault("recent", [0.5])
         seen = []
         for _ in run.epochs(3):
@@ -675,7 +675,7 @@ def test_iterators_around_the_batches(
     anew = case != "enumerate"
 
     def loop() -> None:
-        run = Run(new_trial(), {}, session)
+        run = PyTorchLoop(new_trial(), {}, session)
         for _ in run.epochs(3):
             for _ in AROUND[case](run.batches([1.0, 2.0, 3.0])):
                 session.tick()
@@ -723,7 +723,7 @@ def test_what_collects_batches_without_a_variable(
     words, collect = COLLECTING[case]
 
     def loop(session: FakeSession) -> list[float]:
-        run, values = Run(new_trial(), {}, session), []
+        run, values = PyTorchLoop(new_trial(), {}, session), []
 
         def step(batch: float) -> float:
             session.tick()
@@ -759,7 +759,7 @@ def test_a_generator_and_a_class_that_pass_batches_on_hold_nothing(
     session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
 
     def loop() -> None:
-        run = Run(new_trial(), {}, session)
+        run = PyTorchLoop(new_trial(), {}, session)
         for _ in run.epochs(2):
             batches = run.batches([1.0, 2.0, 3.0])
             for batch in PassingOn(batches) if wrapped else (2 * each for each in batches):
@@ -776,7 +776,7 @@ def test_what_collects_epochs_keeps_the_trial_in_memory(
 ) -> None:
     """The least of the values until then is on Python's stack alone."""
     session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
-    run = Run(new_trial(), {}, session)
+    run = PyTorchLoop(new_trial(), {}, session)
 
     def train(epoch: int) -> float:
         for _ in run.batches([1.0, 2.0]):
@@ -803,7 +803,7 @@ def test_a_loader_whose_batches_come_as_they_are_ready(
     )
 
     def loop() -> None:
-        run = Run(new_trial(), {}, session)
+        run = PyTorchLoop(new_trial(), {}, session)
         for epoch in run.epochs(3):
             for _ in run.batches(loader):
                 session.tick()
@@ -817,7 +817,7 @@ def test_a_loader_whose_batches_come_as_they_are_ready(
 
 def test_batches_in_another_thread_are_refused(tmp_path: Path) -> None:
     """It would pass the points between batches while the loop trains on."""
-    run = Run(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path))
+    run = PyTorchLoop(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path))
     problems: list[BaseException] = []
 
     def prefetch(batches: Any) -> None:
@@ -838,7 +838,7 @@ def test_trials_that_cannot_be_stored_are_warned_of(
 ) -> None:
     """On the console once for a study, and in the log of each trial, by what its loader is."""
     for number in range(2):
-        run = Run(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path / str(number)))
+        run = PyTorchLoop(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path / str(number)))
         for _ in run.epochs(2):
             for _ in run.batches(iter([1.0, 2.0])):
                 pass
@@ -880,7 +880,7 @@ def test_kept_values(tmp_path: Path) -> None:
     """A list that the objective holds is the one that comes back filled."""
 
     def loop(session: FakeSession) -> list[int]:
-        run = Run(new_trial(), {}, session)
+        run = PyTorchLoop(new_trial(), {}, session)
         seen: list[int] = run.kept.setdefault("seen", [])
         for epoch in run.epochs(2):
             seen.append(-epoch)
@@ -931,7 +931,7 @@ def test_one_loop_over_epochs() -> None:
 
 def test_a_number_of_epochs_that_is_not_known() -> None:
     """It is refused with what to write, at the call; a number's length shows in progress bars."""
-    run = Run(new_trial(), {}, None)
+    run = PyTorchLoop(new_trial(), {}, None)
     with pytest.raises(InvalidInputError, match=r"got count\(0\): .* leave the loop with break"):
         run.epochs(itertools.count())  # type: ignore[arg-type]
     epochs: Any = run.epochs(range(1, 5))
@@ -941,7 +941,7 @@ def test_a_number_of_epochs_that_is_not_known() -> None:
 
 def test_one_loop_over_batches() -> None:
     """Neither would a second loop over batches, nor one outside of an epoch."""
-    run = Run(new_trial(), {}, None)
+    run = PyTorchLoop(new_trial(), {}, None)
     with pytest.raises(InvalidInputError, match="once in each epoch"):
         next(iter(run.batches([1])))
     for _ in run.epochs(1):
@@ -952,7 +952,7 @@ def test_one_loop_over_batches() -> None:
 
 def test_no_report_outside_of_epochs() -> None:
     """A loop that goes past ``run.epochs`` would never give its device back."""
-    run = Run(new_trial(), {}, None)
+    run = PyTorchLoop(new_trial(), {}, None)
     with pytest.raises(InvalidInputError, match=r"must come in the loop over run\.epochs"):
         run.report(1.0)
 
@@ -979,10 +979,10 @@ def by_others(loader: Any, model: nn.Module, epochs: int, part: Part = iter) -> 
 def test_loops_of_a_function(tier: TierName, tmp_path: Path) -> None:
     """Between batches of the loader that it is given others may train, and nothing changes."""
 
-    def train(session: FakeSession | None) -> tuple[list[float], Run, optuna.Trial]:
+    def train(session: FakeSession | None) -> tuple[list[float], PyTorchLoop, optuna.Trial]:
         scramble(1)
         model, trial = network(), new_trial()
-        run = Run(trial, {"model": model}, session)
+        run = PyTorchLoop(trial, {"model": model}, session)
         loader = run.loader(DataLoader(Points(), 8, shuffle=True), report=lambda: random.random())
         if session is not None:
             session.tick()
@@ -1025,7 +1025,9 @@ def test_passes_that_a_function_leaves(part: Part, tmp_path: Path) -> None:
 
         scramble(1)
         model, loader = network(), DataLoader(Points(), 8, shuffle=True)
-        batches = Run(trial, {"model": model}, session).loader(loader, report) if wrap else loader
+        batches = (
+            PyTorchLoop(trial, {"model": model}, session).loader(loader, report) if wrap else loader
+        )
         next(iter(batches))
         return by_others(batches, model, EPOCHS, at_begin)
 
@@ -1049,7 +1051,7 @@ def test_passes_that_a_function_leaves(part: Part, tmp_path: Path) -> None:
 def test_a_pass_that_was_left_is_reported_once() -> None:
     """Whole passes follow, which are reported at their ends, and one that is only looked at."""
     trial = new_trial()
-    loader = Run(trial, {}, None).loader("abc", report=lambda: 1.0)
+    loader = PyTorchLoop(trial, {}, None).loader("abc", report=lambda: 1.0)
     reported = []
     for batches in (2, 4, 4, 1, 3, 1):
         list(itertools.islice(loader, batches))
@@ -1060,7 +1062,7 @@ def test_a_pass_that_was_left_is_reported_once() -> None:
 def test_loops_of_a_function_do_not_go_on_from_a_loop(tmp_path: Path) -> None:
     """A checkpoint of a loop over epochs says nothing about a function that begins anew."""
     session = stored(tmp_path)
-    run = Run(new_trial(), {"model": nn.Linear(1, 1)}, session)
+    run = PyTorchLoop(new_trial(), {"model": nn.Linear(1, 1)}, session)
     with pytest.raises(CheckpointError, match=r"stored in a loop over run\.epochs"):
         run.loader([1.0])
 
@@ -1069,7 +1071,7 @@ def test_values_that_the_loop_reports_to_optuna(tmp_path: Path) -> None:
     """``trial.report`` may stay: the broker hears of it, and a checkpoint follows."""
     trial, session = new_trial("maximize"), FakeSession(checkpoint_dir=tmp_path)
     trial.report(5.0, 77)
-    run = Run(trial, {"model": nn.Linear(1, 1)}, session)
+    run = PyTorchLoop(trial, {"model": nn.Linear(1, 1)}, session)
     trial.report(6.0, 78)  # before its loop
     for epoch in run.epochs(3):
         for _ in run.batches([1.0, 2.0]):
@@ -1085,7 +1087,7 @@ def test_values_that_the_loop_reports_to_optuna(tmp_path: Path) -> None:
 def test_values_are_not_heard_twice(tmp_path: Path) -> None:
     """A loop that calls ``run.report`` may tell Optuna something else besides."""
     trial, session = new_trial(), FakeSession(checkpoint_dir=tmp_path)
-    run = Run(trial, {"model": nn.Linear(1, 1)}, session)
+    run = PyTorchLoop(trial, {"model": nn.Linear(1, 1)}, session)
     for epoch in run.epochs(2):
         run.report(1.0)
         trial.report(2.0, 100 + epoch)
@@ -1098,7 +1100,7 @@ def test_epochs_may_begin_at_one(tmp_path: Path) -> None:
     seen = []
 
     def train(session: FakeSession) -> None:
-        run = Run(new_trial(), {}, session)
+        run = PyTorchLoop(new_trial(), {}, session)
         for epoch in run.epochs(range(1, 8, 2)):
             seen.append(epoch)
             session.tick()
@@ -1113,7 +1115,7 @@ def test_epochs_may_begin_at_one(tmp_path: Path) -> None:
 def test_batches_have_what_the_loader_has() -> None:
     """A function that trains an epoch may ask for length, data set and batch size."""
     loader = DataLoader(Points(), 8)
-    run = Run(new_trial(), {}, None)
+    run = PyTorchLoop(new_trial(), {}, None)
     for _ in run.epochs(1):
         batches: Any = run.batches(loader)
         assert (len(batches), batches.batch_size) == (len(loader), 8)
@@ -1141,7 +1143,7 @@ class Buckets(Sampler[list[int]]):
 def bucketed(session: FakeSession | None, seen: list[list[int]]) -> None:
     """A loop that tells the loader's sampler the epoch."""
     loader = DataLoader(torch.arange(8), batch_sampler=Buckets())
-    run = Run(new_trial(), {}, session)
+    run = PyTorchLoop(new_trial(), {}, session)
     for epoch in run.epochs(3):
         loader.batch_sampler.epoch = epoch
         for batch in run.batches(loader):
@@ -1176,7 +1178,7 @@ def newton(session: FakeSession | None, trace: Trace) -> None:
     x, y = (torch.stack(list(map(torch.as_tensor, each))) for each in zip(*data, strict=True))
     if session is not None and session.checkpoints:
         scramble(session.checkpoints[0].units + 20)
-    run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(new_trial(), {"model": model, "optimizer": optimizer}, session)
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
@@ -1201,7 +1203,7 @@ def validated_first(session: FakeSession | None, trace: Trace) -> None:
     loader = DataLoader(Points(), 8, shuffle=True)
     if session is not None and session.checkpoints:
         scramble(session.checkpoints[0].units + 20)
-    run = Run(new_trial(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(new_trial(), {"model": model, "optimizer": optimizer}, session)
     for epoch in run.epochs(EPOCHS):
         if epoch == 0:
             run.report(model[0].weight.sum().item())
@@ -1232,7 +1234,7 @@ class Walk:
 
 def remembering(session: FakeSession | None, trace: Trace) -> None:
     """Draws from a buffer of what an environment has done before."""
-    run = Run(new_trial(), {}, session)
+    run = PyTorchLoop(new_trial(), {}, session)
     buffer = run.kept.setdefault("buffer", collections.deque(maxlen=7))
     walk = run.kept.setdefault("walk", Walk())
     last = run.kept.setdefault("last", (0.0, buffer))
@@ -1251,7 +1253,7 @@ def test_kept_arrays_that_the_loop_holds(tmp_path: Path) -> None:
 
     def train(session: FakeSession) -> dict[str, Any]:
         model = nn.Linear(1, 1)
-        run = Run(new_trial(), {"model": model}, session)
+        run = PyTorchLoop(new_trial(), {"model": model}, session)
         losses = run.kept.setdefault("losses", np.zeros(6))
         seen = run.kept.setdefault("parts", {"seen": torch.zeros(6)})["seen"]
         run.kept["weights"] = model.state_dict()
@@ -1295,7 +1297,7 @@ def test_kept_containers_and_objects(tmp_path: Path) -> None:
 def test_what_is_kept_must_be_storable(value: object, tmp_path: Path) -> None:
     """It is that trial's fault alone."""
     session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
-    run = Run(new_trial(), {}, session)
+    run = PyTorchLoop(new_trial(), {}, session)
     run.kept["it"] = value
 
     def loop() -> None:

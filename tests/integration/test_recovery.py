@@ -52,7 +52,7 @@ print("ready", flush=True)
 session.wait_for_grant()
 print(time.monotonic(), flush=True)
 session.begin(number, number)
-session.started(stores=True)
+session.started(can_store=True)
 session.report(unit=1, step=1, value=0.5)
 """
 """A worker that gets one lease, says when, and then does what is appended."""

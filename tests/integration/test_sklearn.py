@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 
 from optuna_hermes.errors import InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import TierName
-from optuna_hermes.sklearn import make_run, suspendable
+from optuna_hermes.sklearn import make_loop, suspendable
 from optuna_hermes.testing import FakeSession
 
 EPOCHS, BATCHES = 3, 6
@@ -47,7 +47,7 @@ def train(session: FakeSession | None, case: str, *, trial: Any = None, model: A
     trial = trial or optuna.create_study().ask()
     np.random.seed(1)
     model, scaler, rng = model or MODELS[case](), StandardScaler(), np.random.default_rng(0)
-    run = make_run(trial, {"model": model, "scaler": scaler, "rng": rng}, session)
+    run = make_loop(trial, {"model": model, "scaler": scaler, "rng": rng}, session)
     for _ in run.epochs(EPOCHS):
         for batch in run.batches(np.array_split(rng.permutation(len(x)), BATCHES)):
             scaler.partial_fit(x[batch])

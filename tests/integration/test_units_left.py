@@ -12,7 +12,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 
 
@@ -107,7 +107,7 @@ def test_a_loop_with_one_report_an_epoch_counts_down(
     """In plain PyTorch the number of epochs is known; more reports than epochs are not foreseen."""
     session = FakeSession()
     model = torch.nn.Linear(4, 1)
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
     for _ in run.epochs(3):
         for _batch in run.batches(data()):
             pass

@@ -47,7 +47,7 @@ from torchmetrics import (
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 
 EPOCHS = 4
@@ -587,7 +587,7 @@ class Grows(nn.Module):
 def growing(session: FakeSession, others: list[nn.Module]) -> list[nn.Module]:
     """A loop whose model's list grows by its own layer, and by ``others``."""
     model = Grows()
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
     for epoch in run.epochs(3):
         if epoch == 1:
             model.path += [model.layers[1], *others]
@@ -1045,7 +1045,9 @@ def loop(session: FakeSession, carries: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.randn(BATCHES * 2, 2, 3, generator=torch.Generator().manual_seed(2))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     hidden = None
     for epoch in run.epochs(EPOCHS):
         scale = 1.0 + epoch
@@ -1092,7 +1094,7 @@ def phased(session: FakeSession) -> list[float]:
     model: Any = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
     model.scale, model.first = 1.0, True
     model.register_buffer("old", torch.ones(1), persistent=False)
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
     losses: list[float] = run.kept.setdefault("losses", [])
     for epoch in run.epochs(EPOCHS):
         if epoch in (0, 2):
@@ -1129,7 +1131,7 @@ def mining(session: FakeSession) -> list[Any]:
     """A loop that draws samples by weights that it keeps and changes."""
     x = torch.arange(BATCHES * 4.0)
     torch.manual_seed(1 + len(session.checkpoints))
-    run = Run(optuna.create_study().ask(), {}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
     weights = run.kept.setdefault("weights", torch.ones(len(x), dtype=torch.double))
     seen = run.kept.setdefault("seen", [])
     loader = DataLoader(x, batch_size=4, sampler=WeightedRandomSampler(weights, len(x)))
@@ -1175,7 +1177,9 @@ def weighted(session: FakeSession) -> tuple[list[float], list[torch.Tensor]]:
     optimizer = torch.optim.Adam([*model.parameters(), model.log_alpha, scale], lr=0.05)
     identities = id(model.log_alpha), id(model.by_hand)
     x = torch.randn(BATCHES, 4, 3, generator=torch.Generator().manual_seed(2))
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     shift = run.kept.setdefault("shift", torch.zeros(1, requires_grad=True))
     for _ in run.epochs(EPOCHS):
@@ -1256,7 +1260,7 @@ def headed(session: FakeSession, kind: type[Head]) -> tuple[list[float], Heads]:
     """A loop that trains these on every third batch, and changes what is trained, and how."""
     torch.manual_seed(1)
     model = Heads(kind)
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
     losses = run.kept.setdefault("losses", [])
     groups = [each.param_groups[0] for each in model.steps]
     for _ in run.epochs(EPOCHS):
@@ -1305,7 +1309,9 @@ def added(session: FakeSession) -> list[float]:
     model: Any = nn.Sequential(nn.Linear(3, 4), nn.Conv1d(2, 2, 1), nn.Linear(4, 1))
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
     model.losses, model.best, model[1].queue, optimizer.rates = [], None, torch.zeros(1), {}
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for epoch in run.epochs(EPOCHS):
         for x in run.batches([0.5, 1.0, 1.5, 2.0, 2.5]):
@@ -1405,7 +1411,7 @@ def test_variables_that_become_none_or_another_function_are_named(
 ) -> None:
     """Also where named objects have the same None and the same empty tuple."""
     model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
     run.kept["shape"] = ()
 
     def objective() -> None:
@@ -1446,7 +1452,9 @@ def test_variables_that_refer_to_another_object_are_named(
     """Among those that are named or hold data; not those that each epoch sets anew."""
     model, session = Grows(), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
     adam, sgd = torch.optim.Adam(model.parameters()), torch.optim.SGD(model.parameters(), lr=0.1)
-    run = Run(optuna.create_study().ask(), {"model": model, "adam": adam, "sgd": sgd}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "adam": adam, "sgd": sgd}, session
+    )
     run.kept["best"] = {"weight": torch.zeros(1)}
 
     def objective() -> None:
@@ -1502,7 +1510,9 @@ def clipped(session: FakeSession) -> None:
     """A loop that keeps its parameters in a list."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = Run(optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
     parameters = list(model.parameters())
     for _ in run.epochs(3):
         for x in run.batches([1.0, 2.0, 3.0]):
@@ -1528,7 +1538,7 @@ def test_odd_objects_of_an_objective_are_no_errors(
 ) -> None:
     """Nor are they named: they never change, and neither does a compiled copy of the model."""
     model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
 
     def objective() -> None:
         gone: Any = weakref.proxy(Seen(0.2, {}))
@@ -1546,7 +1556,7 @@ def test_odd_objects_of_an_objective_are_no_errors(
     assert said(caplog) == []
 
 
-def helper(run: Run, model: nn.Module, seen: list[int], session: FakeSession) -> float:
+def helper(run: PyTorchLoop, model: nn.Module, seen: list[int], session: FakeSession) -> float:
     """An epoch, in a function of its own."""
     total = 0.0
     for value in run.batches([1.0, 2.0, 3.0]):
@@ -1561,7 +1571,7 @@ def test_what_is_carried_through_functions_and_wrappers_is_named(
 ) -> None:
     """Sums, bests and lists in whichever function waits for the batch; progress bars are not."""
     model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
 
     def objective() -> None:
         best, seen, constant = 9.0, [0], {"a": [1]}
@@ -1579,7 +1589,7 @@ def test_what_is_carried_through_functions_and_wrappers_is_named(
 
 def metered(session: FakeSession) -> None:
     """A loop with a metric that is not named, and settings that it changes."""
-    run = Run(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
     mean, args = MeanMetric(), argparse.Namespace(tau=1.0)
     for _ in run.epochs(3):
         for x in run.batches([1.0, 2.0, 3.0]):
@@ -1606,7 +1616,7 @@ def test_what_calls_change_in_variables_around_them_is_named(
 ) -> None:
     """Those of nonlocal and of global; one that each epoch sets anew is carried nowhere."""
     model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
 
     def objective() -> None:
         global STEP
@@ -1636,7 +1646,7 @@ def test_variables_that_only_functions_read_are_named(
 ) -> None:
     """Those that are closed over; not those that are set anew before such a function is read."""
     model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
 
     def objective() -> None:
         state, anew, drawn = {"bad": 0}, 0.0, random.Random(1)
@@ -1676,7 +1686,7 @@ def test_a_variable_that_a_function_of_another_function_reads_is_named(
 ) -> None:
     """The loop is in a function within the objective, and only calls what reads the variable."""
     model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
-    run = Run(optuna.create_study().ask(), {"model": model}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
 
     def objective() -> None:
         state, other = {"bad": 0}, {"bad": 0}
@@ -1711,7 +1721,7 @@ def test_a_variable_that_came_to_refer_to_a_kept_value_is_named_where_it_does_no
     model = nn.Linear(1, 1)
 
     def objective(session: FakeSession) -> None:
-        run = Run(optuna.create_study().ask(), {"model": model}, session)
+        run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
         best: Any = run.kept.get("best") if reads else None
         sizes, recent = {"width": 3}, run.kept.setdefault("recent", deque(maxlen=3))
         for epoch in run.epochs(4):
@@ -1740,7 +1750,7 @@ def test_a_variable_that_came_to_refer_to_a_kept_value_in_epochs_without_batches
     """It is named at the epoch where the trial goes on."""
 
     def objective(session: FakeSession) -> None:
-        run = Run(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
+        run = PyTorchLoop(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
         best: Any = None
         for epoch in run.epochs(4):
             if epoch == 0:

@@ -283,7 +283,7 @@ def _rival(spec: StudySpec) -> Iterator[None]:
         with contextlib.suppress(BrokerError):
             session.wait_for_grant()
             while not over.is_set():
-                session.started(stores=False)
+                session.started(can_store=False)
                 session.park(None)
 
     thread = threading.Thread(target=train, name="rival", daemon=True)

@@ -62,7 +62,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         wire.Ready(study=key),
         wire.Register(study=spec, number=number, trial_id=number),
         wire.Begin(epoch=epoch, number=number, trial_id=number),
-        wire.FirstBatch(epoch=epoch, stores=True, params=params),
+        wire.FirstBatch(epoch=epoch, can_store=True, params=params),
         wire.Report(
             epoch=epoch,
             unit=random.choice([1, 2, 2**53]),
@@ -79,15 +79,15 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
             ),
         ),
         wire.Saved(epoch=epoch, checkpoint=checkpoint),
-        wire.Parked(
+        wire.TierChanged(
             epoch=epoch,
             tier=random.choice(["resident", "host", "disk"]),
             suspend_seconds=random.choice([0.0, 1e9]),
             checkpoint=random.choice([None, checkpoint]),
             held_bytes=random.choice([None, 0, 2**53]),
             host_bytes=random.choice([0, 2**53]),
-            stores=random.random() < 0.5,
-            moves=random.random() < 0.5,
+            can_store=random.random() < 0.5,
+            can_offload=random.random() < 0.5,
         ),
         wire.Ended(epoch=epoch, state="failed", error="\N{SKULL}" * 1000),
         wire.Released(epoch=epoch, reason="\0", outgrown=random.random() < 0.5),

@@ -27,7 +27,7 @@ from optuna_hermes.broker._core._events import (
 from optuna_hermes.broker._core._shared_studies import rows_of_others
 from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server._apply_writes import WriterTerms, is_race, write
-from optuna_hermes.broker._server._ledgers import all_of
+from optuna_hermes.broker._server._ledgers import study_facts
 from optuna_hermes.broker._server._peer_sync import Seen, read_changes, split_conflict
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger._records import LeaseRecord
@@ -203,7 +203,7 @@ class FakeBroker:
             connection=connection,
             message=message,
             curves=ledger.load_curves(key),
-            **all_of(key, self.handler.presence(self.now) if ledger.shared else None, ledger),
+            **study_facts(key, self.handler.presence(self.now) if ledger.shared else None, ledger),
         )
         return self.apply(event)
 

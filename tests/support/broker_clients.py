@@ -28,8 +28,8 @@ class Trial:
         study: the study's key.
         number: as in Optuna.
         need: device memory that it needs.
-        stores: whether it can be suspended to disk.
-        moves: whether it can be moved to host memory.
+        can_store: whether it can be suspended to disk.
+        can_offload: whether it can be moved to host memory.
         most_devices: the most devices it can be trained on at once.
         units: units that its living process has trained.
         files: units of each existing checkpoint file, by path in order of writing.
@@ -44,8 +44,8 @@ class Trial:
     study: str
     number: int
     need: int
-    stores: bool
-    moves: bool
+    can_store: bool
+    can_offload: bool
     most_devices: int = 1
     units: int = 0
     files: dict[str, int] = field(default_factory=dict)
@@ -96,8 +96,8 @@ class Optuna:
             study=self.key,
             number=len(self.trials),
             need=self.random.choice([1, 4, 6, 8]),
-            stores=self.random.random() < 0.8,
-            moves=self.random.random() < 0.8,
+            can_store=self.random.random() < 0.8,
+            can_offload=self.random.random() < 0.8,
             most_devices=self.random.choice([1, 2, 3, 3]) if self.stretches else 1,
         )
         self.trials.append(trial)
@@ -137,11 +137,11 @@ class Process:
     alone: bool = False
     doing: str = "waits"  # "waits", "trains", "parked" or "leaves"
     tier: TierName = "resident"
-    asked: TierName | None = None
+    requested_tier: TierName | None = None
     unread: list[wire.FromBroker] = field(default_factory=list)
     inbox: list[wire.FromBroker] = field(default_factory=list)
     report: wire.Report | None = None
-    parked: wire.Parked | None = None
+    parked: wire.TierChanged | None = None
     saved: list[Checkpoint] = field(default_factory=list)
     mixed: Mixed | None = None
     late: wire.FromClient | None = None
@@ -158,8 +158,8 @@ class Process:
             number=self.trial.number,
             trial_id=self.trial.number,
             training=self.doing == "trains",
-            asked=None if stops else self.asked,
-            stores=self.trial.stores and self.role == "worker",
+            requested_tier=None if stops else self.requested_tier,
+            can_store=self.trial.can_store and self.role == "worker",
             need_bytes=self.trial.need,
             reports=() if self.report is None else (self.report,),
             checkpoints=tuple(self.saved),
@@ -218,7 +218,7 @@ class Behaviour:
         while process.unread:
             message = process.unread.pop(0)
             if isinstance(message, wire.Yield):
-                process.asked = message.tier
+                process.requested_tier = message.tier
             elif isinstance(message, wire.CheckpointAck):
                 assert process.trial is not None
                 process.trial.keep(message.path)
@@ -279,7 +279,7 @@ class Behaviour:
             self._put("disk")
         else:
             process.doing = "trains"
-            self._say(wire.FirstBatch(epoch=process.epoch, stores=self._stores))
+            self._say(wire.FirstBatch(epoch=process.epoch, can_store=self._stores))
             sizes = process.sizes()
             if sizes is not None:
                 self._say(wire.SizesReport(epoch=process.epoch, sizes=sizes))
@@ -313,7 +313,7 @@ class Behaviour:
     def _stores(self) -> bool:
         """True if it can go to disk; trials of plain Optuna cannot."""
         assert self._process.trial is not None
-        return self._process.trial.stores and self._process.role == "worker"
+        return self._process.trial.can_store and self._process.role == "worker"
 
     def _fits(self) -> bool:
         assert self._process.trial is not None
@@ -341,8 +341,8 @@ class Behaviour:
             trial.end, process.doing = "done", "leaves"
             if self._random.random() < 0.8:  # or it dies once it has ended it in Optuna
                 self._say(wire.Ended(epoch=epoch, state="done"))
-        elif process.asked is not None:
-            self._put(process.asked)
+        elif process.requested_tier is not None:
+            self._put(process.requested_tier)
         elif self._stores and self._random.random() < 0.3:
             process.saved.append(trial.save())
             self._say(wire.Saved(epoch=epoch, checkpoint=process.saved[-1]))
@@ -352,26 +352,26 @@ class Behaviour:
         process, trial = self._process, self._process.trial
         assert trial is not None
         assert tier != "host" or len(process.devices) == 1, "ranks stay, or go to disk"
-        moves = trial.moves and process.role == "worker"
+        moves = trial.can_offload and process.role == "worker"
         if self._random.random() < 0.1:
             tier = self._random.choice([tier, "resident", "disk"])
         if (tier == "host" and not moves) or (tier == "disk" and not self._stores):
             tier = "host" if process.doing == "parked" and process.tier == "host" else "resident"
         if tier == "resident" and process.uses < trial.need and not self._fits():
             tier = "host" if moves else "resident"
-        process.doing, process.tier, process.asked = "parked", tier, None
+        process.doing, process.tier, process.requested_tier = "parked", tier, None
         process.uses = 0 if tier == "host" else trial.need  # until the process is gone
         if tier == "disk":
             process.doing = "leaves"
-        process.parked = wire.Parked(
+        process.parked = wire.TierChanged(
             epoch=process.epoch,
             tier=tier,
             suspend_seconds=0.1,
             checkpoint=trial.save() if tier == "disk" else None,
             held_bytes=0 if tier == "disk" else process.uses,
             host_bytes=trial.need if tier == "host" else 0,
-            stores=self._stores,
-            moves=moves,
+            can_store=self._stores,
+            can_offload=moves,
         )
         self._say(process.parked)
 

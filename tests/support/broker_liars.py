@@ -78,7 +78,7 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
     tier, taken = random.choice(_TIERS), random.choice([None, 0, 3, 20])
     kinds: list[wire.FromClient] = [
         wire.Begin(epoch=epoch, number=number, trial_id=number),
-        wire.FirstBatch(epoch=epoch, stores=random.random() < 0.5),
+        wire.FirstBatch(epoch=epoch, can_store=random.random() < 0.5),
         wire.Report(epoch=epoch, unit=random.randint(1, 9), step=0, value=random.random()),
         wire.Beat(epoch=epoch, memory_bytes=taken),
         wire.SizesReport(
@@ -87,15 +87,15 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
                 now=random.randint(1, 9), least=2, most=8, most_devices=random.randint(1, 4)
             ),
         ),
-        wire.Parked(
+        wire.TierChanged(
             epoch=epoch,
             tier=tier,
             suspend_seconds=random.random(),
             checkpoint=random.choice([None, checkpoint]),
             held_bytes=taken,
             host_bytes=random.choice([0, 3, 20]),
-            stores=random.random() < 0.5,
-            moves=random.random() < 0.5,
+            can_store=random.random() < 0.5,
+            can_offload=random.random() < 0.5,
         ),
         wire.Ended(epoch=epoch, state=random.choice(_ENDS)),
         wire.Released(epoch=epoch, reason="so", outgrown=random.random() < 0.5),

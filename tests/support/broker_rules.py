@@ -54,7 +54,7 @@ def check_broken(world: World, device: str) -> None:
     trial = None if lease is None else world.handler.state.trial_of(lease)
     if lease is not None and not lease.yielding and not world.is_dying(lease.connection):
         assert trial is not None, "a new trial stays with a broken device"
-        assert not trial.stores, "a trial stays with a broken device"
+        assert not trial.can_store, "a trial stays with a broken device"
 
 
 def _once(values: Iterable[object], what: str) -> None:
@@ -88,10 +88,10 @@ def _check_slot(world: World, slot: Slot) -> None:
 
 def _check_study(world: World, study: Study) -> None:
     clients, key = world.handler.state.clients, study.spec.key
-    _once(study.idle, "a process waits once")
+    _once(study.idle_workers, "a process waits once")
     busy = {trial.connection for trial in study.trials.values()}
     busy |= {lease.connection for lease in world.handler.state.leases()}
-    for connection in study.idle:
+    for connection in study.idle_workers:
         assert clients[connection].role == "worker", "only workers wait for any trial"
         assert connection in study.workers
         assert connection not in busy, "a process that has a trial does not wait for another"
@@ -118,7 +118,9 @@ def _check_trial(world: World, trial: LiveTrial, leases: list[Lease]) -> None:
     expected = {"parked": ("resident", "host"), "stored": ("disk",)}.get(trial.state, (None,))
     assert trial.tier in expected, f"{trial.state} in {trial.tier}"
     assert trial.state != "stored" or trial.checkpoints, "stored without a checkpoint"
-    assert trial.asked is None or trial.state in ("running", "parked"), "asked, and not there"
+    assert trial.requested_tier is None or trial.state in ("running", "parked"), (
+        "asked, and not there"
+    )
     if (trial.study, trial.number) in world.done:
         assert not trial.live, "what is done stays done"
 
@@ -160,7 +162,9 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
     held = 0 if trial is None else _uses(world, lease.connection)
     missing = None if need is None else need - held
     if fits(slot.device.memory_free_bytes, missing) is False:
-        assert not [o for o in parked if o.asked or _could_go(world, o)], "somebody could go"
+        assert not [o for o in parked if o.requested_tier or _could_go(world, o)], (
+            "somebody could go"
+        )
     if slot.device.exclusive:
         others = [p for p in world.processes.values() if p.connection != lease.connection]
         kept = [p for p in others if p.honest and p.context and slot.device.id in p.devices]
@@ -169,7 +173,7 @@ def _check_grant(world: World, slot: Slot, lease: Lease) -> None:
         coming = [(each.study, each.number) for each in state.reservations()]
         here = (r for r in state.parked_on(slot) if (r.study, r.number) not in coming)
         near = [other for other in here if _near(slot, trial, other)]
-        assert not any(other.stores for other in near), "alone is alone"
+        assert not any(other.can_store for other in near), "alone is alone"
 
 
 def _near(slot: Slot, trial: LiveTrial, other: LiveTrial) -> bool:
@@ -191,4 +195,4 @@ def _could_go(world: World, trial: LiveTrial) -> bool:
     state = world.handler.state
     room = state.host_budget_bytes - _promised(world)
     takes = trial.takes_bytes
-    return trial.stores or (trial.moves and takes is not None and takes <= room)
+    return trial.can_store or (trial.can_offload and takes is not None and takes <= room)

@@ -34,7 +34,7 @@ from optuna_hermes.broker._core._events import (
 )
 from optuna_hermes.broker._core._status import finished
 from optuna_hermes.broker._server._apply_writes import WriterTerms, write
-from optuna_hermes.broker._server._ledgers import all_of
+from optuna_hermes.broker._server._ledgers import study_facts
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox
 from optuna_hermes.broker._server._succession import holders
 from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
@@ -175,12 +175,14 @@ class World:
         ledger = self.ledgers[key]
         self.away.add(ledger)
         beside, held = self._beside(ledger), self._outbox.uncommitted
-        unasked = self._unasked(beside, draining=False)
-        self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
+        unsent_yields = self._unsent_yields(beside, draining=False)
+        self._outbox.drop({DatabaseProof(epoch) for epoch in unsent_yields})
         self._outbox.release(
-            {DatabaseProof(epoch) for epoch in self._unasked(beside, draining=True)}
+            {DatabaseProof(epoch) for epoch in self._unsent_yields(beside, draining=True)}
         )
-        self.feed(OutageBegan(studies=beside, reason="cut", uncommitted=held, unasked=unasked))
+        self.feed(
+            OutageBegan(studies=beside, reason="cut", uncommitted=held, unsent_yields=unsent_yields)
+        )
 
     def find_ledgers(self) -> None:
         """End all outages."""
@@ -192,9 +194,11 @@ class World:
     def _beside(self, ledger: MemoryLedger) -> tuple[str, ...]:
         return tuple(key for key, its in self.ledgers.items() if its is ledger)
 
-    def _unasked(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
+    def _unsent_yields(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose yields are not sent yet."""
-        return away.unasked(self.handler.state, self._outbox.unasked, keys, draining=draining)
+        return away.unsent_yields(
+            self.handler.state, self._outbox.unsent_yields, keys, draining=draining
+        )
 
     def drop_broker(self, wall_step: float, share: float) -> None:
         """Kill the broker, with all records not committed and messages not sent, and start another.
@@ -383,7 +387,7 @@ class World:
         return StudyRead(
             connection=process.connection,
             message=message,
-            **all_of(key, None, ledger),
+            **study_facts(key, None, ledger),
         )
 
     def hang_up(self, process: Process) -> None:
@@ -601,5 +605,5 @@ def _paths(writes: Sequence[Write]) -> list[str]:
 def _changes_memory(event: Event) -> bool:
     """True for events before which the server polls the devices."""
     if isinstance(event, Received):
-        return isinstance(event.message, wire.Parked | wire.Ended | wire.Released)
+        return isinstance(event.message, wire.TierChanged | wire.Ended | wire.Released)
     return isinstance(event, Disconnected | Tick)

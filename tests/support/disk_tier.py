@@ -24,7 +24,7 @@ class DiskTier(Tier):
 
     def suspend(self, state: CleanPoint) -> Footprint:
         """See ``Tier``. The caller frees what the trial has in memory."""
-        if not state.stores:
+        if not state.can_store:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot be stored from here: suspend it in memory."
             )

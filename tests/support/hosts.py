@@ -170,7 +170,7 @@ class Host:
         begin = wire.Begin(epoch=grant.epoch, number=worker.number, trial_id=worker.number)
         self.broker.say(connection, begin)
         if connection in self.workers:
-            self.broker.say(connection, wire.FirstBatch(epoch=grant.epoch, stores=True))
+            self.broker.say(connection, wire.FirstBatch(epoch=grant.epoch, can_store=True))
 
     def _train(self, connection: int, worker: Worker) -> None:
         worker.units += 1
@@ -188,11 +188,11 @@ class Host:
         if tier == "disk":
             path = f"/c/{worker.number}/{worker.units}-{worker.epoch}-{self.name}"
             checkpoint = Checkpoint(path=path, units=worker.units, size_bytes=1, sha256="0")
-        message = wire.Parked(
+        message = wire.TierChanged(
             epoch=worker.epoch,
             tier="disk" if tier == "disk" else "resident",
             suspend_seconds=0.1,
-            stores=True,
+            can_store=True,
             checkpoint=checkpoint,
         )
         self.broker.say(connection, message)

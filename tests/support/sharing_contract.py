@@ -310,9 +310,9 @@ class SharingContract:
         assert [trial.number for _, trial in ledger.load_changed(STUDY, 0)] == [0, 1, 2]
 
         def changed(write: Callable[[], object]) -> list[tuple[Override | None, TrialRecord]]:
-            before = ledger.look().change
+            before = ledger.change_mark().change
             write()
-            assert ledger.look().change > before
+            assert ledger.change_mark().change > before
             return ledger.load_changed(STUDY, before)
 
         saved = trial_record(1, units=3)
@@ -330,12 +330,12 @@ class SharingContract:
         assert changed(lambda: ledger.name_lease(1, 0)) == []
         assert changed(lambda: ledger.end_lease(1, 2.0)) == []
         assert changed(lambda: ledger.forget_host("a1", dead_after_seconds=_AT_ONCE)) == []
-        before = ledger.look()
+        before = ledger.change_mark()
         ledger.beat(host("a1"))
         ledger.add_report(report(1, 0.5))
-        assert ledger.look().change == before.change
-        assert [each.instance for each in ledger.look().hosts] == ["a1"]
-        both = ledger.look(host("b1")).hosts
+        assert ledger.change_mark().change == before.change
+        assert [each.instance for each in ledger.change_mark().hosts] == ["a1"]
+        both = ledger.change_mark(host("b1")).hosts
         assert [each.instance for each in both] == ["a1", "b1"]
         assert ledger.load_changed(STUDY, before.change) == []
         wanted = ledger.load_changed(STUDY, before.change, [1, 9])
@@ -344,15 +344,15 @@ class SharingContract:
     def test_the_removal_of_rows_is_a_change(self, ledger: Ledger) -> None:
         """Whoever looks sees that rows were removed after the number that it knows."""
         ledger.save_trial(trial_record(0))
-        before = ledger.look()
+        before = ledger.change_mark()
         assert before.forgotten == 0
         ledger.forget_study(STUDY)
-        assert ledger.look().forgotten == ledger.look().change > before.change
+        assert ledger.change_mark().forgotten == ledger.change_mark().change > before.change
 
     def test_a_batch_that_fails_changes_nothing(self, ledger: Ledger) -> None:
         """Its number is not taken, and the next change has a number of its own."""
         ledger.save_trial(trial_record(0, owner="a1"), by="a1")
-        before = ledger.look().change
+        before = ledger.change_mark().change
 
         def write() -> None:
             with ledger.batch():
@@ -361,12 +361,12 @@ class SharingContract:
 
         with pytest.raises(NotOwnerError):
             write()
-        assert ledger.look().change == before
+        assert ledger.change_mark().change == before
         with ledger.batch():
             ledger.save_trial(trial_record(2))
             ledger.save_trial(trial_record(3))
         ledger.save_trial(trial_record(4))
-        assert ledger.look().change == before + 2
+        assert ledger.change_mark().change == before + 2
         assert [trial.number for _, trial in ledger.load_changed(STUDY, before + 1)] == [4]
 
     def test_no_change_is_committed_behind_a_reader(self, ledger: Ledger) -> None:
@@ -387,7 +387,7 @@ class SharingContract:
             change, last = 0, False
             while True:
                 last = left.n_waiting == threads
-                number = ledger.look().change
+                number = ledger.change_mark().change
                 seen.update((x.number, x) for _, x in ledger.load_changed(STUDY, change))
                 change = number
                 if last:

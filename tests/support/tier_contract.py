@@ -64,7 +64,7 @@ class Training:
 
     def __init__(self, seed: int = SEED) -> None:
         torch.manual_seed(seed)
-        self.stores = self.moves = True
+        self.can_store = self.can_offload = True
         self.net = Net()
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 0.05, STEPS)
@@ -189,7 +189,7 @@ class TierContract:
 
     Example:
         >>> class TestMine(TierContract):
-        ...     needs = "moves"
+        ...     needs = "can_offload"
         ...     @pytest.fixture
         ...     def tier(self) -> Tier:
         ...         return HostTier()
@@ -199,7 +199,7 @@ class TierContract:
         in_place: whether a trial resumes in its own process, with its own tensors.
     """
 
-    needs: Literal["moves", "stores"] | None = None
+    needs: Literal["can_offload", "can_store"] | None = None
     in_place: bool = True
 
     @pytest.fixture
@@ -301,8 +301,8 @@ class TierContract:
 
     def test_it_needs_nothing_else(self, tier: Tier, training: Training) -> None:
         """A tier uses no permission but the one that it needs."""
-        training.moves = self.needs == "moves"
-        training.stores = self.needs == "stores"
+        training.can_offload = self.needs == "can_offload"
+        training.can_store = self.needs == "can_store"
         training = cycle(tier, training)
         training.train(STEPS)
         assert training.values() == uninterrupted()

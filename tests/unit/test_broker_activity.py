@@ -49,9 +49,9 @@ def comes_to(pid: int, wanted: Activity, wait_for: Any) -> None:
     activities = Activities()
 
     def seen() -> bool:
-        return activities.look({1: pid}) == {1: wanted}
+        return activities.measure({1: pid}) == {1: wanted}
 
-    assert activities.look({1: pid}) == {}  # the first look says nothing
+    assert activities.measure({1: pid}) == {}  # the first look says nothing
     wait_for(seen, 60)
 
 
@@ -77,5 +77,5 @@ def test_a_process_that_is_gone_is_not_spoken_of(start: Start) -> None:
     process.kill()
     process.wait()
     activities = Activities()
-    assert activities.look({1: process.pid}) == {}
-    assert activities.look({1: process.pid}) == {}
+    assert activities.measure({1: process.pid}) == {}
+    assert activities.measure({1: process.pid}) == {}

@@ -11,7 +11,7 @@ from optuna_hermes.broker._core._events import (
     Withdraw,
     WritesFailed,
 )
-from optuna_hermes.broker._core._outage import AWAY_SECONDS, to_answer
+from optuna_hermes.broker._core._outage import OUTAGE_SECONDS, to_answer
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
@@ -30,7 +30,7 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
     worker = broker.worker()
     epoch = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return worker, epoch
 
 
@@ -87,7 +87,7 @@ def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:
     broker.worker()
     broker.advance(SLICE)
     assert broker.last(worker, "Yield") is not None
-    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unasked=(epoch,)))
+    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unsent_yields=(epoch,)))
     broker.advance(100.0)
     assert broker.killed() == []
     assert broker.handler.status(broker.now).devices[0].holder.state == "running"
@@ -105,17 +105,17 @@ def test_another_study_does_not_wait_for_who_has_not_heard_to_leave() -> None:
     worker = broker.worker(key="s")
     epoch = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     other = broker.worker(key="t")
     broker.advance(10 * SLICE)
     assert broker.last(worker, "Yield") is not None
     assert broker.handler.state.reservations()
-    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unasked=(epoch,)))
+    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unsent_yields=(epoch,)))
     assert broker.handler.state.reservations() == []
     broker.check()
     broker.apply(BACK)
     broker.advance(10 * SLICE)
-    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     assert broker.last(other, "Grant") is not None
 
 
@@ -170,7 +170,7 @@ def test_a_database_that_stays_away_sends_all_to_disk() -> None:
     grant = broker.last(held, "Grant")
     unstarted = shown(broker).unstarted
     broker.apply(away(grant.epoch))
-    broker.advance(AWAY_SECONDS - 1)
+    broker.advance(OUTAGE_SECONDS - 1)
     assert shown(broker).problem is None
     broker.advance(1)
     problem = shown(broker).problem
@@ -184,7 +184,7 @@ def test_a_database_that_stays_away_sends_all_to_disk() -> None:
     assert shown(broker).unstarted == unstarted + 1
     assert not shown(broker).finished
     saved = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
-    parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
+    parked = wire.TierChanged(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
     broker.say(first, parked)
     assert shown(broker).finished
 
@@ -196,11 +196,13 @@ def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
     first, epoch = training(broker)
     broker.worker()
     broker.advance(SLICE)
-    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True, moves=True)
+    parked = wire.TierChanged(
+        epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True, can_offload=True
+    )
     broker.say(first, parked)
     second = broker.last(3, "Grant").epoch
     broker.say(3, wire.Begin(epoch=second, number=1, trial_id=1))
-    broker.say(3, wire.FirstBatch(epoch=second, stores=True))
+    broker.say(3, wire.FirstBatch(epoch=second, can_store=True))
     broker.say(3, wire.Ended(epoch=second, state="done"))
     again = broker.last(first, "Grant")
     assert again.number == 0
@@ -226,11 +228,11 @@ def test_trials_of_plain_optuna_wait_for_their_database() -> None:
     broker = FakeBroker(devices=1)
     first, second = broker.plain(0, policy="round-robin"), broker.plain(1, policy="round-robin")
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=False))
     broker.apply(away())
-    broker.advance(2 * AWAY_SECONDS)
+    broker.advance(2 * OUTAGE_SECONDS)
     assert shown(broker).problem is None
     assert broker.last(first, "Yield") is None
     broker.apply(BACK)
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(first, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     assert broker.last(second, "Grant") is not None

@@ -41,7 +41,7 @@ def crowded(crowd: int) -> tuple[FakeBroker, int, int]:
     first = broker.worker()
     epoch = broker.last(first, "Grant").epoch
     broker.say(first, wire.Begin(epoch=epoch, number=0, trial_id=1))
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=True))
     for _ in range(crowd):
         broker.worker()
         broker.connect("viewer")

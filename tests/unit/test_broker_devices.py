@@ -24,7 +24,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker begins the new trial it was granted; returns the epoch."""
     epoch = int(broker.last(worker, "Grant").epoch)
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -48,7 +48,7 @@ def test_a_stranger_who_comes_before_the_grant_is_first() -> None:
     broker.advance(10)
     assert broker.last(first, "Yield").epoch == epoch
     broker.poll("GPU-0", free=False)
-    broker.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1))
+    broker.say(first, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1))
     assert broker.last(second, "Grant") is None
     broker.poll("GPU-0", free=True)
     assert broker.last(second, "Grant") is not None
@@ -68,14 +68,14 @@ def told(broker: FakeBroker, kind: str) -> list[tuple[int | None, dict[str, Any]
 def park(broker: FakeBroker, worker: int, epoch: int, tier: TierName, *, held: int = 5) -> None:
     """A trial says in which tier it is."""
     saved = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0" * 64)
-    message = wire.Parked(
+    message = wire.TierChanged(
         epoch=epoch,
         tier=tier,
         suspend_seconds=0.1,
         held_bytes=0 if tier == "disk" else held,
         host_bytes=held if tier == "host" else 0,
-        stores=True,
-        moves=True,
+        can_store=True,
+        can_offload=True,
         checkpoint=saved if tier == "disk" else None,
     )
     broker.say(worker, message)
@@ -135,7 +135,7 @@ def test_a_trial_that_cannot_be_stored_does_not_stay_on_a_faulty_gpu() -> None:
     worker = broker.worker()
     epoch = int(broker.last(worker, "Grant").epoch)
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=False))
     broker.poll("GPU-0", **FAULTY)
     assert broker.killed() == [worker]
 

@@ -66,13 +66,13 @@ def _with_parked(seconds: list[float]) -> tuple[FakeBroker, int, list[int]]:
     for number, worker in enumerate(workers):
         epoch = broker.last(worker, "Grant").epoch
         broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-        broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+        broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     for number in sorted(range(len(seconds)), key=seconds.__getitem__):
         broker.advance(seconds[number] - broker.now)
         epoch = broker.last(workers[number], "Grant").epoch
         broker.say(workers[number], wire.Report(epoch=epoch, unit=1, step=1, value=0.5))
         broker.say(viewer, wire.SetOverrides(study="s", numbers=(number,), override="held"))
-        park = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True)
+        park = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1, can_store=True)
         broker.say(workers[number], park)
     return broker, driver, workers
 
@@ -88,7 +88,7 @@ def _evicted(broker: FakeBroker, workers: list[int]) -> list[int]:
 def _to_disk(broker: FakeBroker, workers: list[int], number: int) -> None:
     broker.say(
         workers[number],
-        wire.Parked(
+        wire.TierChanged(
             epoch=broker.last(workers[number], "Grant").epoch,
             tier="disk",
             suspend_seconds=0.1,
@@ -145,12 +145,12 @@ def test_a_trial_that_trains_is_asked_at_once(monkeypatch: pytest.MonkeyPatch) -
 def _train(broker: FakeBroker, connection: int) -> int:
     """A plain trial begins to train under its last grant; returns the epoch."""
     epoch = int(broker.last(connection, "Grant").epoch)
-    broker.say(connection, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.say(connection, wire.FirstBatch(epoch=epoch, can_store=False))
     return epoch
 
 
 def _park(broker: FakeBroker, connection: int, epoch: int) -> None:
-    broker.say(connection, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1))
+    broker.say(connection, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1))
 
 
 def test_a_plain_trial_goes_on_once_the_drivers_processes_are_gone() -> None:
@@ -160,7 +160,7 @@ def test_a_plain_trial_goes_on_once_the_drivers_processes_are_gone() -> None:
     worker, plain = broker.worker(), broker.plain(7)
     theirs = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=theirs, number=0, trial_id=0))
-    broker.say(worker, wire.FirstBatch(epoch=theirs, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=theirs, can_store=True))
     epoch = _train(broker, plain)
     broker.say(driver, wire.Drain(study="s"))
     _park(broker, plain, epoch)

@@ -61,7 +61,7 @@ def sizing(broker: FakeBroker) -> Sizing:
 def begin(broker: FakeBroker, worker: int, number: int, sizes: Any = SIZES) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     if sizes is not None:
         broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
     return epoch
@@ -130,15 +130,17 @@ def test_a_trial_that_comes_back_is_told_with_its_grant(broker: FakeBroker, sizi
     epoch = begin(broker, first, 0)
     sizing.sizes = {0: 16}
     broker.advance(1.0)
-    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True)
+    parked = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True)
     broker.say(first, parked)
     assert broker.last(second, "Grant").batch_size is None
     after = begin(broker, second, 1)
     broker.advance(1.0)
-    broker.say(second, wire.Parked(epoch=after, tier="resident", suspend_seconds=0.0, stores=True))
+    broker.say(
+        second, wire.TierChanged(epoch=after, tier="resident", suspend_seconds=0.0, can_store=True)
+    )
     grant = broker.last(first, "Grant")
     assert (grant.number, grant.batch_size) == (0, 16)
-    broker.say(first, wire.FirstBatch(epoch=grant.epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=grant.epoch, can_store=True))
     stretch(broker, first, grant.epoch, 8)  # as it was suspended
     stretch(broker, first, grant.epoch, 16)
     assert [(each["from"], each["to"]) for each in changes(broker, 0)] == [(8, 16)]

@@ -37,7 +37,7 @@ def test_a_counter_says_what_a_lease_took() -> None:
     broker.poll("GPU-a", energy_joules=4600.0)
     (entry,) = broker.handler.status(broker.now).studies
     assert entry.watt_hours == pytest.approx(1.0)
-    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     assert _joules(broker) == pytest.approx(3600.0)
 
 
@@ -74,7 +74,7 @@ def test_slices_add_up() -> None:
     broker, worker, epoch = _training(_gpu(energy_joules=0.0))
     for counted in (100.0, 250.0):
         broker.poll("GPU-a", energy_joules=counted)
-        broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+        broker.say(worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
         broker.advance(1.0)
         epoch = broker.last(worker, "Grant").epoch
     assert _joules(broker) == pytest.approx(250.0)

@@ -23,7 +23,7 @@ def kinds(broker: FakeBroker, number: int) -> list[str]:
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -32,8 +32,8 @@ def saved(units: int) -> Checkpoint:
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, tier: Any, **fields: Any) -> None:
-    said = {"suspend_seconds": 0.1, "stores": True} | fields
-    broker.say(worker, wire.Parked(epoch=epoch, tier=tier, **said))
+    said = {"suspend_seconds": 0.1, "can_store": True} | fields
+    broker.say(worker, wire.TierChanged(epoch=epoch, tier=tier, **said))
 
 
 def report(broker: FakeBroker, worker: int, epoch: int, unit: int) -> None:
@@ -168,7 +168,7 @@ def carried_on(host: str) -> tuple[FakeBroker, int, int]:
     worker = broker.worker()
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return broker, worker, epoch
 
 

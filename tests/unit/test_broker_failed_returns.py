@@ -29,14 +29,14 @@ def train(broker: FakeBroker) -> tuple[int, int, int]:
     """A worker trains what it is granted; its connection, the trial and the epoch."""
     worker = broker.worker()
     number, epoch = begin(broker, worker)
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return worker, number, epoch
 
 
 def store(broker: FakeBroker, worker: int, number: int, epoch: int) -> None:
     """A trial goes to disk, and its process ends."""
     saved = Checkpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
-    parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
+    parked = wire.TierChanged(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
     broker.say(worker, parked)
     broker.hang_up(worker)
 
@@ -211,7 +211,7 @@ def test_no_new_trial_is_opened_while_the_surroundings_may_be_at_fault() -> None
     broker.advance(RETRY_SECONDS / 2)
     number, epoch = begin(broker, idle)
     assert number in failed
-    broker.say(idle, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(idle, wire.FirstBatch(epoch=epoch, can_store=True))
     store(broker, idle, number, epoch)
     assert broker.last(broker.worker(), "Grant").number is None
     broker.check()

@@ -102,7 +102,7 @@ def studying(devices: int, unstarted: int) -> tuple[FakeBroker, Greedy]:
 def begin(broker: FakeBroker, worker: int, number: int, seconds: float = 1.0) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
     broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
     return epoch
@@ -110,7 +110,9 @@ def begin(broker: FakeBroker, worker: int, number: int, seconds: float = 1.0) ->
 
 def store(broker: FakeBroker, worker: int, epoch: int) -> None:
     saved = Checkpoint(path=f"/{epoch}", units=0, size_bytes=1, sha256="0")
-    broker.say(worker, wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=saved))
+    broker.say(
+        worker, wire.TierChanged(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=saved)
+    )
     broker.hang_up(worker)
 
 

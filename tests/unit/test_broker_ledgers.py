@@ -96,7 +96,7 @@ def test_reading_comes_after_what_waits(desk: Desk) -> None:
     desk.ledgers.write([report(1)])
     read = desk.ledgers.read("s", "one", lambda ledger: ledger.load_curves("s"))
     assert read.result(DEADLINE)[0].units == 1
-    assert desk.ledgers.count("s") == 1
+    assert desk.ledgers.n_written("s") == 1
 
 
 def test_what_is_committed_and_what_is_refused_is_heard(
@@ -159,7 +159,7 @@ def test_a_ledger_that_nobody_needs_is_closed(desk: Desk, monkeypatch: pytest.Mo
     assert desk.units() == 0  # all that was asked is done
     assert desk.units("t", "two") == 0
     writer = desk.ledgers._by_url["one"]
-    desk.ledgers.rest({"t"})
+    desk.ledgers.close_idle({"t"})
     assert list(desk.ledgers._by_url) == ["two"]
     writer._thread.join(DEADLINE)
     assert not writer._thread.is_alive()
@@ -175,9 +175,9 @@ def test_a_study_that_took_long_to_read_is_written_all_the_same(
     monkeypatch.setattr(_ledgers, "UNUSED_SECONDS", 0.0)
     desk.serve("s", "one")
     assert desk.units() == 0
-    desk.ledgers.rest(())
+    desk.ledgers.close_idle(())
     assert not desk.ledgers._by_url
-    desk.ledgers.keep("s", "one")
+    desk.ledgers.set_ledger("s", "one")
     desk.ledgers.write([report(1), lease(1)])
     assert desk.units() == 1
 
@@ -186,16 +186,16 @@ def test_a_study_that_has_ended_is_forgotten_where_others_go_on(desk: Desk) -> N
     """A database that is always in use keeps no list of all studies that were ever in it."""
     desk.serve("s", "one")
     desk.serve("t", "one")
-    desk.ledgers.bound("s", 3)
+    desk.ledgers.set_limit("s", 3)
     desk.ledgers.write([report(1)])
-    desk.ledgers.rest({"t"})
-    assert desk.ledgers.count("s") == 1  # it has still to be written
+    desk.ledgers.close_idle({"t"})
+    assert desk.ledgers.n_written("s") == 1  # it has still to be written
     desk.ledgers.flush()
     assert desk.units() == 1
     assert desk.units("t", "one") == 0
-    desk.ledgers.rest({"t"})
+    desk.ledgers.close_idle({"t"})
     assert list(desk.ledgers._url_of) == ["t"]
-    assert desk.ledgers.count("s") == 0
+    assert desk.ledgers.n_written("s") == 0
     assert not desk.ledgers._terms.limits
 
 
@@ -207,9 +207,9 @@ def test_a_ledger_with_something_to_write_stays(
     desk.here.clear()
     desk.serve("s", "hangs")
     desk.ledgers.write([report(1)])
-    desk.ledgers.rest(())
+    desk.ledgers.close_idle(())
     desk.ledgers.flush()
-    desk.ledgers.rest(())
+    desk.ledgers.close_idle(())
     assert list(desk.ledgers._by_url) == ["hangs"]
     desk.here.set()
     assert desk.units("s", "hangs") == 1
@@ -243,7 +243,7 @@ def test_a_ledger_just_asked_for_stays(desk: Desk) -> None:
     """Between the question about a study and its admission nobody serves it yet."""
     desk.serve()
     assert desk.units() == 0
-    desk.ledgers.rest(())
+    desk.ledgers.close_idle(())
     assert list(desk.ledgers._by_url) == ["one"]
 
 
@@ -252,7 +252,7 @@ def test_a_database_is_asked_after_all_that_was_given(desk: Desk) -> None:
     desk.serve()
     desk.ledgers.write([lease(1)])
     said: list[int] = []
-    desk.ledgers.ask("s", lambda: said.append(desk.made["one"].last_epoch()))
+    desk.ledgers.when_writable("s", lambda: said.append(desk.made["one"].last_epoch()))
     while not said:
         desk.calls.get(timeout=DEADLINE)()
     assert said == [1]
@@ -270,7 +270,7 @@ def test_studies_of_one_database_write_their_leases_by_epoch(desk: Desk) -> None
 def test_a_study_is_written_where_it_was_read(desk: Desk) -> None:
     """Whoever asks for a served study of another database does not lead its records there."""
     desk.serve("s", "one")
-    desk.ledgers.keep("s", "one")
+    desk.ledgers.set_ledger("s", "one")
     desk.serve("s", "two")
     desk.ledgers.write([report(1), lease(1)])
     assert desk.units("s", "one") == 1

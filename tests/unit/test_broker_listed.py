@@ -48,7 +48,7 @@ def numbers(policy: Backwards) -> list[int]:
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True, params={}))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True, params={}))
     return epoch
 
 

@@ -15,7 +15,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker finds the trial of its lease and trains; the lease's epoch."""
     epoch = int(broker.last(worker, "Grant").epoch)
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -129,7 +129,7 @@ def test_a_trial_that_fails_while_it_is_parked_has_failed() -> None:
     worker, _ = broker.worker(), broker.worker()
     epoch = begin(broker, worker, 0)
     report(broker, worker, epoch, 1)
-    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     assert broker.handler.state.studies["s"].trials[0].state == "parked"
     broker.say(worker, wire.Ended(epoch=epoch, state="failed", error="KeyError: no state"))
     broker.say(worker, wire.Ended(epoch=epoch, state="failed", error="KeyError: no state"))

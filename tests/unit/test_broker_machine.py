@@ -280,7 +280,7 @@ class BrokerMachine(RuleBasedStateMachine):
 def fingerprint(world: World) -> str:
     """All that a broker knows, as text."""
     state = world.handler.state
-    studies = [(s.idle, s.workers, s.trials, s.memory) for s in state.studies.values()]
+    studies = [(s.idle_workers, s.workers, s.trials, s.memory) for s in state.studies.values()]
     return repr((state.epoch, state.slots, state.clients, studies))
 
 

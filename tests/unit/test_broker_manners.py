@@ -24,7 +24,7 @@ def register(broker: FakeBroker, connection: int, number: int, **known: object) 
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -123,8 +123,8 @@ def test_a_trial_that_stores_itself_while_its_study_is_drained() -> None:
     epoch = broker.last(worker, "Grant").epoch
     broker.say(driver, wire.Drain(study="s"))
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    parked = wire.Parked(
-        epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=CHECKPOINT, stores=True
+    parked = wire.TierChanged(
+        epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=CHECKPOINT, can_store=True
     )
     broker.say(worker, parked)
     assert states(broker) == ["stored"]

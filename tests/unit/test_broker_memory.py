@@ -36,13 +36,15 @@ def on_gpu(
     return broker
 
 
-def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bool = True) -> int:
+def train(
+    broker: FakeBroker, worker: int, *, need: int | None = BIG, can_store: bool = True
+) -> int:
     """A worker trains what it was granted, and says what it needs; returns the epoch."""
     grant = broker.last(worker, "Grant")
     if grant.number is None:
         trials = len(broker.handler.state.studies["s"].trials)
         broker.say(worker, wire.Begin(epoch=grant.epoch, number=trials, trial_id=trials))
-    broker.say(worker, wire.FirstBatch(epoch=grant.epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=grant.epoch, can_store=can_store))
     broker.say(worker, wire.Beat(epoch=grant.epoch, memory_bytes=need))
     return int(grant.epoch)
 
@@ -50,10 +52,10 @@ def train(broker: FakeBroker, worker: int, *, need: int | None = BIG, stores: bo
 def park(broker: FakeBroker, worker: int, epoch: int, *, free: int | None, **said: Any) -> None:
     """A trial says where it is, after the device was read."""
     broker.poll(GPU, memory_free_bytes=free)
-    known = {"tier": "resident", "held_bytes": BIG, "stores": True, "moves": True} | said
+    known = {"tier": "resident", "held_bytes": BIG, "can_store": True, "can_offload": True} | said
     if known["tier"] == "disk":
         known |= {"held_bytes": 0, "checkpoint": checkpoint()}
-    broker.say(worker, wire.Parked(epoch=epoch, suspend_seconds=0.1, **known))
+    broker.say(worker, wire.TierChanged(epoch=epoch, suspend_seconds=0.1, **known))
 
 
 def checkpoint() -> Checkpoint:
@@ -291,7 +293,7 @@ def test_memory_that_cannot_come_is_not_waited_for() -> None:
     """If what the others hold leaves too little anyhow, no time is lost."""
     broker = on_gpu()
     first, second = leaving(broker)
-    park(broker, first, 1, free=40, stores=False, moves=False)
+    park(broker, first, 1, free=40, can_store=False, can_offload=False)
     assert broker.last(second, "Grant") is not None
 
 
@@ -361,7 +363,7 @@ def test_a_plain_trial_that_does_not_answer_is_let_be() -> None:
     broker = on_gpu(unstarted=0)
     first, second = broker.plain(0), broker.plain(1)
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=True))
     broker.say(first, wire.Beat(epoch=epoch, memory_bytes=BIG))
     broker.poll(GPU, memory_free_bytes=40)
     broker.advance(1.5)
@@ -380,7 +382,7 @@ def test_a_device_is_not_kept_for_a_process_that_will_not_come() -> None:
     broker.poll(GPU, memory_free_bytes=40)
     broker.advance(1.5)
     assert broker.last(worker, "Yield").tier == "disk"
-    park(broker, worker, epoch, free=40, stores=False, moves=False)
+    park(broker, worker, epoch, free=40, can_store=False, can_offload=False)
     assert broker.last(worker, "Grant").number == 0
     assert broker.handler.status(broker.now).studies[0].unstarted == 1
 
@@ -455,7 +457,15 @@ def test_trials_in_host_memory_go_to_disk_for_their_processes() -> None:
     after = train(broker, second, need=45)
     broker.poll(GPU, memory_free_bytes=0)
     broker.advance(1.5)
-    park(broker, second, after, free=40, stores=False, moves=True, **{**in_host, "host_bytes": 45})
+    park(
+        broker,
+        second,
+        after,
+        free=40,
+        can_store=False,
+        can_offload=True,
+        **{**in_host, "host_bytes": 45},
+    )
     assert broker.last(third, "Grant") is None
     assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="disk")
     park(broker, first, epoch, free=40, tier="disk")
@@ -506,11 +516,11 @@ def test_trials_of_one_process_have_one_context() -> None:
     for here, need, listed in ((first, 20, 50), (second, 45, 95)):
         broker.poll(GPU, memory_free_bytes=None, processes=((7, listed),))
         epoch = broker.last(here, "Grant").epoch
-        broker.say(here, wire.FirstBatch(epoch=epoch, stores=False))
+        broker.say(here, wire.FirstBatch(epoch=epoch, can_store=False))
         broker.say(here, wire.Beat(epoch=epoch, memory_bytes=need))
         broker.advance(1.5)
         assert broker.last(here, "Yield").tier == "resident"
-        park(broker, here, epoch, free=None, held_bytes=need, stores=False, moves=False)
+        park(broker, here, epoch, free=None, held_bytes=need, can_store=False, can_offload=False)
     residents = broker.handler.status(broker.now).devices[0].residents
     assert sorted((each.process_bytes, each.measured) for each in residents) == [
         (0, False),
@@ -559,7 +569,7 @@ def test_who_cannot_be_stored_keeps_a_device_that_only_one_may_use() -> None:
     """It is not asked to yield, and no other process is sent where it could not compute."""
     broker = on_gpu(exclusive=True)
     first, second = broker.worker(), broker.worker()
-    epoch = train(broker, first, need=1, stores=False)
+    epoch = train(broker, first, need=1, can_store=False)
     broker.poll(GPU, memory_free_bytes=ALL - 1)
     broker.advance(60)
     assert broker.last(first, "Yield") is None
@@ -576,7 +586,7 @@ def test_a_trial_that_could_not_be_stored_after_all_goes_on_alone() -> None:
     epoch = train(broker, first, need=1)
     broker.advance(1.5)
     assert broker.last(first, "Yield").tier == "disk"
-    park(broker, first, epoch, free=ALL - 1, held_bytes=1, stores=False, moves=False)
+    park(broker, first, epoch, free=ALL - 1, held_bytes=1, can_store=False, can_offload=False)
     assert broker.last(second, "Grant") is None
     assert broker.last(first, "Grant").epoch > epoch
 
@@ -586,9 +596,9 @@ def test_trials_of_one_process_share_a_device_for_one_process() -> None:
     broker = on_gpu(exclusive=True, unstarted=0)
     first, second = (broker.plain(number, pid=7) for number in range(2))
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=False))
     broker.advance(1.5)
-    park(broker, first, epoch, free=ALL, held_bytes=1, stores=False, moves=False)
+    park(broker, first, epoch, free=ALL, held_bytes=1, can_store=False, can_offload=False)
     assert broker.last(second, "Grant") is not None
 
 
@@ -614,7 +624,7 @@ def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     broker.poll(GPU, memory_free_bytes=70)
     broker.hang_up(second)
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=True))
     third = broker.worker()
     broker.advance(1.5)
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="disk")
@@ -644,17 +654,17 @@ def test_a_trial_is_alone_when_nobody_can_leave() -> None:
     """A trial that cannot go stays; the grant says that there is no second chance."""
     broker = on_gpu(unstarted=2)
     first, second = broker.worker(), broker.worker()
-    epoch = train(broker, first, need=30, stores=False)
+    epoch = train(broker, first, need=30, can_store=False)
     broker.advance(1.5)
-    park(broker, first, epoch, free=70, held_bytes=30, stores=False, moves=False)
+    park(broker, first, epoch, free=70, held_bytes=30, can_store=False, can_offload=False)
     after = train(broker, second, need=70)
     broker.say(second, wire.Released(epoch=after, reason="out of memory", outgrown=True))
     broker.hang_up(second)
     epoch = broker.last(first, "Grant").epoch
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=False))
     third = broker.worker()
     broker.advance(1.5)
-    park(broker, first, epoch, free=70, held_bytes=30, stores=False, moves=False)
+    park(broker, first, epoch, free=70, held_bytes=30, can_store=False, can_offload=False)
     assert broker.last(third, "Grant").alone is True
 
 
@@ -666,10 +676,12 @@ def test_a_trial_that_cannot_come_back_is_tried_again_alone_and_then_ends_its_st
     trial = broker.handler.state.studies["s"].trials[0]
     broker.poll(GPU, memory_free_bytes=40)
     broker.handler.state.slots[GPU].reservation = None
-    park(broker, worker, epoch, free=ALL, tier="host", held_bytes=0, host_bytes=60, stores=False)
+    park(broker, worker, epoch, free=ALL, tier="host", held_bytes=0, host_bytes=60, can_store=False)
     for alone in (True, True):
         epoch = broker.last(worker, "Grant").epoch
-        park(broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, stores=False)
+        park(
+            broker, worker, epoch, free=9, tier="host", held_bytes=0, host_bytes=60, can_store=False
+        )
         assert trial.alone is alone
         broker.poll(GPU, memory_free_bytes=ALL)
     problem = broker.handler.status(0.0).studies[0].problem
@@ -681,16 +693,16 @@ def test_a_trial_that_finds_no_room_waits_for_who_cannot_leave() -> None:
     """It is not granted again and again: the other goes on, and then it is its turn."""
     broker = on_gpu(unstarted=2)
     first, second = leaving(broker)
-    in_host = {"tier": "host", "held_bytes": 0, "host_bytes": BIG, "stores": False}
+    in_host = {"tier": "host", "held_bytes": 0, "host_bytes": BIG, "can_store": False}
     park(broker, first, 1, free=ALL, **in_host)
-    epoch = train(broker, second, stores=False)
+    epoch = train(broker, second, can_store=False)
     broker.poll(GPU, memory_free_bytes=ALL - BIG)
     broker.advance(1.5)
-    park(broker, second, epoch, free=ALL - BIG, stores=False, moves=False)
+    park(broker, second, epoch, free=ALL - BIG, can_store=False, can_offload=False)
     for _ in range(2):  # the second time with all the room that could be made
         epoch = broker.last(first, "Grant").epoch
         park(broker, first, epoch, free=ALL - BIG, **in_host)
-    epoch = train(broker, second, stores=False)
+    epoch = train(broker, second, can_store=False)
     broker.advance(20.0)
     assert broker.last(second, "Yield").epoch < epoch
     assert broker.handler.status(broker.now).studies[0].no_room == (0,)
@@ -721,7 +733,7 @@ def test_on_cpu_slots_a_trial_is_alone_without_parked_trials_of_its_study() -> N
     epoch = train(broker, first)
     broker.advance(1.5)
     assert broker.last(first, "Yield").tier == "resident"
-    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True)
+    parked = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True)
     broker.say(first, parked)
     assert broker.last(second, "Grant").alone is False
 
@@ -733,7 +745,7 @@ def stored(broker: FakeBroker, worker: int, epoch: int) -> None:
     """A trial is stored and its process gone."""
     broker.say(
         worker,
-        wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint()),
+        wire.TierChanged(epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint()),
     )
     broker.hang_up(worker)
 
@@ -762,7 +774,7 @@ def test_a_waiting_worker_reads_the_next_checkpoint_ahead() -> None:
     assert broker.last(worker, "Yield") is None
     assert broker.handler.state.studies["s"].memory == memory
     broker.advance(0.5)
-    broker.handler.state.studies["s"].idle.reverse()
+    broker.handler.state.studies["s"].idle_workers.reverse()
     stored(broker, worker, lease.epoch)
     assert broker.last(spare, "Grant").number == 1
     assert len([each for each in broker.sent(spare) if isinstance(each, wire.Prepare)]) == 1

@@ -49,7 +49,7 @@ def scraped(given: Figures) -> dict[str, float]:
 def begin(broker: FakeBroker, worker: int, number: int) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -99,11 +99,11 @@ def test_switches_and_their_cost_are_counted() -> None:
     broker.driver(key="digits", unstarted=1)
     worker = broker.worker(key="digits")
     epoch = begin(broker, worker, 0)
-    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.5, stores=True)
+    parked = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.5, can_store=True)
     broker.say(worker, parked)
     broker.advance(0.25)
     again = broker.last(worker, "Grant").epoch
-    broker.say(worker, wire.FirstBatch(epoch=again, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=again, can_store=True))
     seen = scraped(figures(broker))
     assert seen['optuna_hermes_switches_total{study="digits"}'] == 1
     overhead = "optuna_hermes_overhead_seconds_total"

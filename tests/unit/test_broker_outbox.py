@@ -138,9 +138,9 @@ def test_nobody_is_asked_to_leave_before_the_database_answers(sent: Sent) -> Non
     sent.put(1, leave, {DatabaseProof(5)})
     sent.put(2, wire.Yield(epoch=6, tier="resident"), {DatabaseProof(6)})
     assert sent == []
-    assert sent.outbox.unasked == (5, 6)
+    assert sent.outbox.unsent_yields == (5, 6)
     sent.outbox.release({DatabaseProof(5)})
     assert sent == [(1, leave)]
     sent.outbox.drop({DatabaseProof(6)})
     assert sent == [(1, leave)]
-    assert sent.outbox.unasked == ()
+    assert sent.outbox.unsent_yields == ()

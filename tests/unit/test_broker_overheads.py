@@ -41,7 +41,7 @@ def test_a_trial_is_opening_until_its_first_batch() -> None:
     broker.driver(unstarted=1)
     worker, epoch = opened(broker)
     broker.advance(2.0)
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     broker.advance(5.0)
     assert counted(broker) == {"opening": 2.0}
 
@@ -64,7 +64,7 @@ def test_a_trial_that_stands_still_to_be_saved_costs_its_device() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker, epoch = opened(broker)
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     broker.advance(8.0)
     for units, seconds in ((1, 0.5), (2, 0.25)):
         state = Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
@@ -79,7 +79,7 @@ def test_the_share_is_of_all_device_time_idle_devices_included() -> None:
     broker.advance(2.0)
     worker, epoch = opened(broker)
     broker.advance(1.0)
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     broker.advance(7.0)
     (study,) = broker.handler.status(broker.now).studies
     assert study.overhead_fraction == pytest.approx(0.3)

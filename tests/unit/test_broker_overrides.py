@@ -17,19 +17,19 @@ from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
 
 
-def training(broker: FakeBroker, number: int, *, stores: bool = True) -> tuple[int, int]:
+def training(broker: FakeBroker, number: int, *, can_store: bool = True) -> tuple[int, int]:
     """A worker that trains a new trial and has reported; its connection and its epoch."""
     worker = broker.worker()
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
     broker.say(worker, wire.Report(epoch=epoch, unit=1, step=1, value=1.0))
     return worker, epoch
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, **fields: Any) -> None:
-    said = {"tier": "resident", "suspend_seconds": 0.1, "stores": True} | fields
-    broker.say(worker, wire.Parked(epoch=epoch, **said))
+    said = {"tier": "resident", "suspend_seconds": 0.1, "can_store": True} | fields
+    broker.say(worker, wire.TierChanged(epoch=epoch, **said))
 
 
 def want(broker: FakeBroker, message: Any) -> wire.FromBroker:
@@ -150,7 +150,7 @@ def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None
     broker.ledger.save_override("s", 0, "held")
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", slice_seconds=100.0)
     resume = wire.Reattach(
-        study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, stores=True
+        study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, can_store=True
     )
     again = after.resume(worker, resume)
     assert after.last(again, "Yield") is not None
@@ -214,7 +214,7 @@ def test_who_is_boosted_gets_the_next_device_and_keeps_it() -> None:
     park(broker, *workers[2])
     grant = broker.last(workers[1][0], "Grant")
     assert grant.epoch > workers[2][1]
-    broker.say(workers[1][0], wire.FirstBatch(epoch=grant.epoch, stores=True))
+    broker.say(workers[1][0], wire.FirstBatch(epoch=grant.epoch, can_store=True))
     broker.say(workers[1][0], wire.Beat(epoch=grant.epoch))
     before = len(broker.leases())
     broker.advance(5.0)
@@ -308,10 +308,10 @@ def test_a_worker_whose_trial_cannot_be_stored_is_ended() -> None:
     """Its values are with Optuna already; a process of the user's own is let be."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1, slice_seconds=100.0)
-    worker, epoch = training(broker, 0, stores=False)
+    worker, epoch = training(broker, 0, can_store=False)
     ask = asking(broker)
     ask(FINISH)
-    park(broker, worker, epoch, stores=False)
+    park(broker, worker, epoch, can_store=False)
     assert ask(FINISH) == wire.Accepted(waits=True)
     assert broker.killed() == [worker]
     broker.hang_up(worker)

@@ -68,7 +68,7 @@ def watching(broker: FakeBroker) -> Watching:
 def begin(broker: FakeBroker, worker: int, number: int, **training: wire.Params) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True, **training))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True, **training))
     return epoch
 
 
@@ -180,7 +180,7 @@ def test_what_an_opening_takes_is_shown(broker: FakeBroker, watching: Watching) 
     epoch = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
     broker.advance(0.3)
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     broker.advance(0.7)
     assert watching.seen.opening_seconds == pytest.approx(0.3)
     broker.say(worker, wire.Report(epoch=epoch, unit=1, step=1, value=0.5, units_left=9))
@@ -247,7 +247,9 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     assert problems["other"] is None
     assert broker.handler.state.studies["s"].trials[0].live
     assert broker.last(worker, "Yield") is not None
-    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True))
+    broker.say(
+        worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True)
+    )
     assert broker.last(worker, "Evict").tier == "disk"
     assert broker.last(other, "Refused") is None
 
@@ -283,7 +285,7 @@ def test_what_a_policy_may_not_give_ends_its_study(
 
     begin(broker, broker.worker(), 0)
     study = broker.handler.state.studies["s"]
-    study.policy, study.unstarted, study.trials[0].stores = InOrder(), 1, False
+    study.policy, study.unstarted, study.trials[0].can_store = InOrder(), 1, False
     assert ask(study, replace(snapshot, devices=GPUS)).assignments == ()
     assert re.match(f"Policy 'fifo' raised ValueError.*{words}.*: mend it", study.problem or "")
 
@@ -387,7 +389,7 @@ def test_parameters_are_plain_json() -> None:
     plain = _optuna.params_of(trial)
     texts = {"single": "0.5", "shape": "(1, 2)", r"\udce9": r"\udce9.csv"}
     assert plain == params | texts | {"huge": float(2**70), "vast": str(10**400)}
-    wire.frame(wire.FirstBatch(epoch=1, stores=True, params=plain))
+    wire.frame(wire.FirstBatch(epoch=1, can_store=True, params=plain))
 
 
 def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
@@ -400,7 +402,7 @@ def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker)
     changes |= {"params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
     changes |= {"curve": Curve(steps=(1,), values=(0.5,), device_seconds=(1.0,))}
     changes |= {"sizes": sizes, "speeds": (Speed(devices=1, batch_size=2, step_seconds=1.0),)}
-    changes |= {"stores": False, "connection": None, "others": ("cpu:1",), "device": "cpu:2"}
+    changes |= {"can_store": False, "connection": None, "others": ("cpu:1",), "device": "cpu:2"}
     changes |= {"state": "stored", "waiting_since": 3.0}
     for name, value in changes.items():
         (kept,) = policy_runner.snapshot(study, [], 9.0).trials

@@ -67,7 +67,7 @@ def test_an_elastic_trial_wants_as_many_devices_as_it_may_have() -> None:
     study = state.studies["s"]
     power = Power(state)
     assert power.wanted(study) == 1
-    study.trials[0].stores = True
+    study.trials[0].can_store = True
     study.trials[0].sizes = BatchSizes(now=8, least=8, most=8, most_devices=3)
     assert power.wanted(study) == 3
     study.overrides[0] = "held"

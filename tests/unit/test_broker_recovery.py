@@ -34,7 +34,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker that was granted a new trial starts to train it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -42,15 +42,15 @@ def report(epoch: int, unit: int, value: float = 0.5, **fields: Any) -> wire.Rep
     return wire.Report(epoch=epoch, unit=unit, step=unit, value=value, **fields)
 
 
-def parked(epoch: int, **fields: Any) -> wire.Parked:
-    said: dict[str, Any] = {"tier": "resident", "suspend_seconds": 0.1, "stores": True}
-    return wire.Parked(epoch=epoch, **(said | fields))
+def parked(epoch: int, **fields: Any) -> wire.TierChanged:
+    said: dict[str, Any] = {"tier": "resident", "suspend_seconds": 0.1, "can_store": True}
+    return wire.TierChanged(epoch=epoch, **(said | fields))
 
 
 def resume(
     epoch: int, number: int | None = 0, device: str = "cpu:0", **fields: Any
 ) -> wire.Reattach:
-    said: dict[str, Any] = {"training": True, "stores": True, "trial_id": number}
+    said: dict[str, Any] = {"training": True, "can_store": True, "trial_id": number}
     return wire.Reattach(study=SPEC, epoch=epoch, number=number, device=device, **(said | fields))
 
 
@@ -287,7 +287,7 @@ def test_a_yield_in_flight_is_waited_for() -> None:
     after = broker.successor()
     after.driver(policy="round-robin")
     other = after.worker()
-    worker = after.resume(pid, resume(epoch, asked="resident"))
+    worker = after.resume(pid, resume(epoch, requested_tier="resident"))
     after.advance(5.0)
     assert after.last(worker, "Yield") is None
     assert after.last(other, "Grant") is None
@@ -300,7 +300,7 @@ def test_a_trial_on_its_way_to_disk_gets_no_device() -> None:
     broker, first, epoch, second, held = taking_turns()
     after = broker.successor()
     after.driver(policy="round-robin", unstarted=0)
-    moving = after.resume(first, resume(epoch, asked="disk", parked=parked(epoch)))
+    moving = after.resume(first, resume(epoch, requested_tier="disk", parked=parked(epoch)))
     after.resume(second, resume(held, 1))
     after.hang_up(after.connection_of(second))
     assert after.last(moving, "Grant") is None

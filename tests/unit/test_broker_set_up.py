@@ -15,22 +15,22 @@ from optuna_hermes.policies.base import opened, place, unopened
 from support.broker import FakeBroker
 
 
-def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) -> int:
+def begin(broker: FakeBroker, worker: int, number: int, *, can_store: bool = True) -> int:
     """A worker that was granted a new trial trains it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
     return epoch
 
 
 def served(
-    *, devices: Any = 1, workers: int = 4, stores: bool = True, **study: Any
+    *, devices: Any = 1, workers: int = 4, can_store: bool = True, **study: Any
 ) -> tuple[FakeBroker, list[int], int]:
     """A broker whose first worker trains trial 0, its workers, and the epoch of that lease."""
     broker = FakeBroker(devices=devices)
     broker.driver(**{"max_alive": 8, "sets_up": True, "policy": "round-robin", **study})
     waiting = [broker.worker() for _ in range(workers)]
-    return broker, waiting, begin(broker, waiting[0], 0, stores=stores)
+    return broker, waiting, begin(broker, waiting[0], 0, can_store=can_store)
 
 
 def told(broker: FakeBroker, workers: list[int]) -> list[int]:
@@ -48,7 +48,7 @@ def test_the_next_trial_is_set_up_while_another_trains() -> None:
     assert broker.handler.state.studies["s"].trials[1].state == "pending"
     broker.advance(1.5)
     assert broker.last(setter, "Grant") is None
-    broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(workers[0], wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     grant = broker.last(setter, "Grant")
     assert (grant.number, grant.devices) == (1, ("cpu:0",))
     broker.check()
@@ -93,7 +93,7 @@ def test_none_is_set_up_that_is_not_to_be_created() -> None:
 
 def test_an_objective_that_does_not_wait_at_its_first_batch_is_not_called_early() -> None:
     """It would train without a device: this shows once it trains with one."""
-    broker, workers, _ = served(stores=False)
+    broker, workers, _ = served(can_store=False)
     assert told(broker, workers) == []
 
 
@@ -145,7 +145,7 @@ def test_one_that_was_sent_away_gets_no_lease_of_the_next_driver(created: str) -
     broker.say(driver, wire.Drain(study="s"))
     if created == "after":
         broker.say(setter, name)
-    broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(workers[0], wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     broker.hang_up(driver)
     broker.driver(max_alive=8, sets_up=True, policy="round-robin")
     if created == "late":
@@ -165,7 +165,7 @@ def test_a_trial_of_another_process_is_not_set_up() -> None:
     commands = broker.say(setter, wire.Created(number=0, trial_id=0))
     assert [type(each).__name__ for each in commands if "Kill" in type(each).__name__] == ["Kill"]
     broker.hang_up(setter)
-    assert broker.handler.state.studies["s"].lost_openings == []
+    assert broker.handler.state.studies["s"].lost_creations == []
     (other,) = set(told(broker, workers)) - {setter}
     assert broker.last(other, "SetUp").lost == ()
     assert broker.handler.state.studies["s"].unstarted == 2
@@ -180,7 +180,7 @@ def test_a_trial_that_loses_its_process_before_its_first_batch_begins_again() ->
     trial = broker.handler.state.studies["s"].trials[1]
     assert (trial.state, trial.losses) == ("pending", 1)
     broker.advance(1.5)
-    broker.say(workers[0], wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0))
+    broker.say(workers[0], wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0))
     grants = [broker.last(each, "Grant") for each in workers[1:] if each != setter]
     assert [grant.number for grant in grants if grant] == [1]
 
@@ -288,8 +288,8 @@ def test_of_many_trials_not_every_report_has_the_policy_asked() -> None:
 def freed(broker: FakeBroker, worker: int, epoch: int) -> None:
     """The trial of a worker waits on disk, so that its device is free, and its worker too."""
     checkpoint = Checkpoint(path="/s/0", units=1, size_bytes=1, sha256="0")
-    parked = wire.Parked(
-        epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=checkpoint, stores=True
+    parked = wire.TierChanged(
+        epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=checkpoint, can_store=True
     )
     broker.say(worker, parked)
 
@@ -346,5 +346,5 @@ def test_a_lease_that_the_ledger_refuses_is_not_the_end_of_what_is_set_up() -> N
     epochs = (broker.last(setter, "Grant").epoch,)
     broker.apply(WritesFailed(study=None, epochs=epochs, reason="refused"))
     study = broker.handler.state.studies["s"]
-    assert (setter in study.idle, study.unstarted) == (False, 0)
-    assert broker.handler.state.clients[setter].opening is not None
+    assert (setter in study.idle_workers, study.unstarted) == (False, 0)
+    assert broker.handler.state.clients[setter].creation_names is not None

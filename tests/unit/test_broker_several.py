@@ -67,10 +67,12 @@ class Host:
         return policy
 
     @staticmethod
-    def begin(broker: FakeBroker, worker: int, seconds: float = 1.0, *, stores: bool = True) -> int:
+    def begin(
+        broker: FakeBroker, worker: int, seconds: float = 1.0, *, can_store: bool = True
+    ) -> int:
         epoch: int = broker.last(worker, "Grant").epoch
         broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-        broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+        broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
         sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
         broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
         return epoch
@@ -78,12 +80,12 @@ class Host:
     def leave(self, tier: str = "disk") -> None:
         """The trial does as it was asked to, and its process ends."""
         saved = Checkpoint(path="/c", units=0, size_bytes=1, sha256="0")
-        parked = wire.Parked(
+        parked = wire.TierChanged(
             epoch=self.epoch,
             tier=tier,  # type: ignore[arg-type]
             suspend_seconds=0.5,
             checkpoint=saved if tier == "disk" else None,
-            stores=True,
+            can_store=True,
         )
         self.broker.say(self.worker, parked)
         if tier == "disk":
@@ -159,7 +161,7 @@ def test_a_parked_trial_goes_over_disk_too(host: Host) -> None:
 
 def test_a_trial_that_cannot_be_stored_keeps_its_number(host: Host) -> None:
     """A policy is not offered what would need a disk."""
-    host.broker.say(host.worker, wire.FirstBatch(epoch=host.epoch, stores=False))
+    host.broker.say(host.worker, wire.FirstBatch(epoch=host.epoch, can_store=False))
     host.broker.advance(1.0)
     assert host.policy.trial(0).device_range == (1, 1)
 
@@ -169,7 +171,9 @@ def test_a_trial_that_does_not_reach_the_disk_is_not_waited_for(host: Host) -> N
     host.policy.counts[0] = 2
     host.broker.advance(1.0)
     host.policy.counts[0] = 1
-    host.broker.say(host.worker, wire.Parked(epoch=host.epoch, tier="resident", suspend_seconds=0))
+    host.broker.say(
+        host.worker, wire.TierChanged(epoch=host.epoch, tier="resident", suspend_seconds=0)
+    )
     grant = host.broker.last(host.worker, "Grant")
     assert (grant.epoch > host.epoch, grant.devices) == (True, ("cpu:0",))
 
@@ -291,7 +295,7 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
         trial_id=0,
         held_seconds=3.0,
         training=True,
-        stores=True,
+        can_store=True,
         reports=(wire.Report(epoch=host.epoch, unit=1, step=1, value=1.0, age_seconds=1.0),),
         sizes=sizes,
     )

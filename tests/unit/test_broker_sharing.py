@@ -44,7 +44,7 @@ def begin(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker that was granted a new trial starts to train it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
@@ -61,7 +61,7 @@ def store(broker: FakeBroker, worker: int, epoch: int, number: int, units: int =
     """A trial is suspended to disk, and its process ends."""
     broker.say(
         worker,
-        wire.Parked(
+        wire.TierChanged(
             epoch=epoch, tier="disk", suspend_seconds=0.1, checkpoint=checkpoint(number, units)
         ),
     )
@@ -129,11 +129,11 @@ def test_nothing_is_reserved_for_a_trial_whose_row_is_removed() -> None:
     epoch, number, worker = slot.lease.epoch, slot.lease.number, slot.lease.connection
     assert number is not None
     hosts.a.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    hosts.a.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    hosts.a.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     hosts.a.advance(5.0)
     assert (slot.lease.yielding, slot.reservation.number) == ("resident", 1 - number)
     hosts.a.apply(Refreshed(study="s", last_epoch=epoch, gone=(1 - number,)))
-    parked = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.0, stores=True)
+    parked = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True)
     hosts.a.say(worker, parked)
     assert hosts.a.last(worker, "Grant").number == number
     assert slot.lease.epoch > epoch
@@ -293,7 +293,7 @@ def test_of_two_that_claim_a_trial_one_wins() -> None:
     theirs = hosts.b.worker()  # its state says still that the trial is nobody's
     assert hosts.a.last(mine, "Grant").number == 0
     assert hosts.b.last(theirs, "Grant") is None
-    assert theirs in hosts.b.handler.state.studies["s"].idle
+    assert theirs in hosts.b.handler.state.studies["s"].idle_workers
     assert hosts.owners() == ["a"]
     hosts.advance(REFRESH_SECONDS)
     assert hosts.b.handler.state.studies["s"].trials[0].owner == "a"
@@ -349,7 +349,9 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
     second = hosts.a.worker()
     hosts.advance(1.5)
     assert hosts.a.last(first, "Yield").tier == "resident"
-    hosts.a.say(first, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True))
+    hosts.a.say(
+        first, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1, can_store=True)
+    )
     begin(hosts.a, second, 1)
     if wants:
         hosts.b.driver(policy="round-robin", unstarted=0, limit=2)
@@ -365,11 +367,11 @@ def wants_of_b(hosts: Hosts) -> tuple[str, ...]:
     return presence.wants
 
 
-def parked_best(hosts: Hosts, *, stores: bool = True) -> tuple[int, int]:
+def parked_best(hosts: Hosts, *, can_store: bool = True) -> tuple[int, int]:
     """Host ``a`` trains the best trial and has parked the second best, ``b`` trains the worst.
 
     Args:
-        stores: whether the second best can be stored.
+        can_store: whether the second best can be stored.
 
     Returns:
         The workers of the trial that is parked, and of the one that ``b`` trains.
@@ -380,7 +382,7 @@ def parked_best(hosts: Hosts, *, stores: bool = True) -> tuple[int, int]:
     best = hosts.a.worker()
     hosts.a.say(parked, report(epoch, 1, 0.5))
     hosts.a.advance(60.0)
-    away = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=stores)
+    away = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1, can_store=can_store)
     hosts.a.say(parked, away)
     hosts.now = hosts.a.now
     epoch = begin(hosts.a, best, 1)
@@ -407,7 +409,7 @@ def test_a_host_gets_the_trial_that_its_policy_would_rather_train() -> None:
 def test_a_host_stops_asking_for_a_trial_that_cannot_be_stored() -> None:
     """Its owner does not try to store it either."""
     hosts = Hosts()
-    parked, _ = parked_best(hosts, stores=False)
+    parked, _ = parked_best(hosts, can_store=False)
     for broker in (hosts.b, hosts.b, hosts.a):
         broker.refresh()
     assert wants_of_b(hosts) == ("s:0",)
@@ -539,7 +541,7 @@ def test_a_broker_that_follows_has_what_the_one_before_had() -> None:
             trial_id=0,
             device="cpu:0",
             training=True,
-            stores=True,
+            can_store=True,
         ),
     )
     assert hosts.owners() == ["a", None]

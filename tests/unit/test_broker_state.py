@@ -22,18 +22,18 @@ def checkpoint(units: int = 1) -> Checkpoint:
     return Checkpoint(path=f"/c/{units}", units=units, size_bytes=1, sha256="0")
 
 
-def begin(broker: FakeBroker, worker: int, number: int, *, stores: bool = True) -> int:
+def begin(broker: FakeBroker, worker: int, number: int, *, can_store: bool = True) -> int:
     """A worker that was granted a new trial starts to train it; returns the epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
     return epoch
 
 
 def park(broker: FakeBroker, worker: int, epoch: int, **fields: Any) -> None:
     """A trial says that it is suspended; by default it stays where it is and could be stored."""
-    said = {"tier": "resident", "suspend_seconds": 0.1, "stores": True} | fields
-    broker.say(worker, wire.Parked(epoch=epoch, **said))
+    said = {"tier": "resident", "suspend_seconds": 0.1, "can_store": True} | fields
+    broker.say(worker, wire.TierChanged(epoch=epoch, **said))
 
 
 def report(broker: FakeBroker, worker: int, epoch: int, unit: int, value: float) -> None:
@@ -349,14 +349,14 @@ def test_trials_that_cannot_leave_take_turns_among_themselves() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", max_alive=2)
     first, second = broker.worker(), broker.worker()
-    epoch = begin(broker, first, 0, stores=False)
+    epoch = begin(broker, first, 0, can_store=False)
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
-    park(broker, first, epoch, stores=False)
-    after = begin(broker, second, 1, stores=False)
+    park(broker, first, epoch, can_store=False)
+    after = begin(broker, second, 1, can_store=False)
     report(broker, second, after, 1, 0.5)
     broker.advance(1.5)
-    park(broker, second, after, stores=False)
+    park(broker, second, after, can_store=False)
     assert broker.last(first, "Grant").number == 0
 
 
@@ -466,15 +466,15 @@ def test_plain_trials_take_turns() -> None:
     first, second = broker.plain(0, policy="round-robin"), broker.plain(1, policy="round-robin")
     epoch = broker.last(first, "Grant").epoch
     assert broker.last(second, "Grant") is None
-    broker.say(first, wire.FirstBatch(epoch=epoch, stores=False))
+    broker.say(first, wire.FirstBatch(epoch=epoch, can_store=False))
     report(broker, first, epoch, 1, 0.5)
     broker.advance(1.5)
-    park(broker, first, epoch, stores=False)
+    park(broker, first, epoch, can_store=False)
     after = broker.last(second, "Grant").epoch
     assert after > epoch
-    broker.say(second, wire.FirstBatch(epoch=after, stores=False))
+    broker.say(second, wire.FirstBatch(epoch=after, can_store=False))
     broker.advance(1.5)
-    park(broker, second, after, stores=False)
+    park(broker, second, after, can_store=False)
     assert broker.last(first, "Grant").epoch > after
 
 
@@ -536,7 +536,7 @@ class Turns:
                 begin(broker, connection, self._begun)
                 self._begun += 1
             elif isinstance(message, wire.Grant):
-                broker.say(connection, wire.FirstBatch(epoch=message.epoch, stores=True))
+                broker.say(connection, wire.FirstBatch(epoch=message.epoch, can_store=True))
             elif isinstance(message, wire.Yield):
                 park(broker, connection, message.epoch)
 
@@ -606,7 +606,7 @@ def test_turns_under_an_earlier_broker_are_over() -> None:
         (parked.study, parked.number, parked.epoch, parked.connection, 0.0),
         (lease.study, lease.number, lease.epoch, lease.connection, 100.0),
     ):
-        waits = wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0.1, stores=True)
+        waits = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1, can_store=True)
         after.resume(
             connection or 0,
             wire.Reattach(
@@ -788,7 +788,7 @@ def test_a_loop_has_time_to_train_however_long_it_took_to_come_back() -> None:
 
     broker.advance(5.0)
     assert not asked()
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     broker.advance(0.4)
     assert not asked()
     broker.advance(0.2)

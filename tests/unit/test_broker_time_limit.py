@@ -12,14 +12,14 @@ from support.broker import FakeBroker
 SECONDS, UNIT = 100.0, 30.0
 
 
-def limited(*, stores: bool, unstarted: int = 1) -> tuple[FakeBroker, int, int]:
+def limited(*, can_store: bool, unstarted: int = 1) -> tuple[FakeBroker, int, int]:
     """A broker whose driver suspends all after 100 s, a worker that trains trial 0, its epoch."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=unstarted, seconds_left=SECONDS, slice_seconds=1.0)
     worker = broker.worker()
     epoch = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
     return broker, worker, epoch
 
 
@@ -28,8 +28,11 @@ def train(broker: FakeBroker, worker: int, epoch: int, unit: int) -> None:
     broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=1.0 / unit))
 
 
-def leave(broker: FakeBroker, worker: int, epoch: int, *, stores: bool) -> None:
-    broker.say(worker, wire.Parked(epoch=epoch, tier="resident", suspend_seconds=0, stores=stores))
+def leave(broker: FakeBroker, worker: int, epoch: int, *, can_store: bool) -> None:
+    broker.say(
+        worker,
+        wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0, can_store=can_store),
+    )
 
 
 def grants(broker: FakeBroker, worker: int) -> int:
@@ -38,20 +41,20 @@ def grants(broker: FakeBroker, worker: int) -> int:
 
 def test_a_unit_that_cannot_end_and_would_be_lost_is_not_begun() -> None:
     """A trial that can only wait in memory stops after the last unit that it can end."""
-    broker, worker, epoch = limited(stores=False)
+    broker, worker, epoch = limited(can_store=False)
     for unit in (1, 2):
         train(broker, worker, epoch, unit)
         assert broker.last(worker, "Yield") is None
     train(broker, worker, epoch, 3)  # 10 s are left
     assert broker.last(worker, "Yield").epoch == epoch
-    leave(broker, worker, epoch, stores=False)
+    leave(broker, worker, epoch, can_store=False)
     broker.advance(9.0)
     assert grants(broker, worker) == 1
 
 
 def test_a_unit_that_is_kept_between_its_ends_is_begun() -> None:
     """A trial that can be suspended at any clean point trains until the end of the time."""
-    broker, worker, epoch = limited(stores=True)
+    broker, worker, epoch = limited(can_store=True)
     for unit in (1, 2, 3):
         train(broker, worker, epoch, unit)
     broker.advance(9.0)
@@ -61,21 +64,21 @@ def test_a_unit_that_is_kept_between_its_ends_is_begun() -> None:
 @pytest.mark.parametrize(("units", "opened"), [(1, 1), (3, 0)])
 def test_no_trial_is_opened_that_would_not_end_its_first_unit(units: int, opened: int) -> None:
     """The device goes on with a trial that has begun, also if that was decided otherwise before."""
-    broker, worker, epoch = limited(stores=True, unstarted=2)
+    broker, worker, epoch = limited(can_store=True, unstarted=2)
     for unit in range(1, units + 1):
         train(broker, worker, epoch, unit)
     spare = broker.worker()
     broker.say(broker.connect("viewer"), wire.ChangePolicy(study="s", policy="round-robin"))
     broker.advance(2.0)
     if broker.last(worker, "Yield") is not None:
-        leave(broker, worker, epoch, stores=True)
+        leave(broker, worker, epoch, can_store=True)
     assert grants(broker, spare) == opened
     assert (grants(broker, worker) == 2) == (not opened)
 
 
 def test_a_trial_that_would_be_back_too_late_stays_where_it_is() -> None:
     """Bringing it back costs device time, and nothing would come of it."""
-    broker, _, _ = limited(stores=True)
+    broker, _, _ = limited(can_store=True)
     study = broker.handler.state.studies["s"]
     stored = LiveTrial(study="s", number=7, trial_id=7, state="stored", submitted=0.0, tier="disk")
     stored.keep([Checkpoint(path="/c/7/1", units=1, size_bytes=1, sha256="0")])
@@ -89,11 +92,11 @@ def test_where_nothing_else_can_train_a_trial_is_opened_if_it_can_be_kept(
     kept: bool, expected: bool
 ) -> None:
     """A unit that is longer than any job still gets on, from job to job."""
-    broker, worker, epoch = limited(stores=kept, unstarted=2)
+    broker, worker, epoch = limited(can_store=kept, unstarted=2)
     study = broker.handler.state.studies["s"]
     study.mean_unit_seconds, study.opening_seconds = 1000.0, 4.0
     assert study.has_time_to_open(50.0) is expected
     assert not study.has_time_to_open(97.0)
-    leave(broker, worker, epoch, stores=kept)
+    leave(broker, worker, epoch, can_store=kept)
     study.ends_at = None
     assert study.has_time_to_open(1e9)

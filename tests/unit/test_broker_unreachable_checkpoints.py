@@ -17,14 +17,14 @@ def train(broker: FakeBroker, worker: int, number: int) -> int:
     """A worker begins to train the trial of its lease; the lease's epoch."""
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return epoch
 
 
 def store(broker: FakeBroker, worker: int, epoch: int, number: int) -> None:
     """A trial goes to disk, and its process ends."""
     saved = Checkpoint(path=f"/c/{number}", units=1, size_bytes=1, sha256="0")
-    parked = wire.Parked(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
+    parked = wire.TierChanged(epoch=epoch, tier="disk", suspend_seconds=0.0, checkpoint=saved)
     broker.say(worker, parked)
     broker.hang_up(worker)
 

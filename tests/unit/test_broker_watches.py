@@ -36,7 +36,7 @@ def test_a_driver_that_asks_is_answered_at_once() -> None:
     """The answer is the present status, and says that it was asked for."""
     broker, driver = watching()
     answer = broker.last(driver, "StudyChanged")
-    assert (answer.asked, answer.study.unstarted, answer.leased) == (True, 2, 0)
+    assert (answer.is_answer, answer.study.unstarted, answer.leased) == (True, 2, 0)
     assert [device.id for device in answer.devices] == ["cpu:0"]
     assert told(broker) == []
 
@@ -46,7 +46,7 @@ def test_a_change_is_told_once() -> None:
     broker, driver = watching()
     worker = broker.worker()
     (change,) = told(broker)
-    assert not change.asked
+    assert not change.is_answer
     assert change.study.workers.alive == 1
     assert change.leased == 1
     epoch = broker.last(worker, "Grant").epoch
@@ -124,11 +124,11 @@ class Script:
         return self.answers.pop(0)
 
 
-def change(*, asked: bool = False, leased: int = 0, **fields: Any) -> wire.StudyChanged:
+def change(*, is_answer: bool = False, leased: int = 0, **fields: Any) -> wire.StudyChanged:
     held = {"study": "s", "trial": 0, "since_seconds": 1.0, "left_seconds": 2.0}
     devices = (device_status(holder=held), device_status(id="cpu:1"))
     study = study_status(**fields)
-    return wire.StudyChanged(study=study, devices=devices, leased=leased, asked=asked)
+    return wire.StudyChanged(study=study, devices=devices, leased=leased, is_answer=is_answer)
 
 
 def watched(script: Script) -> WatchedStudy:
@@ -139,7 +139,7 @@ def watched(script: Script) -> WatchedStudy:
 def test_what_was_said_before_is_in_the_answer() -> None:
     """A change that was told before the broker heard a message is not taken for its answer."""
     script = Script(
-        change(asked=True, switches=1), change(switches=2), change(asked=True, switches=3)
+        change(is_answer=True, switches=1), change(switches=2), change(is_answer=True, switches=3)
     )
     study = watched(script)
     assert study.status()[0].switches == 1
@@ -151,7 +151,7 @@ def test_what_was_said_before_is_in_the_answer() -> None:
 
 def test_what_is_heard_is_asked_for_again() -> None:
     """Each change that is read lets the broker tell of the next."""
-    script = Script(change(asked=True), change(switches=2))
+    script = Script(change(is_answer=True), change(switches=2))
     study = watched(script)
     study.receive_change()
     assert study.status()[0].switches == 2
@@ -163,7 +163,7 @@ def test_what_grows_by_itself_is_counted_up(monkeypatch: pytest.MonkeyPatch) -> 
     now = 100.0
     monkeypatch.setattr(_watched_study.time, "monotonic", lambda: now)
     seconds = {"device_seconds": 10.0, "held_seconds": 1.0, "spent_seconds": 5.0}
-    study = watched(Script(change(asked=True, leased=2, outage_seconds=0.5, **seconds)))
+    study = watched(Script(change(is_answer=True, leased=2, outage_seconds=0.5, **seconds)))
     now = 101.5
     status, (first, second) = study.status()
     assert (status.device_seconds, status.held_seconds, status.spent_seconds) == (13.0, 4.0, 8.0)

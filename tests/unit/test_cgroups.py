@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from optuna_hermes import _cgroups
-from optuna_hermes.workers import _opening, _worker_pool
+from optuna_hermes.workers import _open_study, _worker_pool
 
 V2 = "31 23 0:28 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate"
 V1_MEMORY = "35 31 0:32 {root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
@@ -140,8 +140,8 @@ def test_live_processes_and_threads_follow_the_limits(monkeypatch: pytest.Monkey
     """A container of 2 GB on a large machine holds four workers, and one of four processors
     shares these among its slots.
     """
-    monkeypatch.setattr(_opening, "available_bytes", lambda: 2_000_000_000)
-    assert _opening.most_alive(["cpu:0", "cpu:1"]) == 4
+    monkeypatch.setattr(_open_study, "available_bytes", lambda: 2_000_000_000)
+    assert _open_study.most_alive(["cpu:0", "cpu:1"]) == 4
     monkeypatch.setattr(_worker_pool, "usable_cpus", lambda: 4)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert _worker_pool._environment("cpu:2")["OMP_NUM_THREADS"] == "2"

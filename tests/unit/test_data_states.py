@@ -32,7 +32,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from optuna_hermes.errors import Suspended
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.suspend._loaders._workers import Workers
 from optuna_hermes.suspend._values import _generators
 from optuna_hermes.suspend._values._generators import (
@@ -58,7 +58,7 @@ class Trial:
 
     def __init__(self, trial: Any, session: FakeSession, seen: dict[Any, Any]) -> None:
         self._session = session
-        self.run = Run(trial, {"model": torch.nn.Linear(1, 1)}, session)
+        self.run = PyTorchLoop(trial, {"model": torch.nn.Linear(1, 1)}, session)
         self.seen = seen
 
     def epochs(self) -> Iterable[int]:

@@ -7,19 +7,19 @@ from pathlib import Path
 import optuna
 
 from optuna_hermes.broker._protocol import TrialLoss
-from optuna_hermes.workers._notices import DeviceNews, Losses
+from optuna_hermes.workers._notices import DeviceNotices, Losses
 from support.statuses import device_status
 
 
 def test_what_lasts_is_told_once() -> None:
     """A problem is a line after three seconds, and so is its end; what is over sooner is none."""
     lines: list[str] = []
-    news = DeviceNews(lines.append)
+    news = DeviceNotices(lines.append)
     for now, problem in enumerate(["", "lost", "", "lost", "lost", "lost", "lost", "lost"]):
-        news.look([device_status(id="GPU-a", problem=problem), device_status(id="cpu:0")], now)
+        news.update([device_status(id="GPU-a", problem=problem), device_status(id="cpu:0")], now)
     assert lines == ["GPU-a: lost."]
     for now in range(10, 20):
-        news.look([device_status(id="GPU-a")], now)
+        news.update([device_status(id="GPU-a")], now)
     assert lines == ["GPU-a: lost.", "GPU-a: all is well again."]
 
 
@@ -32,5 +32,5 @@ def test_each_lost_process_is_told_once(tmp_path: Path) -> None:
         loss = TrialLoss(
             trial=3, trial_id=3, losses=1, most_losses=3, pid=pid, hung=False, given_up=False
         )
-        assert losses.look("s", [loss]) == []
+        assert losses.update("s", [loss]) == []
     assert ["SIGKILL" in notes[0], "exit status 1" in notes[1], len(notes)] == [True, True, 2]

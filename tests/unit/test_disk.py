@@ -554,8 +554,8 @@ class Run:
 
     units: int = 1
     name: str = RUN
-    stores: bool = True
-    moves: bool = True
+    can_store: bool = True
+    can_offload: bool = True
 
     def ended(self) -> bool:
         return False

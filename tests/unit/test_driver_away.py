@@ -10,7 +10,7 @@ import pytest
 
 from optuna_hermes.errors import DatabaseOutageError
 from optuna_hermes.workers._driver import Driver
-from optuna_hermes.workers._notices import NOTED_SECONDS, DatabaseNews
+from optuna_hermes.workers._notices import NOTED_SECONDS, DatabaseNotices
 from optuna_hermes.workers._settings import OptimizeSettings
 from support.memory_ledger import MemoryLedger
 from support.statuses import study_status
@@ -37,10 +37,10 @@ def driver(notes: Notes) -> Driver:
 
 def test_it_is_said_once_and_taken_back_once(notes: Notes) -> None:
     """A short moment is not worth a line, a longer one is worth two."""
-    news = DatabaseNews(notes.note)
+    news = DatabaseNotices(notes.note)
     for seconds in (None, NOTED_SECONDS / 2, None, 2 * NOTED_SECONDS, 3 * NOTED_SECONDS, None):
-        news.look(seconds)
-    news.look(None)
+        news.update(seconds)
+    news.update(None)
     assert notes == [
         "The database does not answer; training goes on, and what is reported is written when it "
         "is back.",
@@ -51,7 +51,7 @@ def test_it_is_said_once_and_taken_back_once(notes: Notes) -> None:
 def test_a_full_disk_is_named(driver: Driver, notes: Notes) -> None:
     """The database is there: its user has to make room."""
     reason = "OperationalError: database or disk is full"
-    DatabaseNews(notes.note).look(2 * NOTED_SECONDS, reason)
+    DatabaseNotices(notes.note).update(2 * NOTED_SECONDS, reason)
     assert notes[0].startswith("The database cannot be written, as its disk is full; training goes")
     driver._last = study_status(outage_seconds=9.0, outage_reason=reason)
     with pytest.raises(DatabaseOutageError, match="as its disk is full, so every trial that could"):

@@ -48,10 +48,10 @@ class Point:
 
     name = "trial 7"
     units = 1
-    moves = True
+    can_offload = True
 
-    def __init__(self, *roots: object, stores: bool = False) -> None:
-        self.stores = stores
+    def __init__(self, *roots: object, can_store: bool = False) -> None:
+        self.can_store = can_store
         self._roots = roots
 
     def ended(self) -> bool:
@@ -430,7 +430,7 @@ def test_nobody_elses_random_numbers_change() -> None:
     """No generator moves."""
     before = repr(rng_state())
     host = HostTier()
-    host.suspend(Point(ones(), stores=True))
+    host.suspend(Point(ones(), can_store=True))
     host.tree()
     host.resume()
     assert repr(rng_state()) == before
@@ -509,7 +509,9 @@ def test_a_tree_is_in_host_memory() -> None:
     lent = torch.from_numpy(np.ones(2))
     named = OrderedDict(base=base)
     named.version = 3
-    point = Point(base, turned, base, named, {"a": (Counter("aab"), lent, negative)}, stores=True)
+    point = Point(
+        base, turned, base, named, {"a": (Counter("aab"), lent, negative)}, can_store=True
+    )
     host = HostTier()
     host.suspend(point)
     assert empty(base)
@@ -537,7 +539,7 @@ def test_only_what_could_be_stored_has_a_tree() -> None:
     with pytest.raises(SuspendError, match="trial 7 does not"):
         host.tree()
     host.resume()
-    host.suspend(Point(ones(), stores=True))
+    host.suspend(Point(ones(), can_store=True))
     host.resume()
     with pytest.raises(SuspendError):
         host.tree()

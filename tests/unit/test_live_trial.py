@@ -12,7 +12,7 @@ import pytest
 import optuna_hermes.broker._core
 from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import TRANSITIONS, LiveTrial
-from optuna_hermes.broker._protocol import Parked
+from optuna_hermes.broker._protocol import TierChanged
 from optuna_hermes.model import TrialStatus
 
 LEASE = Lease(
@@ -30,7 +30,7 @@ LEASE = Lease(
 CALLS = {
     "register": lambda trial: trial.register(7, 1.0),
     "start": lambda trial: trial.start(LEASE, "h"),
-    "park": lambda trial: trial.park(Parked(epoch=3, tier="host", suspend_seconds=0.0)),
+    "park": lambda trial: trial.park(TierChanged(epoch=3, tier="host", suspend_seconds=0.0)),
     "leave_process": lambda trial: trial.leave_process(),
     "undo_start": lambda trial: trial.undo_start(LEASE, 1.0, left=False),
     "come_back": lambda trial: trial.come_back(7, 3, ("cpu:0",), 1.0),
@@ -60,7 +60,12 @@ def test_a_trial_that_is_over_has_no_process() -> None:
     trial.start(LEASE, "h")
     assert (trial.connection, trial.devices, trial.epoch) == (7, ("cpu:0", "cpu:1"), 3)
     trial.end("done")
-    assert (trial.connection, trial.devices, trial.asked, trial.tier) == (None, (), None, None)
+    assert (trial.connection, trial.devices, trial.requested_tier, trial.tier) == (
+        None,
+        (),
+        None,
+        None,
+    )
 
 
 def test_no_other_module_assigns_the_state() -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.suspend import read, rng_state, set_rng_state
 from optuna_hermes.suspend._tiers import _saver
 from optuna_hermes.suspend._tiers._disk import read_ahead, why_unwritable
@@ -117,7 +117,7 @@ def test_a_save_that_was_given_up_for_a_suspension_is_due_again(
         disk.room = True
 
     session = FakeSession({6: "disk"}, checkpoint_dir=tmp_path, while_parked=makes_room)
-    run = Run(optuna.create_study().ask(), {"model": torch.nn.Linear(1, 1)}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": torch.nn.Linear(1, 1)}, session)
     for unit in run.epochs(2):
         for batch in run.batches(range(4)):
             session.tick()
@@ -304,7 +304,7 @@ def test_a_trial_that_should_be_stored_waits_where_it_is(
     assert held.stored is None
     assert parking.tier == ("resident" if first == "disk" else first)
     assert list(tmp_path.iterdir()) == []
-    assert parking.stores(run)
+    assert parking.can_store(run)
     parking.back()
     run.train(2)
     parking.put(run, "disk")

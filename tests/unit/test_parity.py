@@ -159,7 +159,7 @@ class Player:
     def say_training(self, worker: Worker) -> None:
         assert worker.number is not None
         params = dict(self.recordings[worker.number].params)
-        message = wire.FirstBatch(epoch=worker.epoch, stores=False, params=params)
+        message = wire.FirstBatch(epoch=worker.epoch, can_store=False, params=params)
         self.broker.say(worker.connection, message)
 
     def end_unit(self, worker: Worker, device: str) -> None:
@@ -204,7 +204,7 @@ class Player:
 
     def answer(self, worker: Worker, message: wire.FromBroker) -> None:
         if isinstance(message, wire.Yield):
-            parked = wire.Parked(epoch=worker.epoch, tier="resident", suspend_seconds=0.0)
+            parked = wire.TierChanged(epoch=worker.epoch, tier="resident", suspend_seconds=0.0)
             self.broker.say(worker.connection, parked)
         elif isinstance(message, wire.Grant):
             worker.epoch = message.epoch

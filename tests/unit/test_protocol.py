@@ -48,15 +48,15 @@ reports = st.builds(
     age_seconds=seconds,
 )
 parkings = st.builds(
-    wire.Parked,
+    wire.TierChanged,
     epoch=numbers,
     tier=tiers,
     suspend_seconds=seconds,
     checkpoint=st.none() | checkpoints,
     held_bytes=st.none() | numbers,
     host_bytes=numbers,
-    stores=st.booleans(),
-    moves=st.booleans(),
+    can_store=st.booleans(),
+    can_offload=st.booleans(),
 )
 sizes = st.builds(
     BatchSizes,
@@ -87,7 +87,7 @@ from_client = st.one_of(
     ),
     st.builds(wire.Register, study=specs, number=numbers, trial_id=numbers),
     st.builds(wire.Describe, study=keys, params=st.dictionaries(numbers, params)),
-    st.builds(wire.FirstBatch, epoch=numbers, stores=st.booleans(), params=params),
+    st.builds(wire.FirstBatch, epoch=numbers, can_store=st.booleans(), params=params),
     reports,
     st.builds(wire.Beat, epoch=numbers, memory_bytes=st.none() | numbers),
     st.builds(wire.SizesReport, epoch=numbers, sizes=sizes),
@@ -101,8 +101,8 @@ from_client = st.one_of(
         trial_id=st.none() | numbers,
         held_seconds=seconds,
         training=st.booleans(),
-        asked=st.none() | tiers,
-        stores=st.booleans(),
+        requested_tier=st.none() | tiers,
+        can_store=st.booleans(),
         need_bytes=st.none() | numbers,
         units_left=st.none() | numbers,
         params=params,
@@ -154,7 +154,7 @@ from_broker = st.one_of(
         study=st.builds(study_status, key=keys, spent_seconds=seconds),
         devices=st.tuples(st.builds(device_status, id=st.text())),
         leased=numbers,
-        asked=st.booleans(),
+        is_answer=st.booleans(),
     ),
 )
 
@@ -219,8 +219,14 @@ def test_unknown_types_are_refused() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"type": "Parked", "epoch": 1, "tier": "host", "suspend_seconds": float("nan")},
-        {"type": "Parked", "epoch": 1, "tier": "host", "suspend_seconds": 0.0, "host_bytes": -1},
+        {"type": "TierChanged", "epoch": 1, "tier": "host", "suspend_seconds": float("nan")},
+        {
+            "type": "TierChanged",
+            "epoch": 1,
+            "tier": "host",
+            "suspend_seconds": 0.0,
+            "host_bytes": -1,
+        },
         {"type": "Report", "epoch": 1, "unit": 0, "step": 1, "value": 0.5},
         {"type": "Report", "epoch": 1, "unit": 1, "step": 2**63, "value": 0.5},
         {"type": "Ended", "epoch": 1, "state": "running"},

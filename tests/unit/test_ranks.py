@@ -39,7 +39,7 @@ class Place:
 
     name = "trial 1"
     units = 0
-    stores = True
+    can_store = True
 
     def __init__(self, rank: Rank, point: int, ended: bool = False) -> None:
         self._tree = {"rank": rank.rank, "point": torch.tensor(point)}
@@ -324,7 +324,7 @@ class _Between:
 
     name = "trial 1"
     units = 0
-    stores = True
+    can_store = True
 
     def __init__(self, weight: torch.Tensor, queued: deque[Any]) -> None:
         self.point = 0
@@ -353,7 +353,7 @@ def test_only_rank_0_speaks() -> None:
     """The session hears of the first batch and of progress once."""
 
     def body(rank: Rank) -> None:
-        rank.training(stores=True)
+        rank.training(can_store=True)
         rank.beat(100)
 
     session = FakeSession()
@@ -396,13 +396,13 @@ def test_all_learn_if_one_cannot_be_stored() -> None:
 
     def body(rank: Rank) -> list[bool]:
         rank.pass_point()
-        rank.storable = rank.rank == 0
+        rank.can_store = rank.rank == 0
         if rank.rank == 0:
             rank.park(Place(rank, 1))  # in vain: it is told to go on
-        found = [rank.all_storable(4) for _ in range(1 + rank.rank)]
+        found = [rank.all_can_store(4) for _ in range(1 + rank.rank)]
         rank.pass_point()
-        rank.storable = True
-        return [*found, rank.all_storable(4)]
+        rank.can_store = True
+        return [*found, rank.all_can_store(4)]
 
     assert Run(body, FakeSession()).results == [[False, True], [False, False, True]]
 

@@ -29,7 +29,7 @@ from optuna_hermes.suspend._tiers._disk import read_ahead, remove_copies
 from optuna_hermes.suspend._tiers._saver import Saver
 from optuna_hermes.suspend._tiers._tier_mover import TierMover
 from optuna_hermes.testing import FakeSession
-from optuna_hermes.workers._opening import checkpoint_place
+from optuna_hermes.workers._open_study import checkpoint_place
 from support.tier_contract import Training
 
 NAME = "trial 7"
@@ -201,7 +201,7 @@ def test_a_store_that_stays_away_is_not_waited_for_without_end(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error names the checkpoint."""
-    monkeypatch.setattr(_remote, "AWAY_SECONDS", 0.05)
+    monkeypatch.setattr(_remote, "STORE_AWAY_SECONDS", 0.05)
     monkeypatch.setattr(_remote, "_PAUSE_SECONDS", 0.01)
     only = write(tmp_path / "a", tree(1), trial=NAME, units=1, url=url)
     AwayStore(monkeypatch)

@@ -18,7 +18,7 @@ from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 def resident(number: int, takes_bytes: int | None = 10, **fields: Any) -> ResidentTrial:
     """A trial that can go anywhere, unless told otherwise."""
-    known = {"tier": "resident", "moves": True, "stores": True} | fields
+    known = {"tier": "resident", "can_offload": True, "can_store": True} | fields
     return ResidentTrial(trial=("s", number), takes_bytes=takes_bytes, **known)
 
 
@@ -59,7 +59,7 @@ def test_host_memory_is_promised_once() -> None:
 
 def test_a_trial_that_cannot_go_is_passed_over() -> None:
     """Neither moved nor stored: it stays, and the next one goes in its place."""
-    stuck = resident(1, moves=False, stores=False)
+    stuck = resident(1, can_offload=False, can_store=False)
     assert gone(make_room(5, [stuck, resident(2)], 100)) == {2: "host"}
 
 
@@ -70,7 +70,7 @@ def test_a_trial_of_unknown_size_gets_no_host_memory() -> None:
 
 def test_unknown_need_sends_everybody_away() -> None:
     """An infinite shortage is never met."""
-    moves = make_room(math.inf, [resident(1), resident(2, moves=False), resident(3)], 100)
+    moves = make_room(math.inf, [resident(1), resident(2, can_offload=False), resident(3)], 100)
     assert gone(moves) == {1: "host", 2: "disk", 3: "host"}
 
 
@@ -87,7 +87,7 @@ def test_who_is_wanted_sooner_keeps_its_host_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "waits", [resident(1, 3, tier="host"), resident(1, tier="host", stores=False)]
+    "waits", [resident(1, 3, tier="host"), resident(1, tier="host", can_store=False)]
 )
 def test_nobody_leaves_host_memory_in_vain(waits: ResidentTrial) -> None:
     """If its room would not suffice, or it cannot be stored, it stays."""
@@ -99,9 +99,9 @@ def test_a_trial_gets_its_device_to_itself() -> None:
     residents = [
         resident(1),
         resident(2, tier="host"),
-        resident(3, stores=False),
-        resident(4, stores=False),
-        resident(5, tier="host", stores=False),
+        resident(3, can_store=False),
+        resident(4, can_store=False),
+        resident(5, tier="host", can_store=False),
     ]
     assert gone(clear(residents, 10)) == {1: "disk", 2: "disk", 3: "host"}
 
@@ -112,8 +112,8 @@ residents = st.lists(
         trial=st.tuples(st.just("s"), st.integers(0, 1000)),
         tier=st.sampled_from(["resident", "host"]),
         takes_bytes=st.none() | st.integers(0, 20),
-        moves=st.booleans(),
-        stores=st.booleans(),
+        can_offload=st.booleans(),
+        can_store=st.booleans(),
     ),
     unique_by=lambda each: each.trial,
     max_size=8,
@@ -130,7 +130,9 @@ def test_no_move_that_cannot_be(residents: list[ResidentTrial], short: float, ro
         assert sum(promised) <= room  # type: ignore[arg-type]
         for trial, tier in moves.items():
             goer = by_trial[trial]
-            assert goer.stores if tier == "disk" else goer.moves and goer.tier == "resident"
+            assert (
+                goer.can_store if tier == "disk" else goer.can_offload and goer.tier == "resident"
+            )
     if short <= 0:
         assert not make_room(short, residents, room)
 

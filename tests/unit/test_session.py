@@ -22,7 +22,7 @@ from optuna_hermes.broker._client import _journal, _reconnecting, _session
 from optuna_hermes.broker._client._reconnecting import PendingEndings
 from optuna_hermes.errors import BrokerError, Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
 READY = wire.Ready(study="s")
@@ -93,7 +93,7 @@ def brokers() -> Brokers:
 @pytest.fixture
 def connect(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """``connect(ask)`` makes a session with the first broker."""
-    monkeypatch.setattr(_session, "_HEARD_SECONDS", 0.05)
+    monkeypatch.setattr(_session, "_ACK_SECONDS", 0.05)
     made: list[TrialSession] = []
 
     def make(ask: wire.Ready | wire.Register = READY) -> TrialSession:
@@ -116,7 +116,7 @@ def training(brokers: Brokers, session: TrialSession, epoch: int = 7) -> None:
     brokers.last.say(grant(epoch))
     session.wait_for_grant()
     session.begin(3, 3)
-    session.started(stores=True)
+    session.started(can_store=True)
 
 
 def lose(brokers: Brokers, wait_for: Callable[..., Any]) -> Wire:
@@ -145,7 +145,7 @@ def test_a_worker_that_waits_says_so_to_the_next_broker(
 class AtFirstBatch:
     """A training at its first batch, which can be neither stored nor moved."""
 
-    name, units, stores, moves = "trial 3", 0, False, False
+    name, units, can_store, can_offload = "trial 3", 0, False, False
 
     def waits(self) -> None:
         """See ``CleanPoint``."""
@@ -177,7 +177,7 @@ def test_a_trial_that_is_set_up_waits_at_its_first_batch(
     """It has had no device time, and has nothing to give back."""
     session = connect()
     set_up(brokers, session)
-    session.training(stores=True)
+    session.training(can_store=True)
     assert session.must_yield
     waiting = threading.Thread(target=session.park, args=(AtFirstBatch(),))
     waiting.start()
@@ -185,10 +185,10 @@ def test_a_trial_that_is_set_up_waits_at_its_first_batch(
     brokers.last.say(grant(7, 3))
     waiting.join(10)
     assert (waiting.is_alive(), session.devices) == (False, ("cpu:0",))
-    session.training(stores=True)
+    session.training(can_store=True)
     (first,) = brokers.last.of(wire.FirstBatch)
     assert first.epoch == 7
-    assert brokers.last.of(wire.Parked) == []
+    assert brokers.last.of(wire.TierChanged) == []
 
 
 def test_a_lease_may_come_before_the_first_batch(
@@ -205,7 +205,7 @@ def test_a_lease_may_come_before_the_first_batch(
     wait_for(lambda: session.must_yield)
     waiting = threading.Thread(target=session.park, args=(AtFirstBatch(),))
     waiting.start()
-    wait_for(lambda: brokers.last.of(wire.Parked))
+    wait_for(lambda: brokers.last.of(wire.TierChanged))
     brokers.last.say(grant(8, 3))
     waiting.join(10)
     assert not waiting.is_alive()
@@ -257,7 +257,7 @@ def test_a_trial_that_has_not_begun_can_be_sent_away(brokers: Brokers, connect: 
     brokers.last.say(wire.Dismiss())
     with pytest.raises(Suspended):
         session.park(AtFirstBatch())
-    assert not brokers.last.of(wire.Parked)
+    assert not brokers.last.of(wire.TierChanged)
     with pytest.raises(Suspended):
         session.wait_for_device()  # its objective has caught it
 
@@ -269,7 +269,7 @@ def test_an_objective_that_catches_all(
     session = connect()
     session.checkpoint_dir = tmp_path
     training(brokers, session)
-    run = Run(optuna.create_study().ask(), {}, session)
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
     trained: list[tuple[int, int]] = []
     for epoch in run.epochs(3):
         with contextlib.suppress(BaseException):
@@ -282,7 +282,7 @@ def test_an_objective_that_catches_all(
             run.report(0.5)
     assert trained == [(0, 0), (0, 1)]
     assert session.left
-    assert [each.tier for each in brokers.last.of(wire.Parked)] == ["disk"]
+    assert [each.tier for each in brokers.last.of(wire.TierChanged)] == ["disk"]
     assert not brokers.last.of(wire.Report)
 
 
@@ -345,7 +345,7 @@ def test_a_trial_that_trains_says_all_that_may_not_have_been_written(
     (resume,) = after.of(wire.Reattach)
     assert (resume.epoch, resume.number, resume.device) == (7, 3, "cpu:0")
     assert resume.training
-    assert resume.stores
+    assert resume.can_store
     assert resume.units_left == 4
     assert [report.unit for report in resume.reports] == [1]
     assert resume.reports[0].age_seconds > 0
@@ -403,7 +403,7 @@ def test_a_yield_of_the_dead_broker_is_still_obeyed(
     brokers.last.say(wire.Yield(epoch=7, tier="host"))
     wait_for(lambda: session.must_yield)
     after = lose(brokers, wait_for)
-    assert after.of(wire.Reattach)[0].asked == "host"
+    assert after.of(wire.Reattach)[0].requested_tier == "host"
     assert session.must_yield
 
 
@@ -452,7 +452,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     first = brokers.last
     thread = threading.Thread(target=session.park, args=(None,))
     thread.start()
-    wait_for(lambda: first.of(wire.Parked))
+    wait_for(lambda: first.of(wire.TierChanged))
     after = lose(brokers, wait_for)
     assert after.of(wire.Reattach)[0].sizes == told.sizes
     after.say(msgspec.structs.replace(grant(9, 3), batch_size=8))
@@ -470,10 +470,10 @@ def test_a_parked_trial_waits_on_and_goes_on_by_a_lease_of_the_next_broker(
     first = brokers.last
     thread = threading.Thread(target=session.park, args=(None,))
     thread.start()
-    wait_for(lambda: first.of(wire.Parked))
+    wait_for(lambda: first.of(wire.TierChanged))
     after = lose(brokers, wait_for)
     (resume,) = after.of(wire.Reattach)
-    assert resume.parked == first.of(wire.Parked)[0]
+    assert resume.parked == first.of(wire.TierChanged)[0]
     after.say(grant(9, 3))
     thread.join(10)
     assert not thread.is_alive()
@@ -491,7 +491,7 @@ def test_a_worker_that_is_refused_lets_go(
     wait_for(lambda: session.must_yield)
     with pytest.raises(BrokerError, match=r"epoch 7\) is over"):
         session.park(None)
-    assert after.of(wire.Parked) == []
+    assert after.of(wire.TierChanged) == []
 
 
 def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
@@ -501,7 +501,7 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     session = connect(REGISTER)
     brokers.last.say(grant(7, 3))
     session.wait_for_grant()
-    session.started(stores=False)
+    session.started(can_store=False)
     after = lose(brokers, wait_for)
     after.say(wire.Refused(reason="Its lease (epoch 7) is over."))
     wait_for(lambda: after.of(wire.Register))
@@ -512,7 +512,7 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     after.say(grant(11, 3))
     thread.join(10)
     assert not thread.is_alive()
-    assert after.of(wire.Parked) == []
+    assert after.of(wire.TierChanged) == []
     assert after.of(wire.FirstBatch)[-1].epoch == 11
     assert [(each.epoch, each.unit) for each in after.of(wire.Report)] == [(0, 1), (11, 1)]
 
@@ -551,7 +551,7 @@ def test_without_any_broker_a_trial_stops_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It trains on for a while; then it parks, and one that cannot be stored says why it ends."""
-    monkeypatch.setattr(_reconnecting, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(_reconnecting, "BROKER_SEARCH_SECONDS", 0.1)
     brokers.missing = missing
     session = connect()
     training(brokers, session)
@@ -567,7 +567,7 @@ def test_a_process_leaves_when_the_end_of_its_trial_is_known(
     brokers: Brokers, connect: Any, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the broker dies before it has said so, the next one is told too."""
-    monkeypatch.setattr(_session, "_HEARD_SECONDS", 60.0)
+    monkeypatch.setattr(_session, "_ACK_SECONDS", 60.0)
     session = connect()
     training(brokers, session)
     session.end("done")
@@ -644,7 +644,7 @@ def went_on(brokers: Brokers, session: TrialSession, folder: Path, units: int) -
     )
     session.wait_for_grant()
     session.checkpoint_dir = folder
-    session.find()
+    session.find_journal()
 
 
 def test_a_trial_goes_on_from_what_its_process_could_tell_nobody(
@@ -764,7 +764,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     brokers.last.say(wire.Grant(epoch=7, devices=("cpu:0", "cpu:2"), number=3, trial_id=3))
     session.wait_for_grant()
     assert session.devices == ("cpu:0", "cpu:2")
-    session.started(stores=True)
+    session.started(can_store=True)
     session.report_sizes(BatchSizes(now=8, least=8, most=8, most_devices=4))
     assert brokers.last.of(wire.SizesReport)[-1].sizes.most_devices == 4
     at = time.monotonic()

@@ -25,7 +25,7 @@ def reporting(broker: FakeBroker, number: int, *values: float, key: str = "s") -
     worker = broker.worker(key=key)
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=True))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     for unit, value in enumerate(values, 1):
         broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
 

@@ -34,10 +34,10 @@ OTHER = "the other end is of another version, or no part of optuna-hermes: end i
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
 
 
-def begin(broker: FakeBroker, worker: int, number: int = 0, *, stores: bool = True) -> int:
+def begin(broker: FakeBroker, worker: int, number: int = 0, *, can_store: bool = True) -> int:
     epoch: int = broker.last(worker, "Grant").epoch
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
-    broker.say(worker, wire.FirstBatch(epoch=epoch, stores=stores))
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
     return epoch
 
 

@@ -451,7 +451,7 @@ def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
 def test_a_trial_that_cannot_be_stored(tmp_path: Path) -> None:
     """It can still wait in memory."""
     state = Training()
-    state.stores = False
+    state.can_store = False
     with pytest.raises(SuspendError) as error:
         DiskTier(tmp_path, lambda: ()).suspend(state)
     assert str(error.value) == "Trial 7 cannot be stored from here: suspend it in memory."

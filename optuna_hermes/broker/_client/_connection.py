@@ -32,7 +32,7 @@ SILENT = (
     f"The broker of this host has not answered for {SILENT_SECONDS:.0f} s: let its process, which "
     "broker.json names, go on if it was stopped, or look into broker.log."
 )
-_LOOK_SECONDS = 0.2
+_SETTLE_POLL_SECONDS = 0.2
 """Interval at which ``on_silence`` is called."""
 _END_IT = "it is of another version, so end the process that broker.json names"
 
@@ -57,7 +57,7 @@ class Connection:
         self._socket = sock
         self._on_silence = on_silence or _give_up
         if on_silence is not None:
-            sock.settimeout(_LOOK_SECONDS)
+            sock.settimeout(_SETTLE_POLL_SECONDS)
         elif role == "viewer":
             sock.settimeout(SILENT_SECONDS)
         self._send_lock = threading.Lock()
@@ -291,5 +291,5 @@ def _connect(sock: socket.socket, path: Path, role: str, on_silence: OnSilence |
                 on_silence(seconds)
             elif role == "viewer" and seconds > SILENT_SECONDS:
                 _give_up(seconds)
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_SETTLE_POLL_SECONDS)
     sock.setblocking(True)

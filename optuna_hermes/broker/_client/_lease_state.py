@@ -58,7 +58,7 @@ class LeaseState:
             number=self.reattach.number if grant.number is None else grant.number,
             trial_id=self.reattach.trial_id if grant.trial_id is None else grant.trial_id,
             training=False,
-            asked=None,
+            requested_tier=None,
             parked=None,
         )
         self.granted_at = now

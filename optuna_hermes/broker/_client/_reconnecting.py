@@ -13,7 +13,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._client._connection import Connection
 from optuna_hermes.errors import BrokerError, HermesError
 
-AWAY_SECONDS = 60.0
+BROKER_SEARCH_SECONDS = 60.0
 """Time for which a client looks for the next broker when its own is gone."""
 
 _PAUSE_SECONDS = 0.02
@@ -124,7 +124,7 @@ class ReconnectingConnection:
             try:
                 connection = self._reconnect()
             except (HermesError, OSError):  # the system may be short of files, or processes
-                if time.monotonic() - self._away_since > AWAY_SECONDS:
+                if time.monotonic() - self._away_since > BROKER_SEARCH_SECONDS:
                     return False
                 continue
             if self._meet(connection):

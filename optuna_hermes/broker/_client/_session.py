@@ -19,7 +19,7 @@ from optuna_hermes.broker._client import _journal
 from optuna_hermes.broker._client._connection import Connection
 from optuna_hermes.broker._client._lease_state import LeaseState
 from optuna_hermes.broker._client._reconnecting import (
-    AWAY_SECONDS,
+    BROKER_SEARCH_SECONDS,
     ReconnectingConnection,
     pending_endings,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from optuna_hermes.suspend._tiers._tier_mover import TierMover
 
 _BEAT_SECONDS = 1.0
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 """Interval at which a waiting trial checks whether its process is to end."""
 _LONG_SECONDS = 5.0
 """Time after which a waiting trial looks once a second."""
@@ -49,12 +49,14 @@ _DECIDED_SECONDS = 0.05
 
 Longer than a decision takes: it does not train into a unit that it is about to leave.
 """
-_HEARD_SECONDS = 5.0
+_ACK_SECONDS = 5.0
 """Time for which a process that leaves waits until the ledger knows where its trial is."""
 _MOST_CHARACTERS = 10_000
 """Longest text of an error: one that held a whole data set would be more than a frame takes."""
 _TERMINATED = 128 + 15
-_NO_BROKER = f"No broker was there for {AWAY_SECONDS:.0f} s: look into broker.log, and go on."
+_NO_BROKER = (
+    f"No broker was there for {BROKER_SEARCH_SECONDS:.0f} s: look into broker.log, and go on."
+)
 
 
 class _Phase(Enum):
@@ -87,7 +89,7 @@ class TrialSession:
         reconnect: Callable[[], Connection],
     ) -> None:
         self.must_yield = False
-        self.asked: TierName = "resident"
+        self.requested_tier: TierName = "resident"
         self.managed = False
         self.trains = False
         """True if the trial has begun to train under its latest lease."""
@@ -104,14 +106,14 @@ class TrialSession:
         self.checkpoints: tuple[Checkpoint, ...] = ()
         self.devices: tuple[str, ...] = ()
         self.alone = True
-        self.noted: Callable[[TrialStatus], None] = lambda state: None
+        self.on_state: Callable[[TrialStatus], None] = lambda state: None
         """Called with ``parked``, ``running`` or ``stored`` when that is true.
 
         Off the device's time where it can be.
         """
-        self.begins: Callable[[], None] = lambda: None
+        self.on_first_batch: Callable[[], None] = lambda: None
         """Called right before it reports the first batch of a lease."""
-        self.waiting: Callable[[float], None] = lambda seconds: None
+        self.on_wait: Callable[[float], None] = lambda seconds: None
         """Called again and again with the seconds of waiting; an exception in it ends the wait."""
         self.describe: Callable[[], wire.Params] = dict
         """Returns the trial's hyper-parameters, as far as they are known by then."""
@@ -126,10 +128,10 @@ class TrialSession:
         """True if the present broker has said so."""
         self._refused: str | None = None
         """The reason not to go on here; None unless the lease is another process's by now."""
-        self._noted_end = False
+        self._end_acknowledged = False
         self._decided = threading.Event()
         self._decided.set()
-        self._parked_in: TierMover | None = None
+        self._tier_mover: TierMover | None = None
         self._inbox: queue.SimpleQueue[wire.FromBroker | None] = queue.SimpleQueue()
         self._lease = LeaseState.none(study)
         self._connection = ReconnectingConnection(
@@ -166,9 +168,9 @@ class TrialSession:
         begin = time.monotonic()
         while True:
             try:
-                message = self._inbox.get(timeout=_LOOK_SECONDS)
+                message = self._inbox.get(timeout=_POLL_SECONDS)
             except queue.Empty:
-                self.waiting(time.monotonic() - begin)
+                self.on_wait(time.monotonic() - begin)
                 continue
             if message is None:
                 raise BrokerError(self._refused or _NO_BROKER)
@@ -219,7 +221,7 @@ class TrialSession:
             self._phase, self.must_yield = _Phase.TAKES_TURNS, False
         self._wait(None)
 
-    def find(self) -> None:
+    def find_journal(self) -> None:
         """Take up the journal of an earlier process of the trial, if it has newer checkpoints."""
         assert self.checkpoint_dir is not None
         left = _journal.find(self.checkpoint_dir)
@@ -248,23 +250,25 @@ class TrialSession:
 
     # -- while training: suspend.Session --------------------------------------------------------
 
-    def training(self, *, stores: bool) -> None:
+    def training(self, *, can_store: bool) -> None:
         """See ``suspend.Session``. From here on the loop itself looks after yielding."""
         self.managed = True
-        self.started(stores=stores)
+        self.started(can_store=can_store)
 
-    def started(self, *, stores: bool) -> None:
+    def started(self, *, can_store: bool) -> None:
         """Report the first batch since the grant."""
         if not self.trains and self._lease.epoch:
             self.trains = True
-            self.begins()
+            self.on_first_batch()
             params = self.describe()
             self._described = bool(params)
             with self._connection.lock:
                 lease = self._lease
-                lease.change(training=True, stores=stores, params=params or lease.reattach.params)
+                lease.change(
+                    training=True, can_store=can_store, params=params or lease.reattach.params
+                )
                 self._connection.send(
-                    wire.FirstBatch(epoch=lease.epoch, stores=stores, params=params)
+                    wire.FirstBatch(epoch=lease.epoch, can_store=can_store, params=params)
                 )
 
     def report_sizes(self, sizes: BatchSizes) -> None:
@@ -347,20 +351,20 @@ class TrialSession:
             self.must_yield = False
         if phase is not _Phase.SETTING_UP:  # else it has nothing to give back
             # Without a broker only a checkpoint outlives this process.
-            self._put(state, "disk" if self._connection.gone else self.asked, begin)
+            self._suspend(state, "disk" if self._connection.gone else self.requested_tier, begin)
             if state is not None:
                 state.waits()
-            self.noted("parked")
+            self.on_state("parked")
         try:
             self._wait(state)
         except BaseException:
-            if self._parked_in is not None:
-                self._parked_in.leave()
+            if self._tier_mover is not None:
+                self._tier_mover.leave()
             raise
         if state is None:
-            self.started(stores=False)
+            self.started(can_store=False)
         if phase is not _Phase.SETTING_UP:
-            self.noted("running")
+            self.on_state("running")
 
     # -- after training ------------------------------------------------------------------------
 
@@ -397,7 +401,7 @@ class TrialSession:
 
     def close(self) -> None:
         """Close the connection, once a broker has acknowledged the state of the trial."""
-        self._connection.settle(lambda: not self._unconfirmed(), _HEARD_SECONDS)
+        self._connection.settle(lambda: not self._unconfirmed(), _ACK_SECONDS)
         self._connection.close()
         if self._lease.end is not None and self._unconfirmed():
             pending_endings.keep(self._introduce)
@@ -409,12 +413,12 @@ class TrialSession:
 
     # -- waiting -------------------------------------------------------------------------------
 
-    def _put(self, state: CleanPoint | None, tier: TierName, begin: float) -> None:
+    def _suspend(self, state: CleanPoint | None, tier: TierName, begin: float) -> None:
         """Suspend the trial into a tier, or move it there; from disk there is no way back."""
         if state is None:
             held, tier = None, "resident"
         else:
-            parking = self._parking()
+            parking = self._mover()
             # What Python knows of a GPU's tensors is the trial's own only if the process is.
             sole = sessions.worker is self
             held = parking.put(state, "disk" if tier == "host" and not sole else tier)
@@ -422,7 +426,7 @@ class TrialSession:
         self._had_seconds, self._granted_at = self.device_seconds, None
         self._say_parked(state, tier, held, time.monotonic() - begin)
         if held is not None and held.stored is not None:
-            self.noted("stored")
+            self.on_state("stored")
             self._leave(f"The trial is stored in {held.stored.path}.")
 
     def _leave(self, reason: str) -> NoReturn:
@@ -438,12 +442,12 @@ class TrialSession:
         self, state: CleanPoint | None, tier: TierName, held: Footprint | None, spent: float
     ) -> None:
         stored = None if held is None else held.stored
-        stores = state is not None and self._parking().stores(state)
+        can_store = state is not None and self._mover().can_store(state)
         with self._connection.lock:
             lease = self._lease
             if not lease.epoch:
                 return  # it has no lease to give back
-            parked = wire.Parked(
+            parked = wire.TierChanged(
                 epoch=lease.epoch,
                 tier=tier,
                 suspend_seconds=spent,
@@ -451,10 +455,10 @@ class TrialSession:
                 # What its ranks hold this process does not know.
                 held_bytes=None if held is None or lease.reattach.others else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
-                stores=stores,
-                moves=state is not None and state.moves and sessions.worker is self,
+                can_store=can_store,
+                can_offload=state is not None and state.can_offload and sessions.worker is self,
             )
-            lease.change(asked=None, parked=parked)
+            lease.change(requested_tier=None, parked=parked)
             if stored is not None:
                 lease.checkpoints[stored.path] = stored
                 self._keep_unconfirmed()
@@ -476,15 +480,15 @@ class TrialSession:
         while True:
             message = self._next(state, begin)
             if isinstance(message, wire.Evict):
-                self._put(state, message.tier, time.monotonic())
+                self._suspend(state, message.tier, time.monotonic())
             elif isinstance(message, wire.Recall):
                 began = time.monotonic()
                 try:
-                    self._put(state, "resident", began)
+                    self._suspend(state, "resident", began)
                 except SuspendError:
-                    self._put(state, "host", began)
+                    self._suspend(state, "host", began)
             elif message is None:  # no broker can be found
-                self._put(state, "disk", time.monotonic())
+                self._suspend(state, "disk", time.monotonic())
                 raise BrokerError(self._refused or _NO_BROKER)
             elif isinstance(message, wire.Refused):
                 raise BrokerError(message.reason)
@@ -492,7 +496,7 @@ class TrialSession:
                 self._leave("The trial has not begun.")
             elif isinstance(message, wire.Grant) and self._is_present(message):
                 self._take(message)
-                if self._back(state):
+                if self._resume(state):
                     return
 
     def _is_present(self, grant: wire.Grant) -> bool:
@@ -503,33 +507,33 @@ class TrialSession:
         while True:
             try:
                 # A host may have many trials that wait for long: they look less often.
-                pause = _LOOK_SECONDS if time.monotonic() < begin + _LONG_SECONDS else 1.0
+                pause = _POLL_SECONDS if time.monotonic() < begin + _LONG_SECONDS else 1.0
                 return self._inbox.get(timeout=pause)
             except queue.Empty:
-                self.waiting(time.monotonic() - begin)
+                self.on_wait(time.monotonic() - begin)
                 if state is not None and state.ended():
-                    self._put(state, "disk", time.monotonic())
+                    self._suspend(state, "disk", time.monotonic())
                     raise SystemExit(_TERMINATED) from None
 
-    def _back(self, state: CleanPoint | None) -> bool:
+    def _resume(self, state: CleanPoint | None) -> bool:
         """Bring the trial back to its device; False if it has no room there, and waits on."""
-        if state is None or self._parked_in is None:  # it has not been moved
+        if state is None or self._tier_mover is None:  # it has not been moved
             return True
         try:
-            self._parked_in.back()
+            self._tier_mover.back()
         except SuspendError:
-            self._put(state, "disk", time.monotonic())
+            self._suspend(state, "disk", time.monotonic())
             return False
         return True
 
-    def _parking(self) -> TierMover:
-        if self._parked_in is None:
+    def _mover(self) -> TierMover:
+        if self._tier_mover is None:
             from optuna_hermes.suspend._tiers._tier_mover import TierMover  # it needs torch
 
-            self._parked_in = TierMover(
+            self._tier_mover = TierMover(
                 self.checkpoint_dir, lambda: self.checkpoints, self.checkpoint_url
             )
-        return self._parked_in
+        return self._tier_mover
 
     # -- on the connection's thread ------------------------------------------------------------
 
@@ -552,7 +556,7 @@ class TrialSession:
                 while True:
                     message = self._inbox.get_nowait()
                     if isinstance(message, wire.Evict | wire.Recall):
-                        self._lease.change(asked=None)
+                        self._lease.change(requested_tier=None)
                     elif isinstance(message, wire.Grant):
                         kept.append(message)
             for message in kept:
@@ -563,32 +567,32 @@ class TrialSession:
             if message is None:
                 self._stop()
             elif isinstance(message, wire.Yield):
-                self._lease.change(asked=message.tier)
-                self.asked, self.must_yield = message.tier, True
+                self._lease.change(requested_tier=message.tier)
+                self.requested_tier, self.must_yield = message.tier, True
             elif isinstance(message, wire.Resize):
                 # A size for an earlier lease is too late: the grant has said which one holds.
                 if message.epoch == self._lease.epoch:
                     self.batch_size = message.batch_size
             elif isinstance(message, wire.LeaseEndAck):
-                self._noted_end = True
+                self._end_acknowledged = True
             elif isinstance(message, wire.ReportAck):
                 self._decided.set()
             elif isinstance(message, wire.CheckpointAck):
-                self._kept(message)
+                self._on_checkpoint_ack(message)
             elif isinstance(message, wire.Refused) and self._lease.epoch:
                 self._let_go(message.reason)
             elif isinstance(message, wire.Refused) and self._lease.end is not None:
-                self._noted_end = True  # the trial is known to be over
+                self._end_acknowledged = True  # the trial is known to be over
             elif isinstance(message, wire.Grant):
-                self._granted(message)
+                self._on_grant(message)
             elif isinstance(message, wire.Evict | wire.Recall):
                 tier = message.tier if isinstance(message, wire.Evict) else "resident"
-                self._lease.change(asked=tier)
+                self._lease.change(requested_tier=tier)
                 self._inbox.put(message)
             else:
                 self._inbox.put(message)
 
-    def _granted(self, grant: wire.Grant) -> None:
+    def _on_grant(self, grant: wire.Grant) -> None:
         now = time.monotonic()
         # After the trial had to give up a lease, and before it had another one.
         unheard = [(at, report) for at, report in self._lease.reports if report.epoch == 0]
@@ -605,7 +609,7 @@ class TrialSession:
         else:
             self._inbox.put(grant)
 
-    def _kept(self, message: wire.CheckpointAck) -> None:
+    def _on_checkpoint_ack(self, message: wire.CheckpointAck) -> None:
         saved = self._lease.checkpoints.pop(message.path, None)
         if saved is None:
             return
@@ -640,6 +644,6 @@ class TrialSession:
         """True if the trial is over or on disk, and the ledger may not know it."""
         lease = self._lease
         if lease.end is not None:
-            return not self._noted_end
+            return not self._end_acknowledged
         parked = lease.reattach.parked
         return parked is not None and parked.tier == "disk" and bool(lease.checkpoints)

@@ -38,7 +38,7 @@ class WatchedStudy:
         for message in messages:
             self._connection.send(message)
         self._connection.send(wire.WatchStudy(study=self._key, now=True))
-        while not self._receive().asked:
+        while not self._receive().is_answer:
             pass  # sent before the broker read these messages
 
     def receive_change(self) -> None:

@@ -41,9 +41,9 @@ class Lease:
         uncommitted: it is not in the ledger yet, whose database is away: its grant is not sent.
         previous_epoch: the epoch of its trial's lease before this one.
         adopted: it was granted by an earlier broker.
-        idle: its holder had no trial before.
-        opening: see ``Client``; of a holder that was about to create a trial when it was granted.
-        lost_openings: the names of openings of which one process may have created a trial, and died
+        from_idle_worker: its holder had no trial before.
+        creation_names: see ``Client``; of a holder that was about to create a trial at the grant.
+        lost_creations: the names under which one process may have created a trial, and died
             before it said so; this one's holder looks for that trial before it creates another.
         listed_number: the listed trial for its holder, None for the first one that waits.
         refused: its holder has found a trial that it may not have.
@@ -71,10 +71,10 @@ class Lease:
     uncommitted: bool = False
     previous_epoch: int = 0
     adopted: bool = False
-    idle: bool = False
-    opening: tuple[str, ...] | None = None
+    from_idle_worker: bool = False
+    creation_names: tuple[str, ...] | None = None
     listed_number: int | None = None
-    lost_openings: tuple[str, ...] = ()
+    lost_creations: tuple[str, ...] = ()
     refused: bool = False
     claimed: TrialRecord | None = field(default=None, repr=False)
     energy_joules: float | None = None
@@ -142,7 +142,7 @@ class Client:
         role: as in ``Hello``.
         study: the one that it serves.
         prepared: the trial whose checkpoint it has read ahead of time.
-        opening: the names of the opening of a trial that it is about to create without a device,
+        creation_names: the names under which it is about to create a trial without a device,
             None if it is not; empty if the trial that it has found is another's.
         listed_number: the listed trial that it is about to take for that.
         dismissed: why it was sent away, before its trial had begun or for its study's problem;
@@ -166,7 +166,7 @@ class Client:
     started: int = 0
     study: str | None = None
     prepared: int | None = None
-    opening: tuple[str, ...] | None = None
+    creation_names: tuple[str, ...] | None = None
     listed_number: int | None = None
     dismissed: str = ""
     leaving: tuple[str, ...] = ()
@@ -194,8 +194,8 @@ class BrokerState:
             never measured.
         recovering: by the connections under which their ends are reported.
         early: workers that are ready for a study that is not open yet, by its key.
-        openings: number of the last trial that was set up without a device. Each broker of an
-            instance begins at another one, since these numbers are in the names of openings.
+        n_set_ups: number of the last trial that was set up without a device. Each broker of an
+            instance begins at another one, since these numbers are in the names of creations.
     """
 
     host: str
@@ -209,7 +209,7 @@ class BrokerState:
     clients: dict[int, Client] = field(default_factory=dict)
     recovering: dict[int, RecoveringProcess] = field(default_factory=dict)
     early: dict[str, list[int]] = field(default_factory=dict)
-    openings: int = 0
+    n_set_ups: int = 0
 
     @property
     def processes(self) -> set[tuple[int, str]]:
@@ -247,7 +247,7 @@ class BrokerState:
     def count_begun(self, study: Study) -> int:
         """Number of new trials that are about to begin under a lease, or to be set up."""
         begun = sum(lease.number is None for lease in self.leases_of(study))
-        return begun + sum(bool(self.clients[each].opening) for each in study.workers)
+        return begun + sum(bool(self.clients[each].creation_names) for each in study.workers)
 
     def count_promised(self, study: Study) -> int:
         """Number of new trials that are about to begin, or have a reservation for that."""
@@ -261,7 +261,9 @@ class BrokerState:
         taken = {each.listed_number for each in self.reserved(study.spec.key)}
         taken |= {lease.listed_number for lease in self.leases_of(study) if lease.number is None}
         taken |= {
-            self.clients[each].listed_number for each in study.workers if self.clients[each].opening
+            self.clients[each].listed_number
+            for each in study.workers
+            if self.clients[each].creation_names
         }
         left = ((number, each) for number, each in study.listed.items() if number not in taken)
         return {number: each for number, each in left if number not in study.trials}
@@ -336,7 +338,7 @@ class BrokerState:
         for slot in self.slots_of(reservation):
             slot.reservation = None
         if reservation.number is None:
-            self.studies[reservation.study].leave_unstarted(1)
+            self.studies[reservation.study].add_unstarted(1)
 
     def cancel_reservations(self, study: Study, *, only_impossible: bool = False) -> None:
         """Cancel the reservations of a study, or only those that cannot be granted."""

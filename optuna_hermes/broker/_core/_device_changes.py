@@ -62,10 +62,10 @@ class DeviceChanges:
             self._state.unreserve(slot.reservation)
         if slot.lease is not None:
             trial = self._state.trial_of(slot.lease)
-            if trial is None or (not self._end(turn, slot, trial) and trial.stores):
+            if trial is None or (not self._end(turn, slot, trial) and trial.can_store):
                 self._scheduler.ask_to_yield(turn, slot.lease, to_disk=True)
         for trial in self._state.parked_on(slot):
-            if self._end(turn, slot, trial) or trial.asked or not trial.stores:
+            if self._end(turn, slot, trial) or trial.requested_tier or not trial.can_store:
                 continue
             self._memory.evict(turn, trial, "disk")
 
@@ -74,7 +74,7 @@ class DeviceChanges:
 
         Its trial goes on elsewhere from its last checkpoint. Processes of users are left alone.
         """
-        if trial.stores and (trial.tier == "host" or not slot.device.lost):
+        if trial.can_store and (trial.tier == "host" or not slot.device.lost):
             return False
         reason = f"{slot.device.id} is broken and nothing of its trial could be saved"
         return turn.kill_worker(trial.connection, reason)

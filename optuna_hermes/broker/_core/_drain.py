@@ -56,10 +56,12 @@ class Drains:
             lease.deadline = turn.now
             self._scheduler.ask_to_yield(turn, lease)
         for trial in study.trials.values():
-            trial.stores = trial.stores or trial.last_store_failed  # its folder may be there again
-        for connection in study.idle:
+            trial.can_store = (
+                trial.can_store or trial.last_store_failed
+            )  # its folder may be there again
+        for connection in study.idle_workers:
             turn.send(connection, wire.Dismiss())
-        study.idle.clear()
+        study.idle_workers.clear()
         if study.sets_up:
             from optuna_hermes.broker._core._set_up import dismiss  # as in the scheduler
 
@@ -73,7 +75,7 @@ class Drains:
         if not parked:
             return
         trials = study.trials.values()
-        going = sum(trial.state == "parked" and trial.asked == "disk" for trial in trials)
+        going = sum(trial.state == "parked" and trial.requested_tier == "disk" for trial in trials)
         room = max(0, at_once(len(self._state.slots)) - going)
         for trial in most_to_lose_first(parked)[:room]:
             self._memory.evict(turn, trial, "disk")

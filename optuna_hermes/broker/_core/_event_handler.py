@@ -73,7 +73,7 @@ class EventHandler:
         devices: the devices it owns.
         instance: this broker and its successors, as other hosts know them: no others ever had this
             name.
-        openings: see ``BrokerState``.
+        n_set_ups: see ``BrokerState``.
         wall_offset: wall clock minus monotonic clock, in seconds.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
@@ -85,7 +85,7 @@ class EventHandler:
         host: str,
         devices: Sequence[Device],
         instance: str = "",
-        openings: int = 0,
+        n_set_ups: int = 0,
         wall_offset: float = 0.0,
         grace_seconds: float = GRACE_SECONDS,
         powers: bool = False,
@@ -93,7 +93,7 @@ class EventHandler:
         self.state = BrokerState(
             host=host,
             instance=instance,
-            openings=openings,
+            n_set_ups=n_set_ups,
             wall_offset=wall_offset,
         )
         self.state.slots = {device.id: Slot(device=device) for device in devices}
@@ -317,7 +317,7 @@ class EventHandler:
             turn.send(connection, wire.Status(status=told))
         elif isinstance(message, wire.WatchStudy):
             watch(turn, connection, message, self._memory.problem)
-        elif isinstance(message, wire.Parked):
+        elif isinstance(message, wire.TierChanged):
             self._ends.parked(turn, connection, message)
             self._scheduler.schedule(turn)
         elif isinstance(message, wire.Saved):
@@ -374,7 +374,7 @@ class EventHandler:
             turn.send(connection, wire.Dismiss())
             return
         study.workers.add(connection)
-        study.idle.append(connection)
+        study.idle_workers.append(connection)
         self._scheduler.schedule(turn)
 
     def _saved(self, turn: Turn, connection: int, message: wire.Saved) -> None:
@@ -407,7 +407,7 @@ class EventHandler:
     ) -> None:
         if lease is not None:
             self._ends.end(turn, lease)
-        self._memory.leaves(trial, turn.now)
+        self._memory.expect_exit(trial, turn.now)
         trial.end(message.state)
         turn.save(trial)
         _event_log.ended(turn, trial, message)
@@ -467,7 +467,7 @@ class EventHandler:
                 _event_log.admitted(turn, trial)
                 created = self.state.clients[connection].role == "worker" and study.driver
                 if created and not study.was_counted(trial.number):
-                    study.leave_unstarted(-1)  # by its worker, while a broker was missing
+                    study.add_unstarted(-1)  # by its worker, while a broker was missing
             turn.save(trial)
         else:
             known = set(study.trials)
@@ -549,12 +549,12 @@ class EventHandler:
         assert client is not None, "a study is served to a client"
         was_plain = study.is_plain
         study.workers.discard(connection)
-        if client.opening is not None:
-            study.leave_unstarted(1)
-        if client.opening:  # it may have created a trial
-            study.lost_openings.append(client.opening)
-        if connection in study.idle:
-            study.idle.remove(connection)
+        if client.creation_names is not None:
+            study.add_unstarted(1)
+        if client.creation_names:  # it may have created a trial
+            study.lost_creations.append(client.creation_names)
+        if connection in study.idle_workers:
+            study.idle_workers.remove(connection)
         if study.driver == connection:
             study.driver, study.unstarted = None, 0
             failures.forget_losses(turn, study)

@@ -181,13 +181,13 @@ class OutageBegan:
         studies: their keys.
         reason: for people.
         uncommitted: epochs of leases that are not in the ledger yet: their grants are not sent.
-        unasked: epochs of leases whose yields will not be sent.
+        unsent_yields: epochs of leases whose yields will not be sent.
     """
 
     studies: tuple[str, ...]
     reason: str
     uncommitted: tuple[int, ...] = ()
-    unasked: tuple[int, ...] = ()
+    unsent_yields: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,7 +49,7 @@ class LeaseEnds:
         its = (each for each in parked if (each.connection, each.epoch) == (connection, epoch))
         return next(its, None)
 
-    def parked(self, turn: Turn, connection: int, message: wire.Parked) -> None:
+    def parked(self, turn: Turn, connection: int, message: wire.TierChanged) -> None:
         """Handle the message of a trial that waits in a tier."""
         slot = self._state.slot_of(message.epoch)
         trial = self.trial_of(connection, message.epoch, slot)
@@ -71,7 +71,9 @@ class LeaseEnds:
         if message.checkpoint is not None:
             turn.send(connection, wire.CheckpointAck(path=message.checkpoint.path))
 
-    def _stopped(self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.Parked) -> None:
+    def _stopped(
+        self, turn: Turn, lease: Lease, trial: LiveTrial, message: wire.TierChanged
+    ) -> None:
         spent = message.suspend_seconds * len(lease.devices)
         study = self._state.studies[trial.study]
         study.add_overhead("suspending", spent)
@@ -80,14 +82,14 @@ class LeaseEnds:
         trial.suspensions += 1
         trial.waiting_since = turn.now
         trial.needs(message.held_bytes)
-        trial.stores = trial.moves = True  # as far as it says so
+        trial.can_store = trial.can_offload = True  # as far as it says so
         self.end(turn, lease)
 
-    def _put(self, trial: LiveTrial, message: wire.Parked, now: float) -> None:
+    def _put(self, trial: LiveTrial, message: wire.TierChanged, now: float) -> None:
         if message.tier == "disk":
-            self._memory.leaves(trial, now)
+            self._memory.expect_exit(trial, now)
         elif message.tier == "host":
-            self._memory.left(trial.devices, now)
+            self._memory.expect_free_memory(trial.devices, now)
         trial.park(message)
         for id_ in trial.devices:
             if id_ in self._state.slots:
@@ -120,17 +122,17 @@ class LeaseEnds:
         """Handle the end of the process that held a lease."""
         trial = self._state.trial_of(lease)
         self.end(turn, lease)
-        self._memory.left(lease.devices, turn.now)
+        self._memory.expect_free_memory(lease.devices, turn.now)
         study = self._state.studies[lease.study]
         if trial is None:
-            study.leave_unstarted(1)
+            study.add_unstarted(1)
             if not lease.refused:  # a trial may have been created, or found
-                study.lost_openings.append((str(lease.epoch), *lease.lost_openings))
+                study.lost_creations.append((str(lease.epoch), *lease.lost_creations))
             return
         trial.suspensions += 1
         # Processes that end together, with their fork server, may each be given the same trial
         # until the last of them is gone: that is not the trial's fault.
-        had_it = lease.begun or lease.adopted or not lease.idle
+        had_it = lease.begun or lease.adopted or not lease.from_idle_worker
         self.process_gone(turn, trial, lease.connection, had_it=had_it)
 
     def process_gone(
@@ -147,7 +149,7 @@ class LeaseEnds:
 
     def take_back(self, turn: Turn, trial: LiveTrial) -> None:
         """Take a trial back to its last checkpoint, if there is one: its process is gone."""
-        self._memory.leaves(trial, turn.now)
+        self._memory.expect_exit(trial, turn.now)
         if trial.live:
             trial.leave_process()
             trial.waiting_since = turn.now
@@ -182,18 +184,18 @@ class LeaseEnds:
             slot.lease = None
         if not refused:
             turn.end_lease(lease)
-        if lease.idle:
+        if lease.from_idle_worker:
             # This worker still waits for a grant, for it never got this one.
-            study.idle.append(lease.connection)
-            if lease.lost_openings:
-                study.lost_openings.append(lease.lost_openings)  # still to be found
+            study.idle_workers.append(lease.connection)
+            if lease.lost_creations:
+                study.lost_creations.append(lease.lost_creations)  # still to be found
         if trial is None:
-            if lease.opening:
-                self._state.clients[lease.connection].opening = lease.opening
+            if lease.creation_names:
+                self._state.clients[lease.connection].creation_names = lease.creation_names
             else:
-                study.leave_unstarted(1)
+                study.add_unstarted(1)
             return
-        trial.undo_start(lease, turn.now, left=lease.idle)
+        trial.undo_start(lease, turn.now, left=lease.from_idle_worker)
         if refused and lease.claimed:
             trial.owner, trial.row = None, lease.claimed  # as before
         else:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.broker._protocol import Ending, Params, Parked
+from optuna_hermes.broker._protocol import Ending, Params, TierChanged
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import (
     LIVE_STATES,
@@ -50,10 +50,10 @@ class LiveTrial:
         device: where it runs, or where its process is parked; the first one if there are several.
         others: the further ones.
         epoch: of its last lease.
-        stores: whether it can be suspended to disk, as it said last.
+        can_store: whether it can be suspended to disk, as it said last.
         last_store_failed: it could be, but its checkpoint could not be written when it was asked.
-        moves: whether it can be moved to host memory; it is asked before it has said so.
-        asked: the tier it was asked to go to and has not answered yet, since ``asked_at``.
+        can_offload: whether it can be moved to host memory; it is asked before it has said so.
+        requested_tier: where it was asked to go, and has not answered yet, at ``requested_at``.
         host: where it had a device last, None before its first lease.
         saved_seconds: device time that is in its last checkpoint, as far as is known.
         need_bytes: the most memory of each device it has been seen to need, None if unknown.
@@ -88,11 +88,11 @@ class LiveTrial:
     device: str | None = None
     others: tuple[str, ...] = ()
     epoch: int = 0
-    stores: bool = False
+    can_store: bool = False
     last_store_failed: bool = False
-    moves: bool = True
-    asked: TierName | None = None
-    asked_at: float = 0.0
+    can_offload: bool = True
+    requested_tier: TierName | None = None
+    requested_at: float = 0.0
     waiting_since: float | None = None
     units: int = 0
     slices: int = 0
@@ -149,7 +149,7 @@ class LiveTrial:
     @property
     def evicting(self) -> bool:
         """True if it is on its way off its device."""
-        return self.asked in ("host", "disk")
+        return self.requested_tier in ("host", "disk")
 
     @property
     def takes_bytes(self) -> int | None:
@@ -159,14 +159,14 @@ class LiveTrial:
     @property
     def host_claim_bytes(self) -> int:
         """Host memory it has, or was promised."""
-        promised = (self.takes_bytes or 0) if self.asked == "host" else 0
+        promised = (self.takes_bytes or 0) if self.requested_tier == "host" else 0
         return max(self.host_bytes, promised)
 
     @property
     def device_range(self) -> tuple[int, int]:
         """The least and the most devices that it may be given; another number goes over disk."""
         now = max(1, len(self.devices))
-        if self.connection is not None and not self.stores:
+        if self.connection is not None and not self.can_store:
             return now, now
         if self.sizes is None:
             return (1, 1) if self.connection is None else (now, now)
@@ -224,7 +224,7 @@ class LiveTrial:
         return max(0.0, self.device_seconds - self.saved_seconds)
 
     def ask(self, tier: TierName, now: float) -> None:
-        self.asked, self.asked_at = tier, now
+        self.requested_tier, self.requested_at = tier, now
 
     def add_energy(self, joules: float | None) -> None:
         if joules is not None:
@@ -246,20 +246,22 @@ class LiveTrial:
         self.connection, self.epoch, self.host = lease.connection, lease.epoch, host
         self.set_devices(lease.devices)
 
-    def park(self, message: Parked) -> None:
+    def park(self, message: TierChanged) -> None:
         """Let it wait in a tier; what it was asked for and did not do is not asked again there."""
-        asked = self.asked
+        requested = self.requested_tier
         if message.tier == "disk":
             self.leave_process()
         else:
             self._become("parked", "park", message.tier)
             self.held_bytes, self.host_bytes = message.held_bytes, message.host_bytes
-        self.asked = None
-        stays = asked == "host" and message.tier == "resident"
+        self.requested_tier = None
+        stays = requested == "host" and message.tier == "resident"
         # Its checkpoint could not be written now: it is tried again when the study drains.
-        self.last_store_failed = message.stores and asked == "disk" and message.tier != "disk"
-        self.stores = self.stores and message.stores and asked != "disk"
-        self.moves = self.moves and message.moves and not stays
+        self.last_store_failed = (
+            message.can_store and requested == "disk" and message.tier != "disk"
+        )
+        self.can_store = self.can_store and message.can_store and requested != "disk"
+        self.can_offload = self.can_offload and message.can_offload and not stays
 
     def leave_process(self) -> None:
         """Take it back to its last checkpoint, if there is one: its process is gone."""
@@ -284,7 +286,7 @@ class LiveTrial:
             self.set_devices(())
         else:
             self._become("parked", "undo_start", lease.from_tier)
-        self.asked, self.waiting_since = None, now
+        self.requested_tier, self.waiting_since = None, now
         self.epoch, self.slices = lease.previous_epoch, self.slices - 1
 
     def come_back(self, connection: int, epoch: int, devices: Sequence[str], now: float) -> None:
@@ -292,7 +294,7 @@ class LiveTrial:
         self._become("parked", "come_back", self.tier)
         self.connection, self.epoch, self.waiting_since = connection, epoch, now
         self.set_devices(devices)
-        self.stores = self.moves = True  # as far as it says so
+        self.can_store = self.can_offload = True  # as far as it says so
 
     def end(self, state: Ending) -> None:
         """End it: its process, if any, has nothing more to do with it."""
@@ -304,7 +306,7 @@ class LiveTrial:
         self.state = state
 
     def _forget_process(self) -> None:
-        self.connection, self.asked = None, None
+        self.connection, self.requested_tier = None, None
         self.set_devices(())
         self.held_bytes, self.host_bytes = None, 0
 

@@ -52,13 +52,13 @@ class MemoryManager:
         """Tier by which ``trial`` leaves its devices; others that have to go are asked now."""
         if self._state.studies[trial.study].draining:
             # Its process ends with the study: only a checkpoint remains.
-            return "disk" if trial.stores else "resident"
+            return "disk" if trial.can_store else "resident"
         tier: TierName = "resident"
         for slot in slots:
-            moves = self._moves(slot, [trial], turn.now)
-            goal = moves.pop(_id(trial), tier)
+            tiers = self._moves(slot, [trial], turn.now)
+            goal = tiers.pop(_id(trial), tier)
             tier = tier if tier == "disk" else goal
-            self._evict_all(turn, moves)
+            self._evict_all(turn, tiers)
         return tier
 
     def usable(self, slot: Slot) -> bool:
@@ -70,8 +70,8 @@ class MemoryManager:
         """Reason why a device without a lease cannot be granted, in words; empty if it can."""
         if slot.power_problem:
             return slot.power_problem
-        strange = self._strange(slot) if slot.device.unlisted and not slot.lease else 0
-        if slot.device.problem or strange <= 0 or strange <= self._allowed(slot):
+        strange = self._unexplained_bytes(slot) if slot.device.unlisted and not slot.lease else 0
+        if slot.device.problem or strange <= 0 or strange <= self._tolerated_bytes(slot):
             return slot.device.problem
         return (
             f"{size(strange)} of its memory are taken by processes that cannot be listed here: "
@@ -85,7 +85,7 @@ class MemoryManager:
         roles = ("worker", "plain")
         return len({each.pid for each in self._state.clients.values() if each.role in roles}) > 1
 
-    def keeper(self, slot: Slot) -> LiveTrial | None:
+    def bound_trial(self, slot: Slot) -> LiveTrial | None:
         """The parked trial that alone can use a device until it ends, None if there is none.
 
         Where one process at most may use a device, that is who cannot leave its process.
@@ -93,9 +93,9 @@ class MemoryManager:
         if not self.is_exclusive(slot):
             return None
         parked = self._state.parked_on(slot)
-        return next((each for each in parked if not (each.stores or each.asked)), None)
+        return next((each for each in parked if not (each.can_store or each.requested_tier)), None)
 
-    def ready(self, turn: Turn, slot: Slot) -> bool:
+    def make_room(self, turn: Turn, slot: Slot) -> bool:
         """True if an empty device can be granted to its reservation.
 
         If not, trials that can make room are asked to. A device whose memory does not suffice is
@@ -109,7 +109,7 @@ class MemoryManager:
         # The memory of CPU slots is not read, so there is nothing to wait for.
         if slot.device.kind == "cpu" and not alone:
             return True
-        if any(each.asked == "resident" for each in self._state.parked_on(slot)):
+        if any(each.requested_tier == "resident" for each in self._state.parked_on(slot)):
             return False  # its memory is on its way in
         room = self._has_room(slot, study, trial)
         sure = slot.device.memory_free_bytes is not None or not self._state.leaving(slot)
@@ -118,9 +118,9 @@ class MemoryManager:
             return True
         if self._is_moving(slot) or self._is_settling(slot, study, trial, turn.now):
             return False
-        moves = self._moves(slot, [], turn.now)
-        if moves:
-            self._evict_all(turn, moves)
+        tiers = self._moves(slot, [], turn.now)
+        if tiers:
+            self._evict_all(turn, tiers)
             return False
         return True
 
@@ -163,7 +163,7 @@ class MemoryManager:
         trial.ask("resident", turn.now)
         turn.send(trial.connection, Recall(epoch=trial.epoch))
 
-    def left(self, devices: Iterable[str], now: float) -> None:
+    def expect_free_memory(self, devices: Iterable[str], now: float) -> None:
         """Note that a process has left the memory of devices, or is gone."""
         for id_ in devices:
             if id_ in self._state.slots:
@@ -172,12 +172,12 @@ class MemoryManager:
         for trial in self._state.trials():
             trial.waits_for_memory = False
 
-    def leaves(self, trial: LiveTrial, now: float) -> None:
+    def expect_exit(self, trial: LiveTrial, now: float) -> None:
         """Note that a trial's process ends, or will: until then it has its memory."""
         client = self._state.client_of(trial.connection)
         if client is not None:
             client.leaving, client.silent_from = trial.devices, now
-        self.left(trial.devices, now)
+        self.expect_free_memory(trial.devices, now)
 
     def shares(self, slot: Slot, trial: LiveTrial) -> bool:
         return bool(self._others(slot, self._state.studies[trial.study], trial))
@@ -210,9 +210,9 @@ class MemoryManager:
         pid = self._state.pid_of(trial.connection)
         listed = dict(slot.device.processes).get(pid or 0)
         # While it moves, or another trial of its process trains, what it has said does not hold.
-        if listed is None or trial.held_bytes is None or trial.asked:
+        if listed is None or trial.held_bytes is None or trial.requested_tier:
             return None
-        if [self._state.pid_of(each.connection) for each in self._there(slot)].count(pid) > 1:
+        if [self._state.pid_of(each.connection) for each in self._with_memory(slot)].count(pid) > 1:
             return None
         return max(0, listed - trial.held_bytes)
 
@@ -224,7 +224,9 @@ class MemoryManager:
         if slot.device.kind == "cpu" or slot.device.id not in trial.devices:
             return None
         pid = self._state.pid_of(trial.connection)
-        its = (each for each in self._there(slot) if self._state.pid_of(each.connection) == pid)
+        its = (
+            each for each in self._with_memory(slot) if self._state.pid_of(each.connection) == pid
+        )
         if next(its, trial) is not trial:
             return 0
         found = self.context_of(slot, trial)
@@ -247,7 +249,7 @@ class MemoryManager:
         others = [*leaving, *self._others(slot, study, trial)]
         host_room = self._state.host_budget_bytes - self._state.host_used_bytes
         alone = (trial is not None and trial.alone) or self.is_exclusive(slot)
-        short = self._short(slot, study, trial) if slot.device.kind == "gpu" else 0
+        short = self._shortage(slot, study, trial) if slot.device.kind == "gpu" else 0
         if not alone and short <= 0:
             return {}
         # Hosts of CPU slots, and of GPUs with room for all trials, never come here.
@@ -269,10 +271,12 @@ class MemoryManager:
     def _movable(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
         """Those that have no open request, and no reservation either."""
         wanted = {(each.study, each.number) for each in self._state.reservations()}
-        return [trial for trial in trials if trial.asked is None and _id(trial) not in wanted]
+        return [
+            trial for trial in trials if trial.requested_tier is None and _id(trial) not in wanted
+        ]
 
-    def _evict_all(self, turn: Turn, moves: dict[TrialId, TierName]) -> None:
-        for (study, number), tier in moves.items():
+    def _evict_all(self, turn: Turn, tiers: dict[TrialId, TierName]) -> None:
+        for (study, number), tier in tiers.items():
             self.evict(turn, self._state.studies[study].trials[number], tier)
 
     # -- who is there --------------------------------------------------------------------------
@@ -287,7 +291,7 @@ class MemoryManager:
             return parked
         return [each for each in parked if each.study == study.spec.key]
 
-    def _there(self, slot: Slot) -> list[LiveTrial]:
+    def _with_memory(self, slot: Slot) -> list[LiveTrial]:
         """The trials whose processes have memory of a device: parked ones and its holder."""
         holder = self._state.trial_of(slot.lease)
         return self._state.parked_on(slot) + ([holder] if holder else [])
@@ -297,8 +301,10 @@ class MemoryManager:
 
     def _is_moving(self, slot: Slot) -> bool:
         """True if a trial is making room, here or in host memory for those that are here."""
-        here = any(each.asked for each in self._state.parked_on(slot))
-        return here or any(r.tier == "host" and r.asked == "disk" for r in self._state.trials())
+        here = any(each.requested_tier for each in self._state.parked_on(slot))
+        return here or any(
+            r.tier == "host" and r.requested_tier == "disk" for r in self._state.trials()
+        )
 
     def _is_settling(self, slot: Slot, study: Study, trial: LiveTrial | None, now: float) -> bool:
         """True if memory that a process left may still become free, and would suffice."""
@@ -322,7 +328,7 @@ class MemoryManager:
         if trial is not None and slot.device.id in trial.devices:
             return max(0, need - (trial.held_bytes or 0))
         pid = None if trial is None else self._state.pid_of(trial.connection)
-        there = {self._state.pid_of(each.connection) for each in self._there(slot)}
+        there = {self._state.pid_of(each.connection) for each in self._with_memory(slot)}
         return need + (0 if pid is not None and pid in there else self._context(slot))
 
     def _context(self, slot: Slot) -> int:
@@ -336,19 +342,19 @@ class MemoryManager:
         total, usual = slot.device.memory_bytes, self._state.context_bytes
         return usual if total is None else min(usual, total // CONTEXT_SHARE)
 
-    def _short(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
+    def _shortage(self, slot: Slot, study: Study, trial: LiveTrial | None) -> float:
         """Bytes that have to become free beside what is becoming free; infinite if unknown."""
         free, missing = self.free_bytes(slot), self._missing(slot, study, trial)
         if free is None or missing is None:
             return math.inf
         going = [r for r in self._state.parked_on(slot) if r.evicting]
         coming = sum(trial.takes_bytes or 0 for trial in going if trial.tier != "host")
-        coming += sum(self._context(slot) for trial in going if trial.asked == "disk")
+        coming += sum(self._context(slot) for trial in going if trial.requested_tier == "disk")
         return MEMORY_MARGIN * missing - free - coming
 
     def _unclaimed(self, slot: Slot) -> int | None:
         """A GPU's memory without what trials report to hold there, and their processes take."""
-        there = self._there(slot)
+        there = self._with_memory(slot)
         contexts = sum(self.process_bytes(slot, each) or 0 for each in there)
         taken = [(r.held_bytes or 0) if r.tier == "host" else r.takes_bytes for r in there]
         known = [each for each in taken if each is not None]
@@ -356,16 +362,16 @@ class MemoryManager:
             return None
         return slot.device.memory_bytes - sum(known) - contexts
 
-    def _strange(self, slot: Slot) -> int:
+    def _unexplained_bytes(self, slot: Slot) -> int:
         """Bytes that are taken and that no trial reports to hold; 0 if that is not known."""
         free, unclaimed = slot.device.memory_free_bytes, self._unclaimed(slot)
         if free is None or unclaimed is None:
             return 0
         return unclaimed - free - self._context(slot) * len(self._state.leaving(slot))
 
-    def _allowed(self, slot: Slot) -> int:
+    def _tolerated_bytes(self, slot: Slot) -> int:
         """Bytes that may be taken and reported by no trial, since contexts are not measured."""
-        processes = {self._state.pid_of(each.connection) for each in self._there(slot)}
+        processes = {self._state.pid_of(each.connection) for each in self._with_memory(slot)}
         return STRANGE_BYTES + self._context(slot) * len(processes)
 
     def warn(self, turn: Turn, slot: Slot) -> None:

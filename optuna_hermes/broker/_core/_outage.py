@@ -9,9 +9,7 @@ from optuna_hermes.broker._core._events import Command, OutageBegan, OutageEnded
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Yield
-
-AWAY_SECONDS = 300.0
-"""Time for which training goes on in an outage, before everything is suspended to disk."""
+from optuna_hermes.model import OUTAGE_SECONDS
 
 
 def begin(turn: Turn, event: OutageBegan) -> None:
@@ -24,11 +22,11 @@ def begin(turn: Turn, event: OutageBegan) -> None:
     for lease in turn.state.leases():
         if lease.study in event.studies and lease.epoch in event.uncommitted:
             lease.uncommitted = True
-        if lease.epoch in event.unasked:
+        if lease.epoch in event.unsent_yields:
             lease.yielding = None
             trial = turn.state.trial_of(lease)
             if trial is not None:
-                trial.asked = None
+                trial.requested_tier = None
             for slot in turn.state.slots_of(lease):  # another study's may be waiting for it
                 if slot.reservation is not None:
                     turn.state.unreserve(slot.reservation)
@@ -50,7 +48,7 @@ def wakeups(state: BrokerState) -> Iterator[float]:
     """Times at which an outage has lasted too long."""
     for study in state.studies.values():
         if study.outage_since is not None and not (study.draining or study.is_plain):
-            yield study.outage_since + AWAY_SECONDS
+            yield study.outage_since + OUTAGE_SECONDS
 
 
 def give_up(turn: Turn) -> None:
@@ -62,9 +60,9 @@ def give_up(turn: Turn) -> None:
         since = study.outage_since
         if since is None or study.problem or study.is_plain:
             continue
-        if turn.now >= since + AWAY_SECONDS:
+        if turn.now >= since + OUTAGE_SECONDS:
             study.problem = (
-                f"The database did not answer for {AWAY_SECONDS:.0f} s, so every trial was "
+                f"The database did not answer for {OUTAGE_SECONDS:.0f} s, so every trial was "
                 f"suspended to disk: bring it back, then run the same command again. "
                 f"{study.outage_reason}"
             )
@@ -92,7 +90,7 @@ def to_answer(state: BrokerState, commands: Iterable[Command]) -> dict[int, str]
     return asked
 
 
-def unasked(
+def unsent_yields(
     state: BrokerState, epochs: Collection[int], studies: Collection[str], *, draining: bool
 ) -> tuple[int, ...]:
     """Those of the epochs that are of leases of such studies, draining or not."""

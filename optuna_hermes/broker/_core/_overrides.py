@@ -162,7 +162,7 @@ class Overrides:
 
     def _leave(self, turn: Turn, study: Study, lease: Lease) -> None:
         trial = self._state.trial_of(lease)
-        ends = trial is not None and study.override_of(trial) == "finishing" and trial.stores
+        ends = trial is not None and study.override_of(trial) == "finishing" and trial.can_store
         self._scheduler.ask_to_yield(turn, lease, to_disk=ends)
 
     def _stop(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
@@ -171,9 +171,13 @@ class Overrides:
         Its last values reach Optuna on the way. The process of one that cannot be
         stored is killed, if it is a worker.
         """
-        if trial.state not in ("parked", "pending") or trial.connection is None or trial.asked:
+        if (
+            trial.state not in ("parked", "pending")
+            or trial.connection is None
+            or trial.requested_tier
+        ):
             return
-        if trial.stores and trial.state == "parked":
+        if trial.can_store and trial.state == "parked":
             self._memory.evict(turn, trial, "disk")
         else:
             turn.kill_worker(trial.connection, f"trial {trial.number} is finished as it is")

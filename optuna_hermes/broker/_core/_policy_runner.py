@@ -163,7 +163,7 @@ class PolicyRunner:
             trial.devices,
             trial.params,
             trial.need_bytes,
-            (trial.connection is None, trial.stores, trial.sizes, trial.speeds),  # ``elastic``
+            (trial.connection is None, trial.can_store, trial.sizes, trial.speeds),  # ``elastic``
         )
         # Few of many trials have changed since the last decision: comparing is cheaper than making.
         if trial.cached_view is None or trial.cached_view[0] != made_of:
@@ -225,9 +225,11 @@ class PolicyRunner:
 
         Only what is there counts: a device is not kept for a worker that may never come.
         """
-        may_leave = sum(1 for r in study.trials.values() if r.stores and r.connection is not None)
+        may_leave = sum(
+            1 for r in study.trials.values() if r.can_store and r.connection is not None
+        )
         taken = sum(map(self._state.needs_process, self._state.reserved(study.spec.key)))
-        return max(0, len(study.idle) + may_leave - taken)
+        return max(0, len(study.idle_workers) + may_leave - taken)
 
     def _bound(self, trial: LiveTrial) -> bool:
         """True if a trial can go on only on the GPUs of its process, whose number is fixed."""
@@ -312,7 +314,7 @@ def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> Non
     bound = {trial.number: trial.bound_to for trial in snapshot.trials if trial.bound_to}
     for each in decision.assignments:
         trial = None if each.trial is None else study.trials.get(each.trial)
-        if trial is None or trial.stores:  # then it may go elsewhere over disk
+        if trial is None or trial.can_store:  # then it may go elsewhere over disk
             continue
         ids = bound.get(trial.number, each.devices)
         if not set(ids).issuperset(each.devices):

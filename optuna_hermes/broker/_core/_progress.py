@@ -40,7 +40,7 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
         lease.number = message.number
         trial.slices += 1
         if study.was_counted(trial.number) if lease.adopted else not is_new:
-            study.leave_unstarted(1)  # its driver knew of it, so it is not one of those left
+            study.add_unstarted(1)  # its driver knew of it, so it is not one of those left
         turn.add(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
     turn.save(trial)
 
@@ -77,14 +77,14 @@ def training(
 
     Its process keeps the host memory where it has waited.
     """
-    trial.stores = message.stores
+    trial.can_store = message.can_store
     trial.params = message.params or trial.params
     if lease.training:
         return
     lease.training = True
     study = state.studies[lease.study]
     # Only now it is known that this objective waits for its device at its first batch.
-    study.sets_up = study.sets_up or (study.spec.sets_up and message.stores)
+    study.sets_up = study.sets_up or (study.spec.sets_up and message.can_store)
     failed_returns.trained(study, trial.number)
     kind: OverheadKind = "opening"
     if lease.from_tier == "disk":
@@ -96,7 +96,7 @@ def training(
     elif not (trial.units or lease.adopted):
         study.measure_opening(now - lease.started)
     study.add_overhead(kind, lease.device_seconds(now))
-    if message.stores and not (lease.yielding or study.is_elastic):
+    if message.can_store and not (lease.yielding or study.is_elastic):
         # What it took to come here may be longer than the slice, in which it would train nothing.
         lease.deadline = max(lease.deadline, now + study.spec.slice_seconds / 2)
 

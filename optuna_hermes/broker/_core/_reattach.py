@@ -61,8 +61,8 @@ def reattach(
         _acknowledge(turn, connection, message)
         if message.parked is not None:
             ends.parked(turn, connection, message.parked)
-        if message.asked is not None and trial.connection is not None:
-            trial.ask(message.asked, turn.now)
+        if message.requested_tier is not None and trial.connection is not None:
+            trial.ask(message.requested_tier, turn.now)
     return None
 
 
@@ -139,14 +139,14 @@ def _adopt(
         slot.lease = lease
     study.turn_seconds -= lease.device_seconds(turn.now)  # of the turns under an earlier broker
     if lease.number is None:
-        study.leave_unstarted(-1)
+        study.add_unstarted(-1)
     if message.number is None:
         return
     trial_id = message.trial_id or 0
     begin = Begin(epoch=lease.epoch, number=message.number, trial_id=trial_id)
     progress.begin(turn, lease, begin)
-    study.trials[message.number].stores = message.stores
-    lease.yielding = message.asked
+    study.trials[message.number].can_store = message.can_store
+    lease.yielding = message.requested_tier
 
 
 def _restore(turn: Turn, trial: LiveTrial, message: Reattach, leased_seconds: float) -> None:

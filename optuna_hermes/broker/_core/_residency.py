@@ -29,8 +29,8 @@ class ResidentTrial:
         kept_bytes: host memory that its process has, and would use again.
         process_bytes: what its process takes of the device that needs room beside that, None if
             the process is not there.
-        moves: whether it can go to host memory.
-        stores: whether it can go to disk.
+        can_offload: whether it can go to host memory.
+        can_store: whether it can go to disk.
     """
 
     trial: TrialId
@@ -38,8 +38,8 @@ class ResidentTrial:
     takes_bytes: int | None
     kept_bytes: int = 0
     process_bytes: int | None = None
-    moves: bool = False
-    stores: bool = False
+    can_offload: bool = False
+    can_store: bool = False
 
 
 def resident_trial(trial: LiveTrial, process_bytes: int | None) -> ResidentTrial:
@@ -51,8 +51,8 @@ def resident_trial(trial: LiveTrial, process_bytes: int | None) -> ResidentTrial
         takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
         kept_bytes=trial.host_bytes,
         process_bytes=process_bytes,
-        moves=trial.moves and not in_host and not trial.others,
-        stores=trial.stores,
+        can_offload=trial.can_offload and not in_host and not trial.others,
+        can_store=trial.can_store,
     )
 
 
@@ -75,39 +75,39 @@ def make_room(
         host_room_bytes: what is left of the host budget.
         spare_bytes: the part of ``short_bytes`` for which no process has to end.
     """
-    moves: dict[TrialId, TierName] = {}
+    tiers: dict[TrialId, TierName] = {}
     for place, resident in enumerate(residents):
         if short_bytes <= 0:
             break
         if resident.tier == "host":
             continue
         if _has_room(resident, host_room_bytes):
-            moves[resident.trial] = "host"
+            tiers[resident.trial] = "host"
             host_room_bytes -= _wants(resident) or 0
         elif later := _make_way(resident, residents[:place], host_room_bytes):
-            moves.update(later)
-            return moves  # the rest is decided when they have gone
-        elif resident.stores:
-            moves[resident.trial] = "disk"
+            tiers.update(later)
+            return tiers  # the rest is decided when they have gone
+        elif resident.can_store:
+            tiers[resident.trial] = "disk"
             short_bytes -= resident.process_bytes or 0
         else:
             continue
         short_bytes -= resident.takes_bytes or 0
     if spare_bytes < short_bytes < math.inf:
-        moves |= _end_processes(short_bytes - spare_bytes, residents, moves)
-    return moves
+        tiers |= _end_processes(short_bytes - spare_bytes, residents, tiers)
+    return tiers
 
 
 def _end_processes(
-    short_bytes: float, residents: Sequence[ResidentTrial], moves: Mapping[TrialId, TierName]
+    short_bytes: float, residents: Sequence[ResidentTrial], tiers: Mapping[TrialId, TierName]
 ) -> dict[TrialId, TierName]:
     """Trials that go to disk for the memory of their processes, beside those that go there."""
     further: dict[TrialId, TierName] = {}
     for resident in residents:
         if short_bytes <= 0:
             break
-        away = resident.tier == "host" or moves.get(resident.trial) == "host"
-        if resident.process_bytes and resident.stores and away:
+        away = resident.tier == "host" or tiers.get(resident.trial) == "host"
+        if resident.process_bytes and resident.can_store and away:
             further[resident.trial] = "disk"
             short_bytes -= resident.process_bytes
     return further
@@ -120,19 +120,19 @@ def clear(residents: Iterable[ResidentTrial], host_room_bytes: int) -> dict[Tria
         residents: the trials that are there.
         host_room_bytes: what is left of the host budget, for those that cannot be stored.
     """
-    moves: dict[TrialId, TierName] = {}
+    tiers: dict[TrialId, TierName] = {}
     for resident in residents:
-        if resident.stores:
-            moves[resident.trial] = "disk"
+        if resident.can_store:
+            tiers[resident.trial] = "disk"
         elif resident.tier == "resident" and _has_room(resident, host_room_bytes):
-            moves[resident.trial] = "host"
+            tiers[resident.trial] = "host"
             host_room_bytes -= _wants(resident) or 0
-    return moves
+    return tiers
 
 
 def _has_room(resident: ResidentTrial, host_room_bytes: int) -> bool:
     wants = _wants(resident)
-    return resident.moves and wants is not None and wants <= host_room_bytes
+    return resident.can_offload and wants is not None and wants <= host_room_bytes
 
 
 def _wants(resident: ResidentTrial) -> int | None:
@@ -147,14 +147,14 @@ def _make_way(
 ) -> dict[TrialId, TierName]:
     """Trials that leave host memory for ``resident``; none if that would not suffice."""
     wants = _wants(resident)
-    if not resident.moves or wants is None:
+    if not resident.can_offload or wants is None:
         return {}
     missing = wants - host_room_bytes
-    moves: dict[TrialId, TierName] = {}
+    tiers: dict[TrialId, TierName] = {}
     for each in later:
-        if each.tier == "host" and each.stores:
-            moves[each.trial] = "disk"
+        if each.tier == "host" and each.can_store:
+            tiers[each.trial] = "disk"
             missing -= each.takes_bytes or 0
             if missing <= 0:
-                return moves
+                return tiers
     return {}

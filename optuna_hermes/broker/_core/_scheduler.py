@@ -60,7 +60,7 @@ class Scheduler:
         if len(studies) > 1:
             self._decide_within_shares(turn, studies)
         self._decide_the_rest(turn, studies)
-        self._reserve_for_keepers()
+        self._reserve_for_bound_trials()
         self.fill(turn)
         self._note_idle(studies, turn.now)
         self._set_up(turn, studies)
@@ -204,7 +204,7 @@ class Scheduler:
         if any(x.reservation or not x.device.healthy or x.recovering is not None for x in together):
             return False
         if lease is None:
-            return self._memory.usable(slot) and self._memory.keeper(slot) is None
+            return self._memory.usable(slot) and self._memory.bound_trial(slot) is None
         return self._is_up(lease, now) and not self._keeps_others_off(lease, together)
 
     def _is_up(self, lease: Lease, now: float) -> bool:
@@ -213,13 +213,13 @@ class Scheduler:
         if trial is None or study.outage_since is not None or lease.yielding:
             return False
         # Before its first batch a loop would leave with nothing trained; others say of none.
-        begins = study.sets_up if lease.from_tier is None else trial.stores
+        begins = study.sets_up if lease.from_tier is None else trial.can_store
         return lease.deadline <= now and (lease.training or not begins or study.is_elastic)
 
     def _keeps_others_off(self, lease: Lease, slots: Sequence[Slot]) -> bool:
         """True if nobody else could use its devices while its trial's process lives."""
         trial = self._state.trial_of(lease)
-        stays = trial is not None and lease.training and not trial.stores
+        stays = trial is not None and lease.training and not trial.can_store
         return stays and any(map(self._memory.is_exclusive, slots))
 
     def _decide(self, turn: Turn, study: Study, slots: list[Slot]) -> None:
@@ -259,7 +259,7 @@ class Scheduler:
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
         is_new = assignment.trial not in study.trials
         if is_new:
-            study.leave_unstarted(-1)
+            study.add_unstarted(-1)
         reservation = Reservation(
             study=study.spec.key,
             number=None if is_new else assignment.trial,
@@ -272,22 +272,22 @@ class Scheduler:
 
     def _is_open_to(self, reservation: Reservation, slot: Slot) -> bool:
         """True if an empty device may be granted to who it is reserved for."""
-        keeper = self._memory.keeper(slot)
-        own = keeper is None or keeper is self._state.trial_of(reservation)
+        bound = self._memory.bound_trial(slot)
+        own = bound is None or bound is self._state.trial_of(reservation)
         return own and self._memory.usable(slot)
 
-    def _reserve_for_keepers(self) -> None:
+    def _reserve_for_bound_trials(self) -> None:
         """Reserve devices that one process at most may use for the trials that cannot leave."""
         for slot in self._state.slots.values():
-            keeper = None if slot.lease or slot.reservation else self._memory.keeper(slot)
-            if keeper is None or not self._memory.usable(slot):
+            bound = None if slot.lease or slot.reservation else self._memory.bound_trial(slot)
+            if bound is None or not self._memory.usable(slot):
                 continue
-            study = self._state.studies[keeper.study]
-            slots = [self._state.slots[id_] for id_ in keeper.devices if id_ in self._state.slots]
+            study = self._state.studies[bound.study]
+            slots = [self._state.slots[id_] for id_ in bound.devices if id_ in self._state.slots]
             free = not any(each.lease or each.reservation for each in slots)
-            if free and study.can_begin(keeper) and study.needs_device:
+            if free and study.can_begin(bound) and study.needs_device:
                 devices = tuple(each.device.id for each in slots)
-                self._reserve(study, slots, Assignment(trial=keeper.number, devices=devices))
+                self._reserve(study, slots, Assignment(trial=bound.number, devices=devices))
 
     def _end(self, study: Study, tier: TierName | None, seconds: float | None, now: float) -> float:
         """End of a slice that begins now.
@@ -329,28 +329,32 @@ class Scheduler:
         if not self._state.needs_process(reservation):
             return False
         trial = self._state.trial_of(reservation)
-        if trial is not None and trial.connection is not None and not (trial.stores or trial.asked):
+        if (
+            trial is not None
+            and trial.connection is not None
+            and not (trial.can_store or trial.requested_tier)
+        ):
             return True
         if self._available_processes(study) > 0:
             return False
         if _worker_for(self._state, study, trial) is not None:
             return False
         return not any(
-            trial.stores and trial.connection is not None for trial in study.trials.values()
+            trial.can_store and trial.connection is not None for trial in study.trials.values()
         )
 
     def _goes_over_disk(self, trial: LiveTrial) -> bool:
         """True if a trial has a reservation for devices that its process cannot use."""
         reserved = self._state.reserved(trial.study)
         own = next((each for each in reserved if each.number == trial.number), None)
-        return trial.stores and own is not None and not trial.suits(self._state.slots_of(own))
+        return trial.can_store and own is not None and not trial.suits(self._state.slots_of(own))
 
     def _send_over_disk(self, turn: Turn, reservation: Reservation, slots: Sequence[Slot]) -> None:
         """Evict a parked trial to disk if its process cannot use the devices reserved for it."""
         trial = self._state.trial_of(reservation)
-        if trial is None or trial.state != "parked" or trial.asked or trial.suits(slots):
+        if trial is None or trial.state != "parked" or trial.requested_tier or trial.suits(slots):
             return
-        if trial.stores:
+        if trial.can_store:
             self._memory.evict(turn, trial, "disk")
 
     def _set_up(self, turn: Turn, studies: Sequence[Study]) -> None:
@@ -365,9 +369,9 @@ class Scheduler:
 
     def _available_processes(self, study: Study) -> int:
         """Number of processes that will wait for a trial without an eviction for that."""
-        leaving = sum(1 for trial in study.trials.values() if trial.asked == "disk")
+        leaving = sum(1 for trial in study.trials.values() if trial.requested_tier == "disk")
         leaving += sum(1 for each in study.workers if self._state.clients[each].leaving)
-        return len(study.idle) + leaving + max(0, study.max_alive - len(study.workers))
+        return len(study.idle_workers) + leaving + max(0, study.max_alive - len(study.workers))
 
     def _needed(self, study: Study) -> int:
         """Number of processes that a study's reservations wait for."""
@@ -384,7 +388,7 @@ class Scheduler:
         study = self._state.studies[reservation.study]
         trial = self._state.trial_of(reservation)
         if trial is not None and (
-            trial.state == "running" or trial.asked or not trial.suits(slots)
+            trial.state == "running" or trial.requested_tier or not trial.suits(slots)
         ):
             return  # it has still to leave where it is, or is on its way back
         connection = trial.connection if trial else None
@@ -392,7 +396,7 @@ class Scheduler:
             connection = _worker_for(self._state, study, trial)
         # A list, not a generator: trials in the way are asked now on every slot, also behind one
         # that is not ready.
-        if connection is None or not all([self._memory.ready(turn, slot) for slot in slots]):
+        if connection is None or not all([self._memory.make_room(turn, slot) for slot in slots]):
             return
         # Both look at the reservation, which ends here.
         alone = all(self._memory.grants_alone(slot, turn.now) for slot in slots)
@@ -402,7 +406,7 @@ class Scheduler:
             slot.reservation = None
         lease = self._lease(turn, study, slots, trial, connection, reservation.slice_seconds)
         # One that is about to create a trial has been told which one.
-        lease.listed_number = reservation.listed_number if lease.opening is None else None
+        lease.listed_number = reservation.listed_number if lease.creation_names is None else None
         grant = _grant_message(lease, slots, trial, alone, reservation.batch_size)
         turn.send(connection, grant)
 
@@ -418,15 +422,15 @@ class Scheduler:
         self._state.epoch += 1
         tier = trial.tier if trial else None
         claimed = turn.claim(trial) if trial else None
-        idle, client = connection in study.idle, self._state.clients[connection]
-        opening, client.opening = client.opening, None
-        if idle:
-            study.idle.remove(connection)
-        if opening:
-            study.leave_unstarted(1)  # it was counted twice
-        lost_openings = opening or ()
-        if trial is None and study.lost_openings and not opening:
-            lost_openings = study.lost_openings.pop()
+        from_idle, client = connection in study.idle_workers, self._state.clients[connection]
+        creation_names, client.creation_names = client.creation_names, None
+        if from_idle:
+            study.idle_workers.remove(connection)
+        if creation_names:
+            study.add_unstarted(1)  # it was counted twice
+        lost_creations = creation_names or ()
+        if trial is None and study.lost_creations and not creation_names:
+            lost_creations = study.lost_creations.pop()
         lease = Lease(
             epoch=self._state.epoch,
             study=study.spec.key,
@@ -439,9 +443,9 @@ class Scheduler:
             from_tier=tier,
             last_progress=turn.now,
             previous_epoch=trial.epoch if trial else 0,
-            idle=idle,
-            opening=opening,
-            lost_openings=lost_openings,
+            from_idle_worker=from_idle,
+            creation_names=creation_names,
+            lost_creations=lost_creations,
             claimed=claimed,
             energy_joules=counted_joules(slots),
         )
@@ -499,7 +503,7 @@ class Scheduler:
         decision = self._policy_runner.decide(study, slots, turn.now)
         number = next((a.trial for a in decision.assignments), None)
         trial = None if number is None else study.trials.get(number)
-        if trial is None or trial.asked is not None:
+        if trial is None or trial.requested_tier is not None:
             return
         if trial.tier == "disk" and trial.connection is None:
             self._prepare(turn, study, trial)
@@ -551,7 +555,7 @@ def _grant_message(
         trial_id=trial.trial_id if trial else None,
         checkpoints=tuple(reversed(trial.checkpoints)) if trial else (),
         device_seconds=trial.device_seconds if trial else 0.0,
-        lost=lease.lost_openings,
+        lost=lease.lost_creations,
         listed_number=lease.listed_number,
         batch_size=batch_size,
     )
@@ -569,7 +573,7 @@ def _worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> in
     """Best worker: one that is creating a trial, or has prepared for this one, or for none."""
     if trial is None:
         clients = ((each, state.clients[each]) for each in study.workers)
-        found = [each for each, client in clients if client.opening and not client.dismissed]
+        found = [each for each, client in clients if client.creation_names and not client.dismissed]
         if found:
             return min(found)
 
@@ -579,4 +583,4 @@ def _worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> in
             return 1
         return 0 if trial is not None and prepared == trial.number else 2
 
-    return min(study.idle, key=distance, default=None)
+    return min(study.idle_workers, key=distance, default=None)

@@ -35,7 +35,7 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
         spare: processes that it does not need for anything else.
     """
     state = turn.state
-    spare = min(spare, len(study.idle))
+    spare = min(spare, len(study.idle_workers))
     if not (spare > 0 and study.sets_up and study.may_open.any and _is_suited(state, study)):
         return
     known = len(_set_up_by(state, study))
@@ -44,12 +44,12 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     if study.set_up_pause > 0:
         study.set_up_pause -= 1
         return
-    most, takes = _openings(turn, study, policy_runner)
+    most, takes = _next_trials(turn, study, policy_runner)
     missing = max(0, min(spare, most - known))
     # Of many trials that train one reports at any moment: to ask each time keeps a broker busy.
     study.set_up_pause = 0 if missing else len(state.leases_of(study)) // FEW_TRAINING
     # Those first that have read no checkpoint for another trial.
-    waiting = sorted(study.idle, key=lambda each: state.clients[each].prepared is not None)
+    waiting = sorted(study.idle_workers, key=lambda each: state.clients[each].prepared is not None)
     for connection, take in zip(waiting[:missing], takes or [None] * missing, strict=False):
         if study.may_open.any:
             _set_up(turn, study, connection, take)
@@ -61,10 +61,10 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
     study = turn.state.studies.get(client.study or "")
     if study is None:
         return
-    if client.opening is None:
+    if client.creation_names is None:
         # The grant of a lease has crossed this message.
         for lease in turn.state.leases_of(study):
-            if lease.connection == connection and lease.opening:
+            if lease.connection == connection and lease.creation_names:
                 begin = wire.Begin(
                     epoch=lease.epoch, number=message.number, trial_id=message.trial_id
                 )
@@ -74,17 +74,17 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
     trial = admit_trial(study, message.number, message.trial_id, turn.now)
     progress.describe_listed(study, trial)
     if progress.is_taken(study, trial, connection, found=True):
-        client.opening = ()
+        client.creation_names = ()
         progress.send_away(turn, connection, trial)
         return
-    client.opening = None
+    client.creation_names = None
     if not client.dismissed:
         trial.register(connection, turn.now)
     if is_new:
         _event_log.admitted(turn, trial)
     turn.save(trial)
     if not is_new:
-        study.leave_unstarted(1)  # its driver knew of it, so it is not one of those left
+        study.add_unstarted(1)  # its driver knew of it, so it is not one of those left
 
 
 def dismiss(turn: Turn, study: Study) -> None:
@@ -100,7 +100,7 @@ def dismiss(turn: Turn, study: Study) -> None:
             turn.save(trial)
 
 
-def _openings(
+def _next_trials(
     turn: Turn, study: Study, policy_runner: PolicyRunner
 ) -> tuple[int, Sequence[int | None]]:
     """Most new trials that may begin if all devices are decided about one unit from now.
@@ -196,19 +196,19 @@ def _is_suited(state: BrokerState, study: Study) -> bool:
 
 def _set_up(turn: Turn, study: Study, connection: int, listed_number: int | None) -> None:
     state, client = turn.state, turn.state.clients[connection]
-    state.openings += 1
-    # No other broker has both: the names of openings are unique in their study.
-    name = f"{state.instance}:{state.openings}"
-    lost = study.lost_openings.pop() if study.lost_openings else ()
-    client.opening, client.listed_number = (name, *lost), listed_number
+    state.n_set_ups += 1
+    # No other broker has both: the names of creations are unique in their study.
+    name = f"{state.instance}:{state.n_set_ups}"
+    lost = study.lost_creations.pop() if study.lost_creations else ()
+    client.creation_names, client.listed_number = (name, *lost), listed_number
     client.prepared, client.silent_from = None, turn.now
-    study.idle.remove(connection)
-    study.leave_unstarted(-1)
+    study.idle_workers.remove(connection)
+    study.add_unstarted(-1)
     turn.send(connection, wire.SetUp(name=name, lost=lost, listed_number=listed_number))
 
 
 def _set_up_by(state: BrokerState, study: Study) -> set[int]:
     """The workers that have a trial that has not begun, or are about to create it."""
-    found = {each for each in study.workers if state.clients[each].opening}
+    found = {each for each in study.workers if state.clients[each].creation_names}
     pending = (trial for trial in study.trials.values() if trial.state == "pending")
     return found | {trial.connection for trial in pending if trial.connection in study.workers}

@@ -152,9 +152,13 @@ class Sharing:
         for each in sorted(dead):
             turn.add(ForgetBroker(study=study.spec.key, instance=each))
         for lease in event.leases:
-            opening = (str(lease.epoch),)
-            if lease.owner in dead and lease.number is None and opening not in study.lost_openings:
-                study.lost_openings.append(opening)  # its holder may have created a trial
+            creation_names = (str(lease.epoch),)
+            if (
+                lease.owner in dead
+                and lease.number is None
+                and creation_names not in study.lost_creations
+            ):
+                study.lost_creations.append(creation_names)  # its holder may have created a trial
         return {host.instance for host in others} - dead
 
     def _take_in(self, turn: Turn, study: Study, record: TrialRecord, new: LiveTrial) -> None:
@@ -185,7 +189,11 @@ class Sharing:
 
     def _make_room(self, turn: Turn, study: Study) -> None:
         """Store what would wait here longest, so that a host with nothing to do can take it."""
-        free = sum(1 for trial in study.trials.values() if _is_free(trial) or trial.asked == "disk")
+        free = sum(
+            1
+            for trial in study.trials.values()
+            if _is_free(trial) or trial.requested_tier == "disk"
+        )
         self._memory.store_wanted_last(turn, study, study.idle_elsewhere - free)
 
     def recount(self, study: Study) -> None:

@@ -172,7 +172,7 @@ def study_status(
         ),
         finished=finished(study, state),
         unstarted=study.unstarted,
-        workers=WorkerCounts(alive=len(study.workers), idle=len(study.idle)),
+        workers=WorkerCounts(alive=len(study.workers), idle=len(study.idle_workers)),
         counts=_counts(study),
         lost=tuple(failures.losses_shown(study)),
         failures=failures.shown(study.failures),
@@ -236,7 +236,7 @@ def finished(study: Study, state: BrokerState) -> bool:
         return False
     if study.draining:
         alive = (trial for trial in study.trials.values() if trial.connection is not None)
-        return not any(trial.stores for trial in alive)
+        return not any(trial.can_store for trial in alive)
     if study.opening_elsewhere or state.count_begun(study):  # a trial begins, which has no row yet
         return False
     return not study.may_open.any and not any(trial.live for trial in study.trials.values())

@@ -59,7 +59,7 @@ class Study:
         n_existing: how many trials there were when the driver counted those that are left, None if
             it has not said so.
         waiting: the numbers of those among them that had not begun.
-        lost_openings: see ``Lease``; of trials that no worker looks for yet.
+        lost_creations: see ``Lease``; of trials that no worker looks for yet.
         broker: this broker, where several hosts share the study, else None.
         limit: how many trials there shall be, over all hosts; None for no bound.
         opening_elsewhere: leases of other hosts from which further trials will come.
@@ -105,7 +105,7 @@ class Study:
     unstarted: int | None = 0
     fixed: bool = False
     max_alive: int = 0
-    idle: list[int] = field(default_factory=list)
+    idle_workers: list[int] = field(default_factory=list)
     workers: set[int] = field(default_factory=set)
     draining: bool = False
     problem: str | None = None
@@ -124,7 +124,7 @@ class Study:
     unclaimed_leases: dict[int, LeaseRecord] = field(default_factory=dict)
     n_existing: int | None = None
     waiting: frozenset[int] = frozenset()
-    lost_openings: list[tuple[str, ...]] = field(default_factory=list)
+    lost_creations: list[tuple[str, ...]] = field(default_factory=list)
     broker: str | None = None
     limit: int | None = None
     opening_elsewhere: int = 0
@@ -221,7 +221,7 @@ class Study:
             return True
         back = 0.0 if trial.state == "running" else self.cost(trial.tier)
         unit = 0.0
-        if not (trial.stores or trial.checkpoints):
+        if not (trial.can_store or trial.checkpoints):
             unit = self.unit_seconds(trial) / max(1, len(trial.devices))
         return now + back + unit <= self.ends_at
 
@@ -239,7 +239,7 @@ class Study:
         if self.ends_at is None or first + self.mean_unit_seconds <= self.ends_at:
             return True
         trials = self.trials.values()
-        kept = any(trial.stores or trial.checkpoints for trial in trials)
+        kept = any(trial.can_store or trial.checkpoints for trial in trials)
         can_go_on = (each for each in trials if each.number in up or self.can_begin(each))
         others = any(self.has_time_for(each, now) for each in can_go_on)
         return kept and not others and first <= self.ends_at
@@ -290,7 +290,7 @@ class Study:
         count = None if self.unstarted is None else max(0, self.unstarted)
         return Unstarted(count=count, fixed=self.fixed)
 
-    def leave_unstarted(self, count: int) -> None:
+    def add_unstarted(self, count: int) -> None:
         """Count ``count`` more trials among those that may still be created, or fewer."""
         if self.unstarted is not None:
             self.unstarted += count
@@ -310,7 +310,7 @@ class Study:
     def parked(self) -> list[LiveTrial]:
         """Parked trials whose process could be freed."""
         trials = (trial for trial in self.trials.values() if trial.state == "parked")
-        return [trial for trial in trials if trial.stores and trial.asked is None]
+        return [trial for trial in trials if trial.can_store and trial.requested_tier is None]
 
     def need_of(self, trial: LiveTrial | None) -> int | None:
         """Device memory a trial, or a new trial, will need; as much as the largest if unknown."""

@@ -23,7 +23,7 @@ def watch(turn: Turn, connection: int, message: WatchStudy, problem: Problem) ->
     if message.now:
         answer = _status(turn.state, turn.state.studies[message.study], turn.now, problem)
         client.last_status = _steady(answer)
-        turn.send(connection, structs.replace(answer, asked=True))
+        turn.send(connection, structs.replace(answer, is_answer=True))
 
 
 def watchers(state: BrokerState) -> Iterator[tuple[int, Client, Study]]:

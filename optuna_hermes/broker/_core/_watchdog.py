@@ -80,7 +80,7 @@ class Watchdog:
             if due is not None:
                 yield due
         for trial in self._asked():
-            yield self._idle_from(trial.connection, trial.asked_at) + self._hang_seconds(
+            yield self._idle_from(trial.connection, trial.requested_at) + self._hang_seconds(
                 trial.study
             )
         for connection, client in self._without_lease().items():
@@ -92,7 +92,7 @@ class Watchdog:
         for lease in self._state.leases():
             lease.last_progress = now
         for trial in self._asked():
-            trial.asked_at = now
+            trial.requested_at = now
         for client in self._state.clients.values():
             client.idle_since = client.stopped_since = None
             client.silent_from = now
@@ -109,11 +109,11 @@ class Watchdog:
                 lease.last_progress = turn.now
                 self._kill(turn, lease.connection, self._state.trial_of(lease))
         for trial in self._asked():
-            since = self._idle_from(trial.connection, trial.asked_at)
+            since = self._idle_from(trial.connection, trial.requested_at)
             if turn.now >= since + self._hang_seconds(trial.study):
-                trial.asked_at = turn.now
+                trial.requested_at = turn.now
                 if not self._kill(turn, trial.connection or 0, trial):
-                    trial.asked, trial.stores, trial.moves = None, False, False
+                    trial.requested_tier, trial.can_store, trial.can_offload = None, False, False
         for connection, client in self._without_lease().items():
             since = self._idle_from(connection, client.silent_from)
             if turn.now >= since + self._hang_seconds(client.study):
@@ -126,7 +126,11 @@ class Watchdog:
 
     def _asked(self) -> list[LiveTrial]:
         """Parked trials that have not answered yet."""
-        return [trial for trial in self._state.trials() if trial.asked and trial.state == "parked"]
+        return [
+            trial
+            for trial in self._state.trials()
+            if trial.requested_tier and trial.state == "parked"
+        ]
 
     def _without_lease(self) -> dict[int, Client]:
         """Workers that announced that they leave and are still there, or that create a trial."""
@@ -134,7 +138,7 @@ class Watchdog:
             key: each
             for key, each in self._state.clients.items()
             if each.role == "worker"
-            and (each.leaving or (each.opening and not self._is_away(each)))
+            and (each.leaving or (each.creation_names and not self._is_away(each)))
         }
 
     def _is_away(self, client: Client) -> bool:

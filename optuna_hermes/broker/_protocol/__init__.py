@@ -44,7 +44,6 @@ from optuna_hermes.broker._protocol._from_client import GiveUp as GiveUp
 from optuna_hermes.broker._protocol._from_client import Hello as Hello
 from optuna_hermes.broker._protocol._from_client import KeepWorkers as KeepWorkers
 from optuna_hermes.broker._protocol._from_client import OpenStudy as OpenStudy
-from optuna_hermes.broker._protocol._from_client import Parked as Parked
 from optuna_hermes.broker._protocol._from_client import Quit as Quit
 from optuna_hermes.broker._protocol._from_client import Ready as Ready
 from optuna_hermes.broker._protocol._from_client import Reattach as Reattach
@@ -54,6 +53,7 @@ from optuna_hermes.broker._protocol._from_client import Report as Report
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
 from optuna_hermes.broker._protocol._from_client import SizesReport as SizesReport
+from optuna_hermes.broker._protocol._from_client import TierChanged as TierChanged
 from optuna_hermes.broker._protocol._from_client import UserCommand as UserCommand
 from optuna_hermes.broker._protocol._from_client import WatchStudy as WatchStudy
 from optuna_hermes.broker._protocol._status import BestTrial as BestTrial
@@ -74,4 +74,4 @@ from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 18
+VERSION = 19

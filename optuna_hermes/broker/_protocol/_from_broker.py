@@ -39,10 +39,10 @@ class Grant(Message, frozen=True, kw_only=True):
     """A lease. ``number`` is None for a new trial; ``checkpoints`` are newest first.
 
     ``device_seconds`` is what the trial has had until now. ``alone`` says that no other process of
-    this broker holds memory of the devices. ``lost`` are the names of openings of one new trial
-    whose processes died. ``listed_number`` is the waiting trial that shall be taken, None for the
-    first one. ``shown`` are the environment variables that show the devices, each with the name of
-    one of them. ``batch_size`` is what its batches shall have from now on, None as before.
+    this broker holds memory of the devices. ``lost`` are names under which a process that has died
+    may have created the trial. ``listed_number`` is the waiting trial that shall be taken, None
+    for the first one. ``shown`` are the environment variables that show the devices, each with the
+    name of one of them. ``batch_size`` is what its batches shall have from now on, None as before.
     """
 
     epoch: int
@@ -87,7 +87,7 @@ class Yield(Message, frozen=True, kw_only=True):
 class Evict(Message, frozen=True, kw_only=True):
     """A parked trial goes to host memory, or to disk, and then its process leaves.
 
-    The answer is ``Parked``, also when it could not; ``epoch`` is of its last lease.
+    The answer is ``TierChanged``, also when it could not; ``epoch`` is of its last lease.
     """
 
     epoch: int
@@ -97,7 +97,7 @@ class Evict(Message, frozen=True, kw_only=True):
 class Recall(Message, frozen=True, kw_only=True):
     """A trial in host memory comes back to its device, while another still trains there.
 
-    The answer is ``Parked``; ``epoch`` is of its last lease.
+    The answer is ``TierChanged``; ``epoch`` is of its last lease.
     """
 
     epoch: int
@@ -151,13 +151,13 @@ class StudyChanged(Message, frozen=True, kw_only=True):
         study: without its trials.
         devices: all of the broker's.
         leased: how many devices the study's leases have: so much device time it has in a second.
-        asked: it is the answer to a ``WatchStudy`` that has asked for the present status.
+        is_answer: it is the answer to a ``WatchStudy`` that has asked for the present status.
     """
 
     study: StudyStatus
     devices: tuple[DeviceStatus, ...]
     leased: int
-    asked: bool = False
+    is_answer: bool = False
 
 
 FromBroker = (

@@ -103,11 +103,11 @@ class Created(Message, frozen=True, kw_only=True):
 class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
-    ``stores`` says that the trial can be suspended to disk.
+    ``can_store`` says that the trial can be suspended to disk.
     """
 
     epoch: Count
-    stores: bool
+    can_store: bool
     # Only now: an objective suggests them after the grant.
     params: Params = msgspec.field(default_factory=dict)
 
@@ -150,7 +150,7 @@ class Saved(Message, frozen=True, kw_only=True):
     blocked_seconds: Seconds = 0.0
 
 
-class Parked(Message, frozen=True, kw_only=True):
+class TierChanged(Message, frozen=True, kw_only=True):
     """The trial has stopped and left its device, or has gone from one tier to another.
 
     With tier ``disk`` the process leaves after this message.
@@ -158,7 +158,7 @@ class Parked(Message, frozen=True, kw_only=True):
     Args:
         held_bytes: device memory it still holds, None if unknown.
         host_bytes: host memory it has taken for what it moved off the device.
-        stores, moves: it can go on to disk, or to host memory, from here.
+        can_store, can_offload: it can go on to disk, or to host memory, from here.
     """
 
     epoch: Count
@@ -167,8 +167,8 @@ class Parked(Message, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
     held_bytes: Count | None = None
     host_bytes: Count = 0
-    stores: bool = False
-    moves: bool = False
+    can_store: bool = False
+    can_offload: bool = False
 
 
 class Reattach(Message, frozen=True, kw_only=True):
@@ -184,8 +184,8 @@ class Reattach(Message, frozen=True, kw_only=True):
         held_seconds: since that lease was granted.
         device_seconds: device time the trial has had, under this lease too.
         training: its first batch has begun.
-        asked: the tier by which it was asked to leave, or to which it moves while it is parked.
-        stores: it can be suspended to disk.
+        requested_tier: by which it was asked to leave, or to which it moves while it is parked.
+        can_store: it can be suspended to disk.
         need_bytes: the most device memory it has needed until now, None if unknown.
         reports: the last ones, oldest first.
         checkpoints: those not acknowledged to be in the ledger, oldest first.
@@ -203,14 +203,14 @@ class Reattach(Message, frozen=True, kw_only=True):
     held_seconds: Seconds = 0.0
     device_seconds: Seconds = 0.0
     training: bool = False
-    asked: TierName | None = None
-    stores: bool = False
+    requested_tier: TierName | None = None
+    can_store: bool = False
     need_bytes: Count | None = None
     units_left: Count | None = None
     params: Params = msgspec.field(default_factory=dict)
     reports: tuple[Report, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
-    parked: Parked | None = None
+    parked: TierChanged | None = None
     sizes: BatchSizes | None = None
     others: tuple[str, ...] = ()
     ended: bool = False
@@ -348,7 +348,7 @@ FromClient = (
     | Beat
     | SizesReport
     | Saved
-    | Parked
+    | TierChanged
     | Ended
     | Released
     | KeepWorkers

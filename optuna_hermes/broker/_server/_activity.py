@@ -31,9 +31,9 @@ class Activities:
     """Observer of processes, which compares each look with the one before."""
 
     def __init__(self) -> None:
-        self._looks: dict[int, _CpuReading] = {}
+        self._readings: dict[int, _CpuReading] = {}
 
-    def look(self, pids: Mapping[int, int]) -> dict[int, Activity]:
+    def measure(self, pids: Mapping[int, int]) -> dict[int, Activity]:
         """Return the activity of each process and its descendants since the last look.
 
         Args:
@@ -43,11 +43,11 @@ class Activities:
             By these keys, of those that were looked at before.
         """
         children = _children()
-        before, self._looks = self._looks, {}
+        before, self._readings = self._readings, {}
         found: dict[int, Activity] = {}
         for key, pid in pids.items():
             tree = list(_tree(pid, children))
-            now = self._looks[pid] = _CpuReading(
+            now = self._readings[pid] = _CpuReading(
                 at=time.monotonic(), cpu_seconds=_cpu_seconds(tree)
             )
             if tree and pid in before:

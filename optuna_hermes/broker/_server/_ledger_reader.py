@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from optuna_hermes.broker._protocol import StudySpec
-from optuna_hermes.broker._server._ledgers import Ledgers, all_of, in_parts, is_shared
+from optuna_hermes.broker._server._ledgers import Ledgers, in_parts, is_shared, study_facts
 from optuna_hermes.model import Curve
 from optuna_hermes.policies import make_policy
 
@@ -55,18 +55,18 @@ class LedgerReader:
         while True:
             if self.is_served(spec.key):
                 return {}
-            count = self._ledgers.count(spec.key)
+            count = self._ledgers.n_written(spec.key)
             read = partial(self._ledgers.read, spec.key, spec.ledger_url)
             shared = await asyncio.wrap_future(read(is_shared))
             presence = self._handler.presence(time.monotonic()) if shared else None
-            known = await asyncio.wrap_future(read(partial(all_of, spec.key, presence)))
+            known = await asyncio.wrap_future(read(partial(study_facts, spec.key, presence)))
             curves: dict[int, Curve] = {}
             for numbers in in_parts(known["trials"]):
                 ask = methodcaller("load_curves", spec.key, numbers)
                 curves |= await asyncio.wrap_future(read(ask))
             known["curves"] = curves
             # Again if it was written to meanwhile.
-            if count == self._ledgers.count(spec.key) or self.is_served(spec.key):
+            if count == self._ledgers.n_written(spec.key) or self.is_served(spec.key):
                 return known
 
 

@@ -110,7 +110,7 @@ class Ledgers:
         self._written: Counter[str] = Counter()
         self._retried_at = 0.0
 
-    def read(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
+    def read(self, study: str, url: str, query: Callable[[Ledger], T]) -> Future[T]:
         """Ask the ledger of a study something, after all that was written to it until now.
 
         Raises:
@@ -118,7 +118,7 @@ class Ledgers:
         """
         if url not in self._by_url and len(self._by_url) >= MOST_LEDGERS:
             # Studies in memory may follow each other fast.
-            self._close_unused(0.0, {each for each, w in self._by_url.items() if w.rests})
+            self._close_unused(0.0, {each for each, w in self._by_url.items() if w.is_idle})
             if len(self._by_url) >= MOST_LEDGERS:
                 raise LedgerError(
                     f"A broker serves {MOST_LEDGERS} databases at most: start it again when "
@@ -127,10 +127,10 @@ class Ledgers:
         self._open(url)
         self._url_of.setdefault(study, url)
         self._hand_over([study])
-        return self._by_url[url].read(ask)
+        return self._by_url[url].read(query)
 
     @contextmanager
-    def reading(self, study: str) -> Iterator[None]:
+    def keep_locked(self, study: str) -> Iterator[None]:
         """Keep a study locked in its ledger after it was read, until it is served or refused."""
         self._reading.append(study)
         try:
@@ -138,32 +138,32 @@ class Ledgers:
         finally:
             self._reading.remove(study)
 
-    def look(self, study: str, url: str, ask: Callable[[Ledger], T]) -> Future[T]:
+    def read_aside(self, study: str, url: str, query: Callable[[Ledger], T]) -> Future[T]:
         """Ask as ``read`` does, on a thread and connection that no record waits for."""
         if url not in self._readers:
             self._readers[url] = Writer(url, _ignore, opener=self._opener)
         reader, answer = self._readers[url], Future[T]()
-        self.read(study, url, _nothing).add_done_callback(lambda _: reader.pass_on(ask, answer))
+        self.read(study, url, _nothing).add_done_callback(lambda _: reader.read_into(query, answer))
         return answer
 
-    def ask(self, study: str, then: Callable[[], None]) -> None:
+    def when_writable(self, study: str, then: Callable[[], None]) -> None:
         """Call ``then`` when the database of a study has shown that it takes what is written."""
         answer = self._by_url[self._url_of[study]].read(_touch)
         answer.add_done_callback(lambda _: self._post(then))
 
-    def keep(self, study: str, url: str) -> None:
+    def set_ledger(self, study: str, url: str) -> None:
         """Write a study to this ledger from now on; it has been read there."""
         self._hand_over([study])
         self._open(url)  # closed as unused if reading took long, and the study was in another one
         self._url_of[study] = url
 
-    def bound(self, study: str, limit: int | None) -> None:
+    def set_limit(self, study: str, limit: int | None) -> None:
         """Set how many trials a study may come to have, over all hosts; None for no bound."""
         self._terms.limits.pop(study, None)
         if limit is not None:
             self._terms.limits[study] = limit
 
-    def count(self, study: str) -> int:
+    def n_written(self, study: str) -> int:
         return self._written[study]
 
     def write(self, writes: Sequence[events.Write]) -> None:
@@ -197,7 +197,7 @@ class Ledgers:
         # In an outage what can wait stays here, and is one batch when the database is back.
         self._hand_over([s for s, url in self._url_of.items() if url not in self._in_outage])
 
-    def rest(self, served: Collection[str]) -> None:
+    def close_idle(self, served: Collection[str]) -> None:
         """Forget studies that have ended, and close ledgers that were not used for a while.
 
         Args:
@@ -205,26 +205,26 @@ class Ledgers:
         """
         now, served = time.monotonic(), {*served, *self._reading}
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
-        resting = {url for url, writer in self._by_url.items() if writer.rests}
+        idle = {url for url, writer in self._by_url.items() if writer.is_idle}
         for study in [each for each in self._url_of if each not in served]:
-            if not self._waiting.get(study) and self._url_of[study] in resting:
+            if not self._waiting.get(study) and self._url_of[study] in idle:
                 self._by_url[self._url_of[study]].read(methodcaller("unlock_study", study))
                 del self._url_of[study], self._written[study]
                 self._terms.limits.pop(study, None)
-        self._close_unused(UNUSED_SECONDS, resting)
+        self._close_unused(UNUSED_SECONDS, idle)
 
-    def _close_unused(self, seconds: float, resting: Collection[str]) -> None:
+    def _close_unused(self, seconds: float, idle: Collection[str]) -> None:
         """Close ledgers that have no work, and that no study has had for so long."""
         now = time.monotonic()
         for url in [url for url, at in self._used.items() if now - at > seconds]:
-            if not self._studies(url) and url in resting:
+            if not self._studies(url) and url in idle:
                 # It has no work, so that its end waits for nothing.
                 self._by_url.pop(url).close(0.0)
                 if url in self._readers:
                     self._readers.pop(url).close(0.0)
                 del self._used[url]
 
-    def leave(self) -> None:
+    def forget_this_broker(self) -> None:
         """Have the other brokers know that this one has ended."""
         for reader in self._readers.values():
             reader.close(SLOW_SECONDS)  # a heartbeat after that would deny it
@@ -235,7 +235,7 @@ class Ledgers:
     def pending(self) -> int:
         """Number of records that may still be written."""
         waiting = sum(len(items) for items in self._waiting.values())
-        return waiting + sum(writer.promising for writer in self._by_url.values())
+        return waiting + sum(writer.n_promising for writer in self._by_url.values())
 
     def close(self, seconds: float) -> int:
         """Write what waits, for so many seconds at most, and close every ledger.
@@ -251,8 +251,8 @@ class Ledgers:
 
     def _open(self, url: str) -> None:
         if url not in self._by_url:
-            tell = partial(self._tell, url)
-            self._by_url[url] = Writer(url, tell, opener=self._opener, terms=self._terms)
+            post = partial(self._post_outcome, url)
+            self._by_url[url] = Writer(url, post, opener=self._opener, terms=self._terms)
         self._used[url] = time.monotonic()
 
     def _hand_over(self, studies: Iterable[str]) -> None:
@@ -263,32 +263,34 @@ class Ledgers:
 
     # -- outcomes of writes --------------------------------------------------------------------
 
-    def _tell(self, url: str, news: WriteOutcome) -> None:
-        self._post(partial(self._on_outcome, url, news))
+    def _post_outcome(self, url: str, outcome: WriteOutcome) -> None:
+        self._post(partial(self._on_outcome, url, outcome))
 
-    def _on_outcome(self, url: str, news: WriteOutcome) -> None:
-        if isinstance(news, Unreachable):
+    def _on_outcome(self, url: str, outcome: WriteOutcome) -> None:
+        if isinstance(outcome, Unreachable):
             if url not in self._in_outage:
                 self._in_outage.add(url)
-                self._notify(events.OutageBegan(studies=self._studies(url), reason=news.reason))
+                self._notify(events.OutageBegan(studies=self._studies(url), reason=outcome.reason))
             return
-        if isinstance(news, events.ClaimConflict):
-            self._notify(news)
+        if isinstance(outcome, events.ClaimConflict):
+            self._notify(outcome)
             self._is_back(url)
             return
-        epochs = tuple(item.epoch for item in news.items if isinstance(item, LeaseRecord))
-        saved = [item.checkpoint for item in news.items if isinstance(item, CheckpointRecord)]
+        epochs = tuple(item.epoch for item in outcome.items if isinstance(item, LeaseRecord))
+        saved = [item.checkpoint for item in outcome.items if isinstance(item, CheckpointRecord)]
         paths = tuple(checkpoint.path for checkpoint in saved)
-        paths += tuple(proof_of_end(i.epoch) for i in news.items if isinstance(i, events.EndLease))
-        if isinstance(news, Written):
-            if news.items and self._times is not None:
-                self._times.add(news.seconds)
-            logged = (each for each in news.items if isinstance(each, EventRecord))
+        paths += tuple(
+            proof_of_end(i.epoch) for i in outcome.items if isinstance(i, events.EndLease)
+        )
+        if isinstance(outcome, Written):
+            if outcome.items and self._times is not None:
+                self._times.add(outcome.seconds)
+            logged = (each for each in outcome.items if isinstance(each, EventRecord))
             granted = tuple(each for each in logged if is_of_grant(each))
             self._notify(Committed(epochs=epochs, paths=paths, granted=granted))
         else:
             failed = events.WritesFailed(
-                epochs=epochs, paths=paths, study=news.study, reason=news.reason
+                epochs=epochs, paths=paths, study=outcome.study, reason=outcome.reason
             )
             self._notify(failed)
         self._is_back(url)
@@ -306,7 +308,7 @@ is_shared: Callable[[Ledger], bool] = attrgetter("shared")
 """True if brokers of other hosts may use a ledger too."""
 
 
-def all_of(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
+def study_facts(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
     """Return what a ledger knows of a study, without its curves, as fields of ``StudyRead``.
 
     Args:

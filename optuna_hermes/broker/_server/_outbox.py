@@ -101,7 +101,7 @@ class Outbox:
         return tuple(proof for proof in self._proofs() if isinstance(proof, int))
 
     @property
-    def unasked(self) -> tuple[int, ...]:
+    def unsent_yields(self) -> tuple[int, ...]:
         return tuple(proof.epoch for proof in self._proofs() if isinstance(proof, DatabaseProof))
 
     def _proofs(self) -> Iterator[Proof | None]:

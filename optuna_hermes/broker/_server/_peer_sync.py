@@ -75,10 +75,10 @@ class PeerSync:
     def _ask(self, key: str, study: Study) -> None:
         seen, url = self._seen.get(key, Seen()), study.spec.ledger_url
         presence = self._handler.presence(time.monotonic())
-        ask = partial(
+        query = partial(
             read_changes, key, presence, rows_of_others(study), seen, self._is_due(url, presence)
         )
-        answer = asyncio.wrap_future(self._ledgers.look(key, url, ask))
+        answer = asyncio.wrap_future(self._ledgers.read_aside(key, url, query))
         overrides = dict(study.overrides)
 
         def on_answer(answer: asyncio.Future[tuple[Refreshed, Seen]]) -> None:
@@ -138,14 +138,14 @@ def read_changes(
         ledger: where it is kept.
     """
     # Before the rest: what is changed while it is read is read again the next time.
-    look = ledger.look(presence if beats else None)
+    mark = ledger.change_mark(presence if beats else None)
     again = [number for number, row in known.items() if row is None]
-    if look.change == seen.change and not again:
+    if mark.change == seen.change and not again:
         nothing = Refreshed(
-            study=study, last_epoch=seen.last_epoch, leases=seen.leases, hosts=look.hosts
+            study=study, last_epoch=seen.last_epoch, leases=seen.leases, hosts=mark.hosts
         )
         return nothing, seen
-    removed = look.forgotten > seen.change > 0
+    removed = mark.forgotten > seen.change > 0
     rows = ledger.load_changed(study, 0 if removed else seen.change, again)
     changed = tuple(
         row
@@ -156,7 +156,7 @@ def read_changes(
     some = numbers if len(numbers) < _MANY else None
     checkpoints = ledger.load_checkpoints(study, some) if changed else []
     seen = Seen(
-        change=look.change,
+        change=mark.change,
         last_epoch=ledger.last_epoch(),
         leases=tuple(ledger.load_leases(study, live=True)),
     )
@@ -165,7 +165,7 @@ def read_changes(
         study=study,
         last_epoch=seen.last_epoch,
         leases=seen.leases,
-        hosts=look.hosts,
+        hosts=mark.hosts,
         trials=changed,
         curves=ledger.load_curves(study, some) if changed else {},
         checkpoints=tuple(each for each in checkpoints if each.number in numbers),

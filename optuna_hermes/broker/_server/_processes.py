@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator
 
 from optuna_hermes._parent import pidfd_open
@@ -17,14 +16,6 @@ def soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """Call it in the loop, from any thread, unless the loop has ended."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
-
-
-def kill(pid: int) -> None:
-    """SIGKILL a process, unless it is gone already, or cannot be seen from here."""
-    if pid <= 0:  # that would be a whole group, this process's own among them
-        return
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def watch(pid: int, ended: Callable[[], None]) -> Callable[[], None] | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optuna_hermes._cgroups import available_bytes
+from optuna_hermes._parent import kill
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _events as events
@@ -32,7 +33,7 @@ from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledg
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
 from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
-from optuna_hermes.broker._server._processes import kill, soon
+from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import (
     Succession,
@@ -81,7 +82,7 @@ _UNSEEN = (
     "shareProcessNamespace, or give it an OPTUNA_HERMES_RUNTIME_DIR of its own."
 )
 
-_CHANGES_MEMORY = (wire.Parked, wire.Ended, wire.Released)
+_CHANGES_MEMORY = (wire.TierChanged, wire.Ended, wire.Released)
 """Messages whose outcome depends on the memory that is free at that moment."""
 
 log = logging.getLogger("optuna_hermes.broker")
@@ -141,7 +142,7 @@ class Server:
         self._handler = EventHandler(
             host=host,
             instance=self._instance,
-            openings=time.time_ns() // 1000,  # more than any broker before this one has had
+            n_set_ups=time.time_ns() // 1000,  # more than any broker before this one has had
             devices=first,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
@@ -217,7 +218,7 @@ class Server:
             self._readings.close()
         # Else the next broker of this name goes on with the trials: no other host may take them.
         if self._handler.idle:
-            self._ledgers.leave()
+            self._ledgers.forget_this_broker()
         lost = self._ledgers.close(END_SECONDS)
         if lost:
             log.error("%d records did not reach the ledger: %s", lost, _LOST)
@@ -262,7 +263,7 @@ class Server:
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Reattach)):
-                with self._ledgers.reading(message.study.key):
+                with self._ledgers.keep_locked(message.study.key):
                     await self._read_study(connection, message)
             else:
                 await self._receive(connection, message)
@@ -275,7 +276,7 @@ class Server:
                 self._sockets.send(connection, wire.Refused(reason=str(error)))
                 return
         if isinstance(message, _CHANGES_MEMORY):
-            await self._look()
+            await self._read_gpus()
         self._apply(events.Received(connection=connection, message=message))
 
     async def _left(self, connection: int, pid: int) -> None:
@@ -291,7 +292,7 @@ class Server:
         if len(self._leaving) > 1:
             return  # the first call reports all
         try:
-            await self._look()
+            await self._read_gpus()
             await asyncio.sleep(0)
         finally:
             leaving, self._leaving = self._leaving, []
@@ -342,11 +343,11 @@ class Server:
             self._has_peers = True
             self._begin(PeerSync(self._handler, self._ledgers, self._apply).refresh())
         if not self._reader.is_served(spec.key):
-            self._ledgers.keep(spec.key, spec.ledger_url)
+            self._ledgers.set_ledger(spec.key, spec.ledger_url)
         study = self._handler.state.studies.get(spec.key)
         may_drive = study is None or study.driver in (None, connection)
         if isinstance(message, wire.OpenStudy) and may_drive:
-            self._ledgers.bound(spec.key, message.limit)
+            self._ledgers.set_limit(spec.key, message.limit)
         self._apply(events.StudyRead(connection=connection, message=message, **known))
 
     # -- carrying out --------------------------------------------------------------------------
@@ -408,7 +409,7 @@ class Server:
         asked = set()
         for epoch, key in outage.to_answer(self._handler.state, commands).items():
             proof = DatabaseProof(epoch)
-            self._ledgers.ask(key, partial(self._outbox.release, {proof}))
+            self._ledgers.when_writable(key, partial(self._outbox.release, {proof}))
             asked.add(proof)
         return asked
 
@@ -426,22 +427,24 @@ class Server:
             self._apply(news)
         elif isinstance(news, events.OutageBegan):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
-            uncommitted, unasked = (
+            uncommitted, unsent_yields = (
                 self._outbox.uncommitted,
-                self._unasked(news.studies, draining=False),
+                self._unsent_yields(news.studies, draining=False),
             )
-            self._outbox.drop({DatabaseProof(epoch) for epoch in unasked})
+            self._outbox.drop({DatabaseProof(epoch) for epoch in unsent_yields})
             # A trial that goes to disk needs no database.
-            leaving = self._unasked(news.studies, draining=True)
+            leaving = self._unsent_yields(news.studies, draining=True)
             self._outbox.release({DatabaseProof(epoch) for epoch in leaving})
-            self._apply(replace(news, uncommitted=uncommitted, unasked=unasked))
+            self._apply(replace(news, uncommitted=uncommitted, unsent_yields=unsent_yields))
         else:
             log.info("the database is back")
             self._apply(news)
 
-    def _unasked(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
+    def _unsent_yields(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
         """Leases of these studies whose yields are not sent yet."""
-        return outage.unasked(self._handler.state, self._outbox.unasked, studies, draining=draining)
+        return outage.unsent_yields(
+            self._handler.state, self._outbox.unsent_yields, studies, draining=draining
+        )
 
     def _set_timer(self, now: float) -> None:
         due = self._handler.next_wakeup(now)
@@ -474,7 +477,7 @@ class Server:
         self._apply(reading)
 
     async def _tick(self) -> None:
-        await self._look()
+        await self._read_gpus()
         self._apply(events.Tick())
 
     # -- chores --------------------------------------------------------------------------------
@@ -536,7 +539,7 @@ class Server:
         assert self._idle_seconds is not None
         return max(self._idle_seconds, 0.0 if self._sockets.used else HELLO_SECONDS)
 
-    async def _look(self) -> None:
+    async def _read_gpus(self) -> None:
         """Read the GPUs, so that the next decision is made with the memory that is free now."""
         if self._readings is not None:
             await self._see()
@@ -561,7 +564,7 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
-            self._ledgers.rest(self._handler.state.studies)
+            self._ledgers.close_idle(self._handler.state.studies)
             self._sockets.hang_up_on_the_slow()
 
     async def _observe(self) -> None:
@@ -572,7 +575,7 @@ class Server:
                 continue
             # On a thread: a host may have thousands of processes.
             try:
-                activities = await asyncio.to_thread(self._activities.look, silent)
+                activities = await asyncio.to_thread(self._activities.measure, silent)
             except (OSError, RuntimeError) as error:  # no file, or no thread, is left for now
                 log.warning("silent workers cannot be observed: %s", error)
                 continue

@@ -11,11 +11,12 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from optuna_hermes._parent import kill
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._privacy import peer
-from optuna_hermes.broker._server._processes import closed_with, kill
+from optuna_hermes.broker._server._processes import closed_with
 from optuna_hermes.errors import HermesError, ProtocolError
 
 HELLO_SECONDS = 10.0

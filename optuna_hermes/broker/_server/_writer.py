@@ -22,14 +22,13 @@ from optuna_hermes.ledger._records import (
     ReportRecord,
     TrialRecord,
 )
+from optuna_hermes.model import OUTAGE_SECONDS
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger import Ledger
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
-LONGEST_RETRY_SECONDS = 300.0
-"""Time for which a question is asked again to a database that is away."""
 REFUSED_SECONDS = 60.0
 """Time after which no broker stays for records that were refused."""
 
@@ -81,7 +80,7 @@ WriteOutcome = Written | RecordsRefused | Unreachable | ClaimConflict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Question:
-    ask: Callable[[Ledger], Any]
+    query: Callable[[Ledger], Any]
     answer: Future[Any]
     since: float = field(default_factory=time.monotonic)
 
@@ -124,15 +123,15 @@ class Writer:
         """Write these records together, after all that was given before."""
         self._put(Batch(study=study, items=tuple(items)))
 
-    def read(self, ask: Callable[[Ledger], T]) -> Future[T]:
+    def read(self, query: Callable[[Ledger], T]) -> Future[T]:
         """Ask the ledger something, after all that was given before is written."""
         answer: Future[T] = Future()
-        self.pass_on(ask, answer)
+        self.read_into(query, answer)
         return answer
 
-    def pass_on(self, ask: Callable[[Ledger], T], answer: Future[T]) -> None:
+    def read_into(self, query: Callable[[Ledger], T], answer: Future[T]) -> None:
         """Ask as ``read`` does; ``answer`` is the caller's."""
-        self._put(_Question(ask=ask, answer=answer))
+        self._put(_Question(query=query, answer=answer))
         if self._given_up.is_set():
             self._cancel_questions()
 
@@ -150,7 +149,7 @@ class Writer:
             return max(self._queue[0].since, self._moved_at) if self._queue else None
 
     @property
-    def rests(self) -> bool:
+    def is_idle(self) -> bool:
         """True if nothing waits to be written."""
         with self._changed:
             return not self._queue and not self._kept
@@ -160,7 +159,7 @@ class Writer:
         return sum(len(batch.items) for batch in self._batches())
 
     @property
-    def promising(self) -> int:
+    def n_promising(self) -> int:
         """Number of records that may still be written: none that was refused for long."""
         late = time.monotonic() - REFUSED_SECONDS
         return sum(len(b.items) for b in self._batches() if b.since > late or not b.again)
@@ -255,10 +254,10 @@ class Writer:
 
     def _answer(self, question: _Question) -> None:
         try:
-            answer = question.ask(self._opened())
+            answer = question.query(self._opened())
         except Exception as error:
             outage = isinstance(error, LedgerOutageError)
-            if outage and time.monotonic() < question.since + LONGEST_RETRY_SECONDS:
+            if outage and time.monotonic() < question.since + OUTAGE_SECONDS:
                 raise
             self._replace_first(1)
             # Any other error is an answer: the database is there.

@@ -102,7 +102,7 @@ class LoaderPosition:
         if source is None:
             # A sequence, or a loader with a ``problem``: its batches are read and dropped.
             next(itertools.islice(iterator, self.batch, self.batch), None)
-        elif isinstance(source, ResumableSampler) and not source.stores_here():
+        elif isinstance(source, ResumableSampler) and not source.can_store_here():
             self.problem = self.problem or "its loader does not go by its sampler"
         elif source is loader:
             self.problem = self.problem or _why_not_saved(source)
@@ -133,10 +133,12 @@ class LoaderPosition:
             if between or each is not self._source
         }
 
-    def stores_here(self) -> bool:
+    def can_store_here(self) -> bool:
         """True if the position before the next batch can be restored."""
         source = self._source
-        return not isinstance(source, ResumableSampler | Wrapped | Stream) or source.stores_here()
+        return (
+            not isinstance(source, ResumableSampler | Wrapped | Stream) or source.can_store_here()
+        )
 
     def ends_here(self) -> bool:
         """True after an epoch's last batch; where no length is certain, the next is fetched."""

@@ -36,7 +36,7 @@ class LoaderProcesses:
         """Most batches that are drawn and not trained."""
         self.expected: bool | None = None
         """True if the next pass is the trained one, False if it is not; None if each may be."""
-        self.asked = False
+        self.was_used = False
         """True once such a pass has begun."""
         self.interrupted = False
         """True if another pass has taken the processes from the trained one."""
@@ -162,7 +162,7 @@ class LoaderProcesses:
         """Begin a pass; return True if it is one to be followed."""
         trains = self.expected is not False
         self.expected = None if self.expected is None else False
-        self.asked |= trains
+        self.was_used |= trains
         if trains or getattr(self._loader(), "persistent_workers", False):
             self._begin_in_workers(trains)
         return trains

@@ -174,11 +174,11 @@ class ResumableSampler:
 
         return random_warning(loader)
 
-    def stores_here(self) -> bool:
+    def can_store_here(self) -> bool:
         """True if this epoch's batches are those of the first indices that are drawn here."""
         if self._trained() != self._pass.before and not self._is_in_order():
             return False
-        begun = self._begins_late or (self._pool.asked and not self._pool.expected)
+        begun = self._begins_late or (self._pool.was_used and not self._pool.expected)
         draws = begun and self._drawn >= self._trained() - self._pass.before
         return (draws or self._resume is not None) and not self._pool.interrupted
 

@@ -292,7 +292,7 @@ class Stream:
         """Return None: worker processes draw the same numbers once more."""
         return None
 
-    def stores_here(self) -> bool:
+    def can_store_here(self) -> bool:
         """True if the trial can return to this batch; else only to the beginning of an epoch."""
         if self._resume is not None or self._opened is None or self._trained() == self._before:
             return True

@@ -66,8 +66,8 @@ class Wrapped:
             setattr(self._loader(), self._name, state["epochs"])
         self._replay.load_idle_state(state)
 
-    def stores_here(self) -> bool:
-        return self._replay.stores_here()
+    def can_store_here(self) -> bool:
+        return self._replay.can_store_here()
 
     def warning(self) -> str | None:
         return self._replay.warning()

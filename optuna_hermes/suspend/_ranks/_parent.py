@@ -29,7 +29,7 @@ from optuna_hermes.suspend._ranks._rank import (
 
 RANK_ANSWER_SECONDS = 5.0
 """Longest time for which ranks wait for the others to come to the same point."""
-_LOOK_SECONDS = 0.01
+_POLL_SECONDS = 0.01
 """Interval at which the listener checks if the trial must yield."""
 
 
@@ -101,7 +101,7 @@ class Ranks:
 
     def _listen(self) -> None:
         while True:
-            ready = wait(list(self._open), _LOOK_SECONDS)
+            ready = wait(list(self._open), _POLL_SECONDS)
             # Not before the pipes are empty: ranks may have sent messages right before their end.
             if self._closing and not ready:
                 return
@@ -175,7 +175,7 @@ class Ranks:
             assert self._save is not None
             self._save(self._joined(payloads), units=first.units)
         else:
-            self._leased.park(_RanksCleanPoint(self, first.units, stores=all(payloads)))
+            self._leased.park(_RanksCleanPoint(self, first.units, can_store=all(payloads)))
             # Before the answers: a rank that goes on must not see the point of this stop.
             self.channels.flags[YIELD] = self.channels.flags[STOP] = 0
         self._tell(list(self._requests), answer)
@@ -251,12 +251,12 @@ class Ranks:
 class _RanksCleanPoint:
     """All ranks at the same point (``suspend.CleanPoint``)."""
 
-    moves = False
+    can_offload = False
 
-    def __init__(self, ranks: Ranks, units: int, *, stores: bool) -> None:
+    def __init__(self, ranks: Ranks, units: int, *, can_store: bool) -> None:
         self.name = ranks._name
         self.units = units
-        self.stores = stores
+        self.can_store = can_store
         self.ended = ranks.closing
         self.dump = ranks.dump
         self._settle = ranks._settle_saves

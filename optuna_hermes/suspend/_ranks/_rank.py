@@ -90,9 +90,9 @@ class Rank:
         self.leaves = False
         """True if all ranks were asked to end."""
         self.must_yield = False
-        self.storable = True
+        self.can_store = True
         """False while this rank alone has what no checkpoint can hold: all must answer alike."""
-        self.asked: TierName = "disk"
+        self.requested_tier: TierName = "disk"
         """Always disk, so that no rank yields in a validation: they could not agree on a point."""
         self.batch_size: int | None = None
         self.devices = channels.devices
@@ -104,7 +104,7 @@ class Rank:
         self._end = channels.rank_ends[rank]
         self._flags = channels.flags
         self._point, self._asked_at = 0, -1
-        self._all_storable = False
+        self._all_can_store = False
         self._end.send(("started", None))
 
     def pass_point(self) -> None:
@@ -117,8 +117,8 @@ class Rank:
             flags[STOP] = max(flags[POINTS:])
         self.must_yield = 0 < flags[STOP] < self._point
 
-    def training(self, *, stores: bool) -> None:
-        self._tell("training", {"stores": stores})
+    def training(self, *, can_store: bool) -> None:
+        self._tell("training", {"can_store": can_store})
 
     def report_sizes(self, sizes: BatchSizes) -> None:
         self._tell("report_sizes", {"sizes": sizes})
@@ -142,13 +142,13 @@ class Rank:
     def saved(self, checkpoint: Checkpoint, *, blocked_seconds: float = 0.0) -> None:
         """Do nothing: the process that saves reports it."""
 
-    def all_storable(self, units: int) -> bool:
+    def all_can_store(self, units: int) -> bool:
         """True if no rank has what no checkpoint can hold; to be asked by all at one point."""
         # Once at each point: a rank that did not yield there, unlike others, comes here twice.
         if self._asked_at != self._point:
             self._asked_at = self._point
-            self._all_storable = self._request("storable", units, self.storable) == "go"
-        return self._all_storable
+            self._all_can_store = self._request("storable", units, self.can_store) == "go"
+        return self._all_can_store
 
     def copy(self, tree: Tree, *, units: int, since: float | None = None) -> None:
         """Send this rank's part of a checkpoint to the parent process; see ``Saver``."""
@@ -169,7 +169,7 @@ class Rank:
         Raises:
             Suspended: this process must end.
         """
-        answer = self._request("park", state.units, state.stores and self.storable, state.ended)
+        answer = self._request("park", state.units, state.can_store and self.can_store, state.ended)
         while answer == "dump":
             self._end.send(("tree", packed(state.dump())))
             answer = self._answer(state.ended)

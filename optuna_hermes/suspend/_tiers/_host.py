@@ -31,14 +31,14 @@ class HostTier(Tier):
         self._logged = False
 
     def suspend(self, state: CleanPoint) -> Footprint:
-        if not state.moves:
+        if not state.can_offload:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot wait in host memory, for its tensors must keep "
                 "their addresses (a captured graph has them): leave it on its device or "
                 "store it on disk."
             )
         # Before the storages are emptied: ``dump`` may read scalars from tensors.
-        tree = state.dump() if state.stores else None
+        tree = state.dump() if state.can_store else None
         roots = list(state.roots())
         device = device_of(roots)
         found = storages(roots, device)

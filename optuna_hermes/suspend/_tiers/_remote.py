@@ -23,6 +23,7 @@ from optuna_hermes.errors import (
     CheckpointUnreachableError,
     InvalidInputError,
     UnwritableError,
+    sentence,
 )
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # a ``Path`` has lost one of its slashes
@@ -32,7 +33,7 @@ _FLAT = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "adl"})
 _S3 = {"config_kwargs": {"connect_timeout": 5, "retries": {"max_attempts": 1}}}
 """Whoever writes a checkpoint tries again itself, and must not wait for long when it is told to."""
 
-AWAY_SECONDS = 120.0
+STORE_AWAY_SECONDS = 120.0
 """Time for which a store may be away while a checkpoint is read."""
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 10.0
 
@@ -126,7 +127,7 @@ def put(path: Path, url: str) -> None:
 def get(url: str, path: Path) -> None:
     """Download a file, which has its name only when it is whole.
 
-    A store that does not answer is asked again, for ``AWAY_SECONDS``: else an older checkpoint
+    A store that does not answer is asked again for ``STORE_AWAY_SECONDS``: else an older checkpoint
     would be taken, or the study would end for want of one.
 
     Raises:
@@ -134,19 +135,21 @@ def get(url: str, path: Path) -> None:
             here.
         CheckpointError: it is not there.
     """
-    until, pause = time.monotonic() + AWAY_SECONDS, _PAUSE_SECONDS
+    until, pause = time.monotonic() + STORE_AWAY_SECONDS, _PAUSE_SECONDS
     while True:
         try:
             _download(url, path)
             return
         except Exception as error:
-            problem = f"Checkpoint {url} cannot be read: {_line(error)}"
+            problem = f"Checkpoint {url} cannot be read: {sentence(error)}"
             if isinstance(error, FileNotFoundError):
                 raise CheckpointError(problem) from error
             if _lasts(error) or time.monotonic() + pause > until:
                 raise CheckpointUnreachableError(problem) from error
             if pause == _PAUSE_SECONDS:
-                _log.warning("waits for checkpoint %s, which cannot be read: %s", url, _line(error))
+                _log.warning(
+                    "waits for checkpoint %s, which cannot be read: %s", url, sentence(error)
+                )
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -178,7 +181,7 @@ def exists(url: str) -> bool:
         store.invalidate_cache()
         return bool(store.exists(url))
     except Exception as error:
-        raise CheckpointError(f"Checkpoint {url} cannot be read: {_line(error)}") from error
+        raise CheckpointError(f"Checkpoint {url} cannot be read: {sentence(error)}") from error
 
 
 def remove(url: str) -> None:
@@ -242,11 +245,6 @@ def _changed(info: dict[str, Any]) -> float:
 
 def _unwritable(url: str, error: Exception) -> UnwritableError:
     return UnwritableError(
-        f"Cannot write into {url}: {_line(error)} Bring that store back, let this user write "
+        f"Cannot write into {url}: {sentence(error)} Bring that store back, let this user write "
         "there, or give another checkpoint_dir."
     )
-
-
-def _line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return (text[0] if text else type(error).__name__).rstrip(".") + "."

@@ -56,9 +56,9 @@ class TierMover:
         self._refused = False
         self._unwritable = False
 
-    def stores(self, state: CleanPoint) -> bool:
+    def can_store(self, state: CleanPoint) -> bool:
         """True if the trial can go to disk from its present tier."""
-        return state.stores and self._folder is not None and not self._refused
+        return state.can_store and self._folder is not None and not self._refused
 
     def put(self, state: CleanPoint, tier: TierName) -> Footprint:
         """Put a trial into ``tier``, from its device or from its present tier.
@@ -74,7 +74,7 @@ class TierMover:
         """
         if tier == "host" and not self._in_host(state):
             tier = "disk"
-        if tier == "disk" and self.stores(state):
+        if tier == "disk" and self.can_store(state):
             self._store(state)
         # The resident tier takes every trial, also one that host memory and disk have refused.
         if tier == "resident" or self.tier is None:

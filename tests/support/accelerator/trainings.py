@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.pytorch import Run
+from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.accelerator._device_module import KIND
 from support.accelerator.lightning import SimulatedAccelerator
@@ -110,7 +110,9 @@ def loop(session: FakeSession, model: Callable[[], nn.Module]) -> Bits:
     loader = DataLoader(digits(), SIZE, shuffle=True, pin_memory=True)
     if session.checkpoints:
         seed(2)
-    run = Run(new_trial(), {"model": net, "optimizer": optimizer, "average": average}, session)
+    run = PyTorchLoop(
+        new_trial(), {"model": net, "optimizer": optimizer, "average": average}, session
+    )
     losses = run.kept.setdefault("losses", [])
     for _ in run.epochs(EPOCHS):
         run.kept["total"] = torch.zeros((), device=DEVICE)

@@ -37,7 +37,7 @@ _WORKER_FILES, _BROKER_FILES = 2, 64
 """Open files of a broker for each worker, and for all else."""
 
 
-def opening(
+def open_study_message(
     study: optuna.Study,
     spec: StudySpec,
     ledger: Ledger,

@@ -10,8 +10,8 @@ import pytest
 from optuna_hermes.broker import StudySpec
 from optuna_hermes.broker._protocol import frame
 from optuna_hermes.model import MOST_COUNT
-from optuna_hermes.workers import _opening
-from optuna_hermes.workers._opening import descriptions, opening
+from optuna_hermes.workers import _open_study
+from optuna_hermes.workers._open_study import descriptions, open_study_message
 from support.memory_ledger import MemoryLedger
 
 
@@ -33,7 +33,7 @@ def test_parameters_may_be_long_texts() -> None:
 def test_any_number_of_trials_may_be_asked_for() -> None:
     """``sys.maxsize`` stands for no bound; a message holds smaller numbers."""
     study, spec = optuna.create_study(), StudySpec(key="s", name="s", ledger_url="memory:")
-    message = opening(study, spec, MemoryLedger(), "a", n_trials=10**25, max_alive=1)
+    message = open_study_message(study, spec, MemoryLedger(), "a", n_trials=10**25, max_alive=1)
     assert (message.unstarted, message.limit) == (MOST_COUNT, MOST_COUNT)
     assert frame(message)
 
@@ -45,6 +45,6 @@ def test_workers_leave_their_broker_files_to_open(
     monkeypatch: pytest.MonkeyPatch, limit: int, workers: int
 ) -> None:
     """Each takes two of those that the broker may have open."""
-    monkeypatch.setattr(_opening, "available_bytes", lambda: 10**12)
+    monkeypatch.setattr(_open_study, "available_bytes", lambda: 10**12)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    assert _opening.most_alive([f"cpu:{n}" for n in range(8)]) == workers
+    assert _open_study.most_alive([f"cpu:{n}" for n in range(8)]) == workers
