@@ -89,6 +89,11 @@ class HermesSampler(BaseSampler):
         )
 
     @property
+    def devices(self) -> str | None:
+        """The devices that it was given."""
+        return self._devices
+
+    @property
     def base(self) -> BaseSampler:
         """The sampler that proposes."""
         return self._base
@@ -167,6 +172,12 @@ def seed_of(sampler: BaseSampler) -> int | None:
     """The seed of a ``HermesSampler``, also within other samplers; None if there is none."""
     ours = (each.seed for each in _optuna.nested(sampler) if isinstance(each, HermesSampler))
     return next((seed for seed in ours if seed is not None), None)
+
+
+def devices_of(sampler: BaseSampler) -> str | None:
+    """The devices given to a ``HermesSampler``, also within others; None if there are none."""
+    ours = (each.devices for each in _optuna.nested(sampler) if isinstance(each, HermesSampler))
+    return next((devices for devices in ours if devices is not None), None)
 
 
 def devices_text(given: object) -> str:

@@ -62,7 +62,7 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
         BrokerError: no broker can be reached; the trial was set to FAIL, or is in the queue again.
         KeyboardInterrupt: the user has interrupted the wait, likewise.
     """
-    if sessions.worker is not None:
+    if sessions.inside:
         return
     made = _trial_being_made()
     if made is not None:
@@ -89,7 +89,7 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
 
 def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> None:
     """Give the device of a trial that has ended back."""
-    if sessions.worker is not None:
+    if sessions.inside:
         return
     own = identity(study)
     _alive.pop((own, trial.number), None)
@@ -121,7 +121,7 @@ def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession
 def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession | None, bool]]:
     own, number = identity(study), trial.number
     with sessions.using(own, number) as held:
-        if held is not None or sessions.worker is not None:
+        if held is not None or sessions.inside:
             yield (None if held is None else held.session), True
             return
     outer = _outer()
@@ -143,7 +143,7 @@ def session_of(trial: Any) -> TrialSession | None:
         return None
     session = sessions.get(identity(study), trial.number)
     terms = _terms(study)
-    if session is not None or sessions.worker is not None or terms is None:
+    if session is not None or sessions.inside or terms is None:
         return session
     outer = sessions.of_thread()
     # A trial within a training uses that one's device: another would wait for its own end.

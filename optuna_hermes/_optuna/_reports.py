@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -30,16 +31,19 @@ class Reports:
         self._error: Exception | None = None
         self._late = False
         self._folder: Path | None = None
+        self._pid: int | None = None
 
     @property
     def late(self) -> bool:
         """True if values wait for a database that does not answer."""
+        if self._in_fork:
+            return False
         with self._changed:
             return self._late
 
     def keep_in(self, folder: Path, trial_id: int) -> None:
         """Journal late values in a trial's folder; queue those that an earlier process left."""
-        self._folder = folder
+        self._folder, self._pid = folder, os.getpid()
         for step, value in find(folder).unwritten:
             self.put(trial_id, step, value)
 
@@ -49,6 +53,8 @@ class Reports:
         Raises:
             Exception: the error of writing an earlier value.
         """
+        if self._in_fork:
+            return with_retry(self._write, trial_id, step, value)
         with self._changed:
             self.check()
             self._queue.append((trial_id, step, value))
@@ -60,6 +66,8 @@ class Reports:
 
     def settle(self) -> None:
         """Wait until each value is written or in the journal, so that a later process has it."""
+        if self._in_fork:
+            return
         with self._changed:
             # During an outage the first late value is the last that training waits for.
             if not self._late:
@@ -73,6 +81,8 @@ class Reports:
         Raises:
             Exception: the error of writing a value.
         """
+        if self._in_fork:
+            return
         with self._changed:
             self.settle()
             self._raise()
@@ -83,10 +93,17 @@ class Reports:
         Raises:
             Exception: the error of writing a value.
         """
+        if self._in_fork:
+            return True
         with self._changed:
             done = self._empty(seconds)
             self._raise()
             return done
+
+    @property
+    def _in_fork(self) -> bool:
+        """True in a fork of the trial's process: it has no thread, and writes at once."""
+        return self._pid not in (None, os.getpid())
 
     def _empty(self, seconds: float) -> bool:
         return self._changed.wait_for(lambda: not self._queue, seconds)
@@ -100,7 +117,7 @@ class Reports:
         thread = threading.Thread(target=self._work, name="hermes-reports", daemon=True)
         try:
             thread.start()
-            self._started = True
+            self._started, self._pid = True, os.getpid()
         except RuntimeError:  # a limit of processes is reached, for this moment
             while self._queue:
                 self._write_first()

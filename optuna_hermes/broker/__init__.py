@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._connection import connect_with_retry as connect_with_retry
     from optuna_hermes.broker._client._reconnecting import pending_endings as pending_endings
     from optuna_hermes.broker._client._session import TrialSession as TrialSession
+    from optuna_hermes.broker._client._sessions import INSIDE_VARIABLE as INSIDE_VARIABLE
     from optuna_hermes.broker._client._sessions import SessionEntry as SessionEntry
     from optuna_hermes.broker._client._sessions import StudyIdentity as StudyIdentity
     from optuna_hermes.broker._client._sessions import sessions as sessions
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Connection": "_client._connection",
     "OpenStudy": "_protocol",
+    "INSIDE_VARIABLE": "_client._sessions",
     "SessionEntry": "_client._sessions",
     "TrialSession": "_client._session",
     "StudyIdentity": "_client._sessions",

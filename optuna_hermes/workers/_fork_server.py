@@ -44,7 +44,7 @@ from optuna_hermes.workers._preload import function_of, preload
 from optuna_hermes.workers._processes import (
     NOT_LOADED,
     end_with,
-    kill_group,
+    kill_session,
     own_positions,
     spawn_fresh,
 )
@@ -249,7 +249,7 @@ class _ForkServer:
             self._successor.close()
         for pid in self._children:  # these wait for trials, or have just ended theirs
             os.waitpid(pid, 0)
-            kill_group(pid)
+            kill_session(pid)
 
     def _serve(self) -> None:
         for each in (self._parent, self._wake, self._words):
@@ -310,7 +310,7 @@ class _ForkServer:
     def _leave(self, server: int) -> None:
         """Make a forked process independent of its server's loop."""
         end_with(server)
-        os.setpgid(0, 0)  # see kill_group
+        os.setsid()  # see kill_session
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         leave_to_driver()
         self._selector.close()
@@ -334,8 +334,8 @@ class _ForkServer:
             if pid not in self._children:  # begun by a worker
                 continue
             self._children.discard(pid)
-            if code < 0:
-                kill_group(pid)
+            if code:  # its trial goes on in another one
+                kill_session(pid)
             self._read_words()
             self._waiting.discard(pid)
             self._pass_words_on()
@@ -469,7 +469,7 @@ class _ForkServer:
             _tell(self._parent, {"exited": pid, "status": code})
         if code < 0:  # with its workers, which are this process's children now
             for pid in {successor.pid, *successor.workers}:
-                kill_group(pid)
+                kill_session(pid)
         self._fork(successor.n_requested)
 
     def _refuse(self, packed: str, why: str) -> None:

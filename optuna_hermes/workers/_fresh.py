@@ -23,6 +23,7 @@ def main() -> int:
     order, words_end, server = map(int, sys.argv[1:])
     os.set_inheritable(words_end, False)  # not for programs that the objective starts
     end_with(server)
+    os.setsid()  # see kill_session
     leave_to_driver()
     # A duplicated handle shares its position, and other workers read the same file.
     with open(f"/proc/self/fd/{order}", "rb") as file:

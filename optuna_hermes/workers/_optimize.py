@@ -18,7 +18,7 @@ from optuna_hermes.errors import (
     StorageError,
     TrialsFailedError,
 )
-from optuna_hermes.sampler import HermesSampler, devices_text
+from optuna_hermes.sampler import HermesSampler, devices_of, devices_text
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.progress import ProgressDisplay, make_progress
 from optuna_hermes.workers._objective import Objective
@@ -68,8 +68,9 @@ def optimize(
         n_trials: number of trials that the study shall have in the end; those it has count.
         timeout: seconds.
         device_seconds: device time to spend.
-        devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for ``$OPTUNA_HERMES_DEVICES``,
-            else ``auto``: every GPU, or those of a broker that is in use.
+        devices: ``auto``, ``cpu:2`` or GPU UUIDs with commas; None for those of the study's
+            ``HermesSampler``, else ``$OPTUNA_HERMES_DEVICES``, else ``auto``: every GPU, or those
+            of a broker that is in use.
         policy: chooses the trials that train next: a name of ``optuna_hermes.policies.POLICIES``,
             or ``FILE.py:CLASS`` or ``module:CLASS`` for one's own. With the prefix ``energy:``
             devices that are not needed are powered down.
@@ -91,7 +92,8 @@ def optimize(
         power_down_command: run for each device that ``energy`` powers down: a program and its
             arguments, ``{device}`` among them. No shell reads it.
         power_up_command: run before such a device is used again.
-        callbacks: called with study and trial after each finished trial, as in Optuna.
+        callbacks: called here with study and trial after each trial that finishes meanwhile, on
+            whatever host.
         show_progress: show progress on standard error.
 
     Returns:
@@ -112,7 +114,7 @@ def optimize(
         n_trials=n_trials,
         timeout=timeout,
         device_seconds=device_seconds,
-        devices=devices_text(devices),
+        devices=devices_text(devices_of(study.sampler) if devices is None else devices),
         policy=policy,
         slice_seconds=slice_seconds,
         seed=seed,

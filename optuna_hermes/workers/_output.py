@@ -66,7 +66,14 @@ def _keep_warnings(screen: int) -> None:
     stream = os.fdopen(screen, "w", encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(stream)
     handler.setLevel(logging.WARNING)
-    logging.getLogger("optuna_hermes.suspend").addHandler(handler)
+    logger = logging.getLogger("optuna_hermes.suspend")
+    logger.addHandler(handler)
+
+    def leave() -> None:  # else a pool that outlives its trial would hold the screen's pipe open
+        logger.removeHandler(handler)
+        stream.close()
+
+    os.register_at_fork(after_in_child=leave)
 
 
 class _LossyFile(io.FileIO):

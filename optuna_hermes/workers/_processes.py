@@ -7,17 +7,13 @@ import fcntl
 import math
 import os
 import select
-import signal
 import stat
 import subprocess
 import time
 
 from optuna_hermes._parent import end_with_parent, kill, pidfd_open, python_command
-from optuna_hermes.broker import sessions
+from optuna_hermes.broker import INSIDE_VARIABLE, sessions
 from optuna_hermes.errors import HermesError, ObjectiveError
-
-INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
-"""Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
 
 NOT_LOADED = 12
 """Exit status of a fresh worker that could not load the objective."""
@@ -38,7 +34,7 @@ def spawn_fresh(order: int, words_end: int, server: int) -> int:
     words = command("_fresh", order, words_end, server)
     # These are inherited, other handles are not.
     actions = [(os.POSIX_SPAWN_DUP2, handle, handle) for handle in (order, words_end)]
-    return os.posix_spawn(words[0], words, os.environ, file_actions=actions, setpgroup=0)
+    return os.posix_spawn(words[0], words, os.environ, file_actions=actions)
 
 
 def end_with(server: int) -> None:
@@ -64,14 +60,27 @@ def own_positions() -> None:
             os.close(own)
 
 
-def kill_group(worker: int) -> None:
-    """SIGKILL what a worker that was killed had started: it would train on.
+def kill_session(worker: int) -> None:
+    """SIGKILL what a worker that has ended had started: it would train on.
 
-    Each worker leads a process group of its own, so what other trials have started is not touched,
-    nor what has left the group: a daemon, for example.
+    Each worker leads a session of its own, so what other trials have started is not touched, nor
+    what has a session of its own: a daemon, for example. A process group would not do: coreutils'
+    ``timeout``, for one, begins another.
     """
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(worker, signal.SIGKILL)
+    killed: set[int] = set()
+    while left := _members(worker) - killed:  # some may have been started meanwhile
+        for pid in left:
+            kill(pid)
+        killed |= left
+
+
+def _members(session: int) -> set[int]:
+    found = set()
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                found.add(pid)
+    return found
 
 
 def refuse_inside() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import multiprocessing
 import os
 import queue
 import signal
@@ -122,11 +123,20 @@ def serve(
             traceback.print_exc()
     finally:
         try:
+            with contextlib.suppress(Exception):
+                _end_daemons()
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # the objective may have closed or replaced it
                     stream.flush()
         finally:
             os._exit(status)  # nothing may return to the server's loop in a second process
+
+
+def _end_daemons() -> None:
+    """Terminate daemonic processes, as Python does at its exit."""
+    for child in multiprocessing.active_children():
+        if child.daemon and child._parent_pid == os.getpid():  # type: ignore[attr-defined]
+            child.terminate()
 
 
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:
@@ -296,6 +306,17 @@ class _TrialExecution:
         except (TypeError, OverflowError):  # of a text, or of an integer that is too large
             error = f"the objective returned {values!r}"
             told = _optuna.tell(self._study, trial, None, TrialState.FAIL)
+        except Exception as raised:
+            end = _optuna.end_of(self._study, _optuna.trial_id(trial))
+            if end is None:
+                raise
+            # Optuna calls after_trial() once the trial has ended: a constraint's, for example.
+            traceback.print_exc()
+            self._say(
+                NOTE, f"Trial {trial.number} has ended, then its sampler raised {text_of(raised)}"
+            )
+            self._session.end("failed" if end == TrialState.FAIL else "done", error)
+            return
         if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:
             remove_copies(self._session.checkpoint_dir)
         failed = told.state == TrialState.FAIL

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
 from optuna_hermes._parent import kill
-from optuna_hermes.broker import connect_or_start, end_idle
+from optuna_hermes.broker import INSIDE_VARIABLE, connect_or_start, end_idle
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE, runtime_dir
 from optuna_hermes.errors import BrokerSilentError, HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._forked import fork_server, has_fileno, why_new_python
 from optuna_hermes.workers._objective import Objective, arguments, pack
 from optuna_hermes.workers._processes import (
-    INSIDE_VARIABLE,
     ForkedProcess,
     command,
     no_process,

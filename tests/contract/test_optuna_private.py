@@ -25,7 +25,7 @@ from optuna.trial import TrialState
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes._optuna import _surrogate_model
 from optuna_hermes.errors import StorageError
-from optuna_hermes.sampler import seed_of
+from optuna_hermes.sampler import devices_of, seed_of
 
 
 @pytest.fixture
@@ -489,6 +489,8 @@ def test_the_first_seed_may_be_the_samplers(study: optuna.Study) -> None:
     """One that is given for the call comes before it."""
     assert seed_of(HermesSampler(HermesSampler(seed=0))) == 0
     assert seed_of(optuna.samplers.TPESampler(seed=0)) is None
+    assert devices_of(HermesSampler(HermesSampler(devices="cpu:3"))) == "cpu:3"
+    assert devices_of(optuna.samplers.TPESampler()) is None
     assert _optuna.study_seed(study, None, 0) == 0
     assert _optuna.study_seed(study, 7, 0) == 7
 

@@ -574,9 +574,11 @@ def objective(trial):
     subprocess.Popen(["sh", "-c", "echo $$ >> children; sleep 600 & echo $! >> children; wait"])
     while not os.path.exists("children") or len(open("children").readlines()) < 2:
         time.sleep(0.01)
-    if HOW == "killed" and not os.path.exists("once"):
+    with open("children", "a") as file:  # one that leaves the process group, as `timeout` does
+        print(subprocess.Popen(["sleep", "600"], preexec_fn=os.setpgrp).pid, file=file)
+    if HOW in ("killed", "left") and not os.path.exists("once"):
         open("once", "w").close()
-        os.kill(os.getpid(), 9)
+        os.kill(os.getpid(), 9) if HOW == "killed" else os._exit(1)
     if HOW == "stopped":
         os.kill(SCRIPT, signal.SIGTERM)
         time.sleep(600)
@@ -588,15 +590,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", "left", "stopped"])
 def test_what_a_killed_worker_has_begun_ends_with_it(
     script: Script, tmp_path: Path, how: str
 ) -> None:
     """A training in a program of its own would train on beside the next trial."""
     script(f"HOW = {how!r}\n" + LEFT_BEHIND)
     begun = [int(pid) for pid in (tmp_path / "children").read_text().split()]
-    assert len(begun) >= 2
-    assert not [pid for pid in begun[:2] if psutil.pid_exists(pid)]
+    assert len(begun) >= 3
+    assert not [pid for pid in begun[:3] if psutil.pid_exists(pid)]
 
 
 def test_what_a_worker_leaves_that_ends_itself_stays(script: Script, tmp_path: Path) -> None:
@@ -649,6 +651,96 @@ def test_what_another_trial_has_begun_outlives_a_killed_worker(
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int((tmp_path / "helper").read_text()), signal.SIGKILL)
+
+
+CHILDREN = """
+import multiprocessing, time
+
+def loop():
+    time.sleep(600)
+
+def objective(trial):
+    child = multiprocessing.get_context("fork").Process(target=loop, daemon=DAEMON)
+    child.start()
+    with open("child", "w") as file:
+        file.write(str(child.pid))
+    return 0.0
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=1, devices="cpu:1", show_progress=False)
+"""
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+def test_children_of_a_trial_hold_no_pipe_of_the_script(
+    script: Script, tmp_path: Path, daemon: bool
+) -> None:
+    """Daemons end with their trial, as at Python's exit; others may stay, and hold up nobody."""
+    done = script(f"DAEMON = {daemon}\n" + CHILDREN)  # to the end of its output
+    assert done.returncode == 0, done.stderr
+    child = int((tmp_path / "child").read_text())
+    assert psutil.pid_exists(child) is not daemon
+    if not daemon:
+        os.kill(child, signal.SIGKILL)
+
+
+IN_CHILDREN = """
+import multiprocessing
+
+def report(trial):
+    trial.report(2.0, 1)
+
+def ask(trial, answers):
+    answers.put(trial.should_prune())
+
+def objective(trial):
+    trial.report(1.0, 0)
+    trial.should_prune()  # from here on a thread writes
+    child = multiprocessing.get_context("fork").Process(target=report, args=(trial,))
+    child.start()
+    child.join()
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.Queue()
+    child = spawn.Process(target=ask, args=(trial, answers))
+    child.start()
+    assert answers.get(timeout=60) is False
+    child.join()
+    return float(child.exitcode)
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=1, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_processes_of_an_objective_may_use_its_trial(script: Script, tmp_path: Path) -> None:
+    """Forked or spawned ones are on the trial's device: they report, and wait for no other."""
+    done = script(IN_CHILDREN)
+    assert done.returncode == 0, done.stderr
+    (trial,) = trials(tmp_path)
+    assert (trial.value, trial.intermediate_values) == (0.0, {0: 1.0, 1: 2.0})
+
+
+AFTERWARDS = """
+def constraints(trial):
+    raise RuntimeError("no constraint")
+
+def objective(trial):
+    return trial.suggest_float("x", 0.0, 1.0)
+
+if __name__ == "__main__":
+    study = make()
+    study.sampler = HermesSampler(optuna.samplers.TPESampler(constraints_func=constraints))
+    optimize(study, objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_an_error_after_a_trial_s_end_is_not_a_lost_process(script: Script, tmp_path: Path) -> None:
+    """Optuna has stored the value before it asks the sampler for constraints."""
+    done = script(AFTERWARDS)
+    assert done.returncode == 0, done.stderr
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 2
+    assert "its sampler raised RuntimeError: no constraint" in done.stderr
+    assert "lost its process" not in done.stderr
 
 
 SPLIT = """

@@ -87,6 +87,17 @@ def test_the_seed_of_the_sampler_counts(script: Any) -> None:
     assert of_call == of_sampler
 
 
+def test_the_devices_of_the_sampler_count(script: Any) -> None:
+    """Unless the call names others."""
+    call = "print(*optimize(study, objective, n_trials={}{}).devices)\n"
+    done = script(
+        "study.sampler = HermesSampler(devices='cpu:3')\n"
+        + call.format(1, "")
+        + call.format(2, ", devices='cpu:1'")
+    )
+    assert done.stdout.splitlines() == ["cpu:0 cpu:1 cpu:2", "cpu:0"], done.stderr
+
+
 def test_devices_that_an_earlier_call_named_are_not_those_of_the_next(script: Any) -> None:
     """While they are in use they are, and a line says so."""
     call = "print(*optimize(study, objective, n_trials={}).devices)"

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._client._session import TrialSession
     from optuna_hermes.broker._protocol import Ending
 
+INSIDE_VARIABLE = "OPTUNA_HERMES_INSIDE"
+"""Set in every process that ``optimize`` starts; those that an objective starts inherit it."""
+
 StudyIdentity = tuple[object, int]
 """A study among those of this process: its storage, or that one's URL, and its id there.
 
@@ -66,6 +69,11 @@ class Sessions:
         self.importing = False
         self._held: dict[tuple[StudyIdentity, int], SessionEntry] = {}
         self._lock = threading.Lock()
+
+    @property
+    def inside(self) -> bool:
+        """True in a worker of ``optimize`` and in what its objective starts, on its device."""
+        return self.worker is not None or INSIDE_VARIABLE in os.environ
 
     def add(
         self, study: StudyIdentity, number: int, session: TrialSession, **known: Any
