@@ -216,7 +216,48 @@ class Driver:
     # -- the call ------------------------------------------------------------------------------
 
     def _serve(self, ledger: Ledger) -> None:
-        settings, pool = self._settings, self._pool
+        spec = self._configure(ledger)
+        failures = 0
+        while True:
+            begin = math.inf
+            try:
+                connecting = connect_or_start(
+                    "driver",
+                    self._settings.devices,
+                    self._settings.power,
+                    self._on_silence,
+                    as_before=self._welcome,
+                )
+                with contextlib.closing(connecting) as connection:
+                    begin = time.monotonic()
+                    self._attend(connection, spec, ledger)
+                return
+            except StudyTakenError as error:
+                if error.pid == os.getpid():
+                    raise
+                self._wait_for_driver(spec.key, error.pid)
+                if self._stopped:
+                    return
+            except BrokerConflictError:
+                raise
+            except BrokerSilentError as error:
+                return self._give_up(str(error))
+            except BrokerError as error:
+                failures = 0 if time.monotonic() - begin > STEADY_SECONDS else failures + 1
+                if failures == MAX_BROKERS:
+                    raise BrokerError(
+                        f"{error} That was the {MAX_BROKERS}th time in a row, so no other one is "
+                        "started."
+                    ) from error
+                self._stops.note_signal()
+                if self._is_over():
+                    return self._give_up(f"{error} Not starting another one.")
+                goes_on = "" if self._last is None else ": training goes on"
+                self._note(f"{error} Starting another one{goes_on}.")
+
+    def _configure(self, ledger: Ledger) -> StudySpec:
+        """Tell the worker pool what its workers are to do; the study as the broker knows it."""
+        settings = self._settings
         study = _optuna.for_workers(self._study)
         seed = _optuna.study_seed(self._study, settings.seed, seed_of(self._study.sampler))
         spec = _optuna.study_spec(
@@ -244,54 +285,22 @@ class Driver:
             inherits=_optuna.is_inheritable(self._study),
             ids_return=self._ids_return,
         )
-        pool.configure(job)
-        self._losses = Losses(self._study, self._root, pool.status_of, self._note)
-        hasty = 0
-        while True:
-            begin = math.inf
-            try:
-                connecting = connect_or_start(
-                    "driver",
-                    settings.devices,
-                    settings.power,
-                    self._on_silence,
-                    as_before=self._welcome,
-                )
-                with contextlib.closing(connecting) as connection:
-                    begin = time.monotonic()
-                    self._attend(connection, spec, ledger)
-                return
-            except StudyTakenError as error:
-                if error.pid == os.getpid():
-                    raise
-                self._note(TAKEN.format(pid=error.pid))
-                self._taken_by = wait_for_driver(spec.key, error.pid, self._is_over)
-                self._stopped = self._taken_by is not None
-                self._callbacks.pass_over()
-                if self._stopped:
-                    return
-            except BrokerConflictError:
-                raise
-            except BrokerSilentError as error:
-                self._note(str(error))
-                pool.kill_all()
-                self._stopped = True
-                return
-            except BrokerError as error:
-                hasty = 0 if time.monotonic() - begin > STEADY_SECONDS else hasty + 1
-                if hasty == MAX_BROKERS:
-                    raise BrokerError(
-                        f"{error} That was the {MAX_BROKERS}th time in a row, so no other one is "
-                        "started."
-                    ) from error
-                self._stops.note_signal()
-                if self._is_over():  # nobody could tell the trials: they go on from checkpoints
-                    self._note(f"{error} Not starting another one.")
-                    pool.kill_all()
-                    self._stopped = True
-                    return
-                goes_on = "" if self._last is None else ": training goes on"
-                self._note(f"{error} Starting another one{goes_on}.")
+        self._pool.configure(job)
+        self._losses = Losses(self._study, self._root, self._pool.status_of, self._note)
+        return spec
+
+    def _wait_for_driver(self, key: str, pid: int) -> None:
+        """Wait until another process that optimizes the study has ended, or this call is over."""
+        self._note(TAKEN.format(pid=pid))
+        self._taken_by = wait_for_driver(key, pid, self._is_over)
+        self._stopped = self._taken_by is not None
+        self._callbacks.pass_over()
+
+    def _give_up(self, text: str) -> None:
+        """End without a broker, which nobody could tell the trials: they return to checkpoints."""
+        self._note(text)
+        self._pool.kill_all()
+        self._stopped = True
 
     def _on_silence(self, seconds: float) -> None:
         """Say that the broker is silent, and whether this call is to end; raise once it is late."""

@@ -127,6 +127,11 @@ class EventHandler:
         self._wakeup_known = self._wakeup_known and (
             isinstance(event, events.Received) and isinstance(event.message, _CHANGES_NO_PLAN)
         )
+        self._dispatch(turn, event)
+        self._follow_up(turn)
+        return turn.commands
+
+    def _dispatch(self, turn: Turn, event: events.Event) -> None:
         if isinstance(event, (events.Received, events.StudyRead)) and self._is_misplaced(
             turn, event
         ):
@@ -138,7 +143,7 @@ class EventHandler:
         elif isinstance(event, events.Connected):
             self._connected(event)
         elif isinstance(event, events.ProcessExpected):
-            self._recovery.expect(event, now)
+            self._recovery.expect(event, turn.now)
         elif isinstance(event, events.Disconnected):
             self._disconnected(turn, event)
         elif isinstance(event, events.DevicesPolled):
@@ -146,10 +151,7 @@ class EventHandler:
             self._devices.polled(turn, event.devices)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.WritesFailed):
-            self._ends.writes_refused(turn, event)
-            for study in self.state.studies.values():
-                if study.draining:  # what waited for a lease is to leave, or go to disk
-                    self._drains.begin(turn, study.spec.key)
+            self._writes_refused(turn, event)
         elif isinstance(event, events.Refreshed):
             self._sharing.refreshed(turn, event)
             self._overrides.refreshed(turn, event)
@@ -165,17 +167,29 @@ class EventHandler:
         elif isinstance(event, events.PowerSwitched) and self._power is not None:
             self._power.switched(turn, event)
         elif isinstance(event, events.Observed):
-            self._watchdog.observed(event, now)
+            self._watchdog.observed(event, turn.now)
         elif isinstance(event, events.Tick):
-            outage.give_up(turn)
-            unreachable_checkpoints.end_waits(turn)
-            failed_returns.end_waits(turn)
-            self._watchdog.end(turn)
-            if self.state.recovering:
-                self._recovery.end(turn)
-            self._scheduler.extend(turn)  # first: a longer slice may be due to look ahead in
-            self._scheduler.look_ahead(turn)
-            self._scheduler.schedule(turn)
+            self._tick(turn)
+
+    def _writes_refused(self, turn: Turn, event: events.WritesFailed) -> None:
+        self._ends.writes_refused(turn, event)
+        for study in self.state.studies.values():
+            if study.draining:  # what waited for a lease is to leave, or go to disk
+                self._drains.begin(turn, study.spec.key)
+
+    def _tick(self, turn: Turn) -> None:
+        outage.give_up(turn)
+        unreachable_checkpoints.end_waits(turn)
+        failed_returns.end_waits(turn)
+        self._watchdog.end(turn)
+        if self.state.recovering:
+            self._recovery.end(turn)
+        self._scheduler.extend(turn)  # first: a longer slice may be due to look ahead in
+        self._scheduler.look_ahead(turn)
+        self._scheduler.schedule(turn)
+
+    def _follow_up(self, turn: Turn) -> None:
+        """Do what may be due after any event."""
         for study in self.state.studies.values():
             failed_returns.end_study(self.state, study)
             if study.problem and not study.draining:
@@ -186,7 +200,6 @@ class EventHandler:
             self._overrides.enforce(turn)
         if self._power is not None:
             self._power.switch(turn)
-        return turn.commands
 
     def next_wakeup(self, now: float) -> float | None:
         """Time at which a ``Tick`` is due; None if only a message can change anything."""
