@@ -312,9 +312,9 @@ class _TrialExecution:
                 raise
             # Optuna calls after_trial() once the trial has ended: a constraint's, for example.
             traceback.print_exc()
-            self._say(
-                NOTE, f"Trial {trial.number} has ended, then its sampler raised {text_of(raised)}"
-            )
+            if is_first(self._job.checkpoint_root, "after_trial"):
+                text = f"then its sampler raised {text_of(raised)}"
+                self._say(NOTE, f"Trial {trial.number} has ended, {text}")
             self._session.end("failed" if end == TrialState.FAIL else "done", error)
             return
         if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:

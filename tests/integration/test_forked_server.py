@@ -406,7 +406,7 @@ def test_a_script_that_is_killed_leaves_no_process(
         if not any("optuna_hermes.broker" in part for part in each.cmdline())
     ]
     assert len(family) >= 3  # the fork server and two workers
-    assert len({os.getpgid(each.pid) for each in family}) == 1
+    assert os.getpgid(running.pid) not in {os.getpgid(each.pid) for each in family}
     running.kill()
     running.communicate(timeout=30)  # nobody holds its output either
     for each in family:
@@ -730,7 +730,7 @@ def objective(trial):
 if __name__ == "__main__":
     study = make()
     study.sampler = HermesSampler(optuna.samplers.TPESampler(constraints_func=constraints))
-    optimize(study, objective, n_trials=2, devices="cpu:1", show_progress=False)
+    optimize(study, objective, n_trials=2, devices="cpu:1")
 """
 
 
@@ -739,7 +739,7 @@ def test_an_error_after_a_trial_s_end_is_not_a_lost_process(script: Script, tmp_
     done = script(AFTERWARDS)
     assert done.returncode == 0, done.stderr
     assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 2
-    assert "its sampler raised RuntimeError: no constraint" in done.stderr
+    assert done.stderr.count("its sampler raised RuntimeError('no constraint')") == 1
     assert "lost its process" not in done.stderr
 
 
