@@ -20,8 +20,9 @@ from optuna_hermes._optuna._storages import (
     of_database,
     open_storage,
     racing,
+    storage_errors,
 )
-from optuna_hermes.errors import InvalidInputError, UnprintedError
+from optuna_hermes.errors import ExitStatus, InvalidInputError, UnprintedError
 
 
 def log_warnings_only() -> None:
@@ -57,8 +58,9 @@ def run_optuna_cli(
     optuna.cli._get_storage = partial(_storage, optuna.cli._get_storage, note)
     try:
         with _log_to(sys.stderr):
-            return int(optuna.cli.main() or 0)
-    except UnprintedError:
+            # Optuna returns 1 for bad input only, as for `storage upgrade --storage foo`.
+            return int(ExitStatus.BAD_INPUT if optuna.cli.main() else ExitStatus.DONE)
+    except (InvalidInputError, UnprintedError):
         raise
     except KeyError as error:
         raise InvalidInputError(str(error.args[0]) if error.args else repr(error)) from error
@@ -72,11 +74,18 @@ def run_optuna_cli(
 
 def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str | None) -> Any:
     """The storage of one of Optuna's commands, which deletes a study with its files."""
-    url = place[0] or os.environ.get("OPTUNA_STORAGE", "")
-    if os.path.isfile(url):
-        check_journal(url)
-    # The commands of a script may start at once on a new database. Optuna's own know no proxy.
-    storage = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)
+    url = os.environ.get("OPTUNA_STORAGE", "") if place[0] is None else place[0]
+    if not url:
+        raise InvalidInputError(
+            "A storage must be named but neither --storage nor $OPTUNA_STORAGE names one: add "
+            "--storage URL."
+        )
+    # Optuna's `main` would print a page of help if it could not guess what a URL stands for.
+    with storage_errors(url):
+        if os.path.isfile(url):
+            check_journal(url)
+        # The commands of a script may start at once on a new database. Optuna's own know no proxy.
+        storage = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)
     delete = storage.delete_study
 
     def delete_study(study_id: int) -> None:

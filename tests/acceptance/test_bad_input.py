@@ -245,6 +245,37 @@ def test_a_file_that_is_no_journal_is_left_alone(
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("studies",), "neither --storage nor $OPTUNA_STORAGE names one"),
+        (("studies", "--storage", ""), "neither --storage nor $OPTUNA_STORAGE names one"),
+        (("studies", "--storage", "foo"), "Storage foo cannot be reached: Failed to guess"),
+        (("create-study", "--study-name", "t", "--storage", "foo"), "Storage foo cannot be"),
+    ],
+)
+def test_optunas_verbs_refuse_a_storage_in_one_line_too(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    reason: str,
+) -> None:
+    """None at all, or one that Optuna does not know: no page of help on standard output."""
+    monkeypatch.delenv("OPTUNA_STORAGE", raising=False)
+    assert run(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert reason in said.err
+
+
+def test_an_upgrade_of_no_database_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
+    """Optuna says so in a line of its own, with a status of its own."""
+    assert run(("storage", "upgrade", "--storage", "foo")) == 2
+    assert "Invalid RDBStorage URL" in capsys.readouterr().err
+
+
 def test_an_empty_file_holds_no_study(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """To SQLite it is a database without tables."""
     path = tmp_path / "study.db"
