@@ -208,7 +208,7 @@ def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> Opt
     """Run a study with progress on standard error."""
     from optuna_hermes.workers._optimize import run_study
 
-    progress = make_progress(True, total=settings.n_trials)
+    progress = make_progress(True)
     try:
         return run_study(study, pool, settings, progress)
     finally:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.view.progress import LEGEND, device_lines, study_line
+from optuna_hermes.view.progress import LEGEND, Total, device_lines, study_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,21 +38,20 @@ class Cell:
 
     def __init__(
         self,
-        total: int | None,
         draw: Draw | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total = total
+        self._total = Total()
         self._draw = draw or _display
         self._clock = clock
         self._replace: Callable[[dict[str, str]], None] | None = None
         self._next = 0.0
         self._notes: deque[str] = deque(maxlen=MOST_NOTES)
-        self._last: tuple[Sequence[DeviceStatus], StudyStatus] | None = None
+        self._last: tuple[Sequence[DeviceStatus], StudyStatus, int | None] | None = None
 
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Draw anew, at most every ``DRAW_SECONDS``."""
-        self._last = devices, study
+        self._last = devices, study, self._total.of(study)
         now = self._clock()
         if now >= self._next:
             self._next = now + DRAW_SECONDS
@@ -69,11 +68,11 @@ class Cell:
             self._show([])
 
     def _show(self, devices: list[tuple[str, str, str]]) -> None:
-        study = None if self._last is None else self._last[1]
-        line = [] if study is None else [study_line(study, self._total)]
+        _, study, total = self._last or ((), None, None)
+        line = [] if study is None else [study_line(study, total)]
         texts = {
             "text/plain": "\n".join([*(" ".join(each) for each in devices), *line, *self._notes]),
-            "text/html": self._html(devices, study, line),
+            "text/html": self._html(devices, study, total, line),
         }
         if self._replace is None:
             self._replace = self._draw(texts)
@@ -81,12 +80,16 @@ class Cell:
             self._replace(texts)
 
     def _html(
-        self, devices: list[tuple[str, str, str]], study: StudyStatus | None, line: list[str]
+        self,
+        devices: list[tuple[str, str, str]],
+        study: StudyStatus | None,
+        total: int | None,
+        line: list[str],
     ) -> str:
         parts = []
-        if study is not None and self._total:
-            done = study.counts.ended
-            parts.append(f'<progress value="{done}" max="{self._total}" style="width:100%">')
+        if study is not None and total:
+            ended = study.counts.ended
+            parts.append(f'<progress value="{ended}" max="{total}" style="width:100%">')
             parts.append("</progress>")
         parts += [f'<div title="{LEGEND}"><b>{html.escape(each)}</b></div>' for each in line]
         if devices:

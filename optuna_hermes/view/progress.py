@@ -38,8 +38,8 @@ class ProgressDisplay(Protocol):
         """End the display."""
 
 
-def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
-    """The progress that fits a notebook, or else standard error; ``total`` is None if unknown."""
+def make_progress(show: bool) -> ProgressDisplay:
+    """The progress that fits a notebook, or else standard error."""
     # Here, since it imports this module: it draws what is written here.
     from optuna_hermes.view.notebook import Cell, in_notebook
 
@@ -47,8 +47,8 @@ def make_progress(show: bool, *, total: int | None) -> ProgressDisplay:
     if not show or sys.stderr is None or getattr(sys.stderr, "closed", False):
         return Unfailing(None)
     if in_notebook():
-        return Unfailing(Cell(total))
-    return Unfailing(Screen(total) if is_screen(sys.stderr) else Lines(total))
+        return Unfailing(Cell())
+    return Unfailing(Screen() if is_screen(sys.stderr) else Lines())
 
 
 def is_screen(stream: TextIO) -> bool:
@@ -86,25 +86,41 @@ class Unfailing:
             self._shown = None
 
 
+class Total:
+    """The number of trials that a study comes to, without those of plain Optuna."""
+
+    def __init__(self) -> None:
+        self._most = 0
+
+    def of(self, study: StudyStatus) -> int | None:
+        """The number as of this status; None if the study has no bound."""
+        if study.unstarted is None:
+            return None
+        # A trial that is just being opened is neither counted nor left: the most ever has it.
+        counted = study.counts.ended + study.counts.live
+        self._most = max(self._most, counted + max(0, study.unstarted))
+        return self._most
+
+
 class Lines:
     """A plain line when something has changed, at most every ``LINE_SECONDS``."""
 
-    def __init__(self, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._total = total
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total = Total()
         self._clock = clock
         self._shown: object = None
         self._next = 0.0
 
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Print the study's line if it is time, and counts or best value are new."""
-        now = self._clock()
+        now, total = self._clock(), self._total.of(study)
         state = (study.counts, study.best)
         if state == self._shown or now < self._next:
             return
         if self._shown is None:
             self.note(LEGEND)
         self._shown, self._next = state, now + LINE_SECONDS
-        self.note(study_line(study, self._total))
+        self.note(study_line(study, total))
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -117,16 +133,16 @@ class Lines:
 class Screen:
     """A live screen: a line for each device and one for the study."""
 
-    def __init__(self, total: int | None) -> None:
+    def __init__(self) -> None:
         from rich.console import Console
 
-        self._total = total
+        self._total = Total()
         self._console = Console(stderr=True, highlight=False)
         self._live: Live | None = None
 
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Draw anew."""
-        view = live_view(devices, study, self._total)
+        view = live_view(devices, study, self._total.of(study))
         if self._live is None:
             from rich.live import Live
 
@@ -157,7 +173,7 @@ def study_line(study: StudyStatus, total: int | None) -> str:
     """The state of a study in a line."""
     counts, best = study.counts, study.best
     parts = [
-        f"{counts.ended} done" if total is None else f"{counts.ended} of {total} done",
+        f"{counts.ended} ended" if total is None else f"{counts.ended} of {total} ended",
         f"{counts.live} live",
         f"{counts.parked} parked",
         f"{counts.stored} stored",

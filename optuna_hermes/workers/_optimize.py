@@ -124,7 +124,7 @@ def optimize(
         grace=grace,
         power=commands_for(policy, power_down_command, power_up_command),
     )
-    progress = make_progress(show_progress, total=n_trials)
+    progress = make_progress(show_progress)
     try:
         _refuse_unshared(study)
         with start(objective, settings, study) as pool:

@@ -193,6 +193,18 @@ def test_neither_hurts_the_other(
     assert len(states(url)) >= total
 
 
+def test_progress_counts_towards_what_is_ours(
+    storage_url: str, tmp_path: Path, cli: Callable[..., Any]
+) -> None:
+    """Trials of plain Optuna count for ``--n-trials``, but are neither ended nor to come."""
+    (tmp_path / "train.py").write_text(OBJECTIVE)
+    study = optuna.create_study(study_name="s", storage=storage_url)
+    study.add_trials([optuna.trial.create_trial(value=1.0)] * 3)
+    done = cli(*command(storage_url, 5))
+    assert done.returncode == 0, done.stderr
+    assert "s: 0 of 2 ended, " in done.stderr
+
+
 class Race:
     """A storage in which another worker takes a trial just before it is marked by ours."""
 

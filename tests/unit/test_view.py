@@ -192,9 +192,9 @@ def test_a_chart_never_leaves_its_paper(curves: dict[int, list[tuple[int, float]
 
 
 def test_the_study_line_tells_all_that_matters() -> None:
-    """Done, live, parked, stored, the best value and device-seconds are in one line."""
-    assert progress.study_line(STUDY, 16) == (
-        "digits: 4 of 16 done, 6 live, 3 parked, 1 stored, best 0.08125 (trial 7), "
+    """Ended, live, parked, stored, the best value and device-seconds are in one line."""
+    assert progress.study_line(STUDY, 13) == (
+        "digits: 4 of 13 ended, 6 live, 3 parked, 1 stored, best 0.08125 (trial 7), "
         "12.3 device-seconds"
     )
 
@@ -203,7 +203,21 @@ def test_the_study_line_without_a_total_or_a_best_value() -> None:
     """An unbounded study that has not reported yet has a line too; failures are named."""
     counts = FIELDS["counts"] | {"failed": 2}
     line = progress.study_line(digits(best=None, counts=counts), None)
-    assert line.startswith("digits: 6 done, 6 live, 3 parked, 1 stored, 2 failed, 12.3")
+    assert line.startswith("digits: 6 ended, 6 live, 3 parked, 1 stored, 2 failed, 12.3")
+
+
+def test_the_total_is_what_the_study_comes_to() -> None:
+    """Trials of plain Optuna, which the broker counts nowhere, are not waited for.
+
+    One that is just being opened is neither counted nor left, and does not change the total.
+    """
+    total = progress.Total()
+    begun = digits(unstarted=10, counts={})
+    opening = digits(unstarted=8, counts={"running": 1})
+    over = digits(unstarted=0, counts={"done": 8, "failed": 2})
+    assert [total.of(each) for each in (begun, opening, over)] == [10, 10, 10]
+    assert progress.study_line(over, total.of(over)).startswith("digits: 10 of 10 ended, ")
+    assert progress.Total().of(digits(unstarted=None)) is None
 
 
 def test_each_device_has_a_line() -> None:
@@ -222,7 +236,7 @@ def test_each_device_has_a_line() -> None:
 def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     """A line comes when something is new, and not before the last one is seconds old."""
     now = 100.0
-    lines = progress.Lines(16, clock=lambda: now)
+    lines = progress.Lines(clock=lambda: now)
     changed = digits(best={"trial": 8, "value": 0.05})
     lines.update(DEVICES, STUDY)
     lines.update(DEVICES, changed)  # too early
@@ -241,13 +255,13 @@ def test_progress_fits_standard_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal it is plain lines; when nothing shall be shown it is silent."""
-    shown = progress.make_progress(True, total=1)
+    shown = progress.make_progress(True)
     assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
-    silent = progress.make_progress(False, total=1)
+    silent = progress.make_progress(False)
     with monkeypatch.context() as closed:
         closed.setattr(sys, "stderr", None)
-        nowhere = progress.make_progress(True, total=1)
+        nowhere = progress.make_progress(True)
         for each in (silent, nowhere):
             each.update(DEVICES, STUDY)
             each.note("psst")
@@ -262,7 +276,7 @@ def test_a_terminal_without_a_screen_has_plain_lines(
     """A live view would not be drawn there, and nothing said until the end."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", term)
-    shown = progress.make_progress(True, total=1)
+    shown = progress.make_progress(True)
     assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
     monkeypatch.setenv("TERM", "xterm")
@@ -285,12 +299,12 @@ def test_a_script_may_replace_or_close_standard_error(monkeypatch: pytest.Monkey
     """Before the study, or while it runs: it goes on, and says what it can."""
     tee = Tee()
     monkeypatch.setattr(sys, "stderr", tee)
-    shown = progress.make_progress(True, total=1)
+    shown = progress.make_progress(True)
     shown.note("psst")
     assert tee.text == "psst\n"
     monkeypatch.setattr(sys, "stderr", closed := io.StringIO())
     closed.close()
-    for each in (shown, progress.make_progress(True, total=1)):
+    for each in (shown, progress.make_progress(True)):
         each.update(DEVICES, STUDY)
         each.note("psst")
         each.close()
@@ -302,7 +316,7 @@ def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
     os.close(ours)
     with pytest.MonkeyPatch.context() as patch, os.fdopen(theirs, "w", buffering=1) as closed:
         patch.setattr(sys, "stderr", closed)
-        lines = progress.make_progress(True, total=1)
+        lines = progress.make_progress(True)
         for _ in range(3):
             lines.note("psst")
             lines.update(DEVICES, STUDY)
@@ -312,7 +326,7 @@ def test_a_study_goes_on_when_nobody_can_be_shown_anything() -> None:
 
 def test_the_screen_shows_devices_and_study() -> None:
     """The live view has a line for each device and one for the study."""
-    text = rendered(progress.live_view(DEVICES, STUDY, 16))
+    text = rendered(progress.live_view(DEVICES, STUDY, 13))
     assert [line.split()[0] for line in text.splitlines()] == ["digits:", "cpu:0", "cpu:1", "cpu:2"]
 
 
@@ -320,7 +334,7 @@ def test_a_screen_can_be_closed_at_any_time(monkeypatch: pytest.MonkeyPatch) -> 
     """Closing twice, or before anything was shown, is no error."""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    screen = progress.make_progress(True, total=16)
+    screen = progress.make_progress(True)
     screen.close()
     screen.update(DEVICES, STUDY)
     screen.note("a [bold]line[/bold]")
@@ -583,19 +597,19 @@ def test_a_cell_has_one_output() -> None:
         drawn.append(texts)
         return drawn.append
 
-    cell = notebook.Cell(12, draw, lambda: next(times))
+    cell = notebook.Cell(draw, lambda: next(times))
     for _ in range(4):
         cell.update(DEVICES, STUDY)
     cell.close()
     assert ["cpu:0 trial 1" in each["text/plain"] for each in drawn] == [True, True, False]
-    assert "4 of 12 done" in drawn[-1]["text/plain"]
-    assert '<progress value="4" max="12"' in drawn[-1]["text/html"]
+    assert "4 of 13 ended" in drawn[-1]["text/plain"]
+    assert '<progress value="4" max="13"' in drawn[-1]["text/html"]
 
 
 def test_a_cell_shows_the_last_notes() -> None:
     """As text: what a study is called runs nothing in a browser."""
     drawn: list[dict[str, str]] = []
-    cell = notebook.Cell(None, lambda texts: drawn.append(texts) or drawn.append)
+    cell = notebook.Cell(lambda texts: drawn.append(texts) or drawn.append)
     for number in range(9):
         cell.note(f"note <{number}>")
     assert "note <3>" not in drawn[-1]["text/plain"]

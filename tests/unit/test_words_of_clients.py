@@ -114,7 +114,7 @@ def test_an_early_end_says_how_to_go_on(
     )
     monkeypatch.setattr(_optimize, "run_study", lambda *words: result)
     monkeypatch.setattr(_optimize, "start", lambda *words: contextlib.nullcontext())
-    monkeypatch.setattr(_optimize, "make_progress", lambda *words, total: notes)
+    monkeypatch.setattr(_optimize, "make_progress", lambda show: notes)
     monkeypatch.setattr(_optimize, "_refuse_unshared", lambda study: None)
     optimize(optuna.create_study(), lambda trial: 0.0, 2)
     assert notes == [f"Stopped with 2 trials suspended: the same call{where} goes on with them."]
