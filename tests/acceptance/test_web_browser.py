@@ -238,6 +238,7 @@ def test_an_ended_study_is_shown_from_its_ledger(
         assert page.inner_text("#live") == "Not running"
         assert page.inner_text("#best") == "0.125"
         assert page.inner_text("#energy") == "20.0 Wh"
+        assert page.inner_text("#overhead") == "\u2013"  # a dash: only a broker knows it
         assert page.locator("#rows tr").count() == 10
         for chart in ("curves", "path", "schedule"):
             assert _colours(page, chart) > 3, chart

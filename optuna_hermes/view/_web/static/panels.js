@@ -60,12 +60,10 @@ export function drawTiles({ best, trials, totals }, deviceSeconds) {
   put($("device-time"), duration(deviceSeconds));
   put($("device-time-more"), all ? `${duration(deviceSeconds / all)} a trial` : "of all trials");
   const { switches, overhead_seconds: lost, spent_seconds: ended } = totals;
-  const slices = Object.values(trials).reduce((sum, trial) => sum + trial.slices, 0);
-  const pauses = Object.values(trials).reduce((sum, trial) => sum + trial.suspensions, 0);
   const spent = ended + deviceSeconds - totals.device_seconds;
   const share = switches === null || !spent ? null : (100 * lost) / spent;
-  put($("overhead"), share === null ? plural(pauses, "pause") : `${share.toFixed(1)} %`);
-  put($("overhead-more"), share === null ? plural(slices, "slice") : `of device time, ${plural(switches, "switch", "switches")}`);
+  put($("overhead"), share === null ? "–" : `${share.toFixed(1)} %`);
+  put($("overhead-more"), share === null ? "" : `of device time, ${plural(switches, "switch", "switches")}`);
   const { watt_hours: spentEnergy } = totals;
   $("energy-tile").hidden = spentEnergy === null;
   if (spentEnergy === null) return;
