@@ -199,7 +199,11 @@ export class Path {
 
   update() {
     const { path } = this.store.page;
-    if (!path.length) return this.plot.empty("The best value so far appears with the first report.");
+    if (!path.length) {
+      return this.plot.empty(this.store.page.study.named
+        ? "The best value so far appears with the first report."
+        : "The best value so far is in a study's ledger: start with --storage and --study-name.");
+    }
     const values = bounds(path.map(([, value]) => value));
     const log = suitsLog(values);
     const most = Math.max(this.view.deviceSeconds(), path[path.length - 1][0]);
