@@ -19,7 +19,7 @@ from optuna_hermes.cli._studies import (
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view.tables import event_text
+from optuna_hermes.view.tables import NEWEST, event_text
 
 if TYPE_CHECKING:
     from optuna_hermes.view._web._app import Actions
@@ -98,9 +98,10 @@ def _actions(storage: str | None, name: str | None) -> Actions:
         document = trial_document(storage, name, number, broker, silent=bool(silence))
         events = [
             {"at": each["at"], "text": event_text(each["kind"], each["detail"])}
-            for each in document["events"]
+            for each in document["events"][-NEWEST:]
         ]
-        return {**finite(document), "events": events}
+        left_out = len(document["events"]) - len(events)
+        return {**finite(document), "events": events, "events_left_out": left_out}
 
     def override(verb: str, number: int) -> str:
         if storage is None or name is None:

@@ -14,6 +14,7 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.cli import run
+from optuna_hermes.cli._web import _actions
 from optuna_hermes.ledger import (
     CheckpointRecord,
     EventRecord,
@@ -22,6 +23,7 @@ from optuna_hermes.ledger import (
     open_ledger,
 )
 from optuna_hermes.model import Checkpoint
+from optuna_hermes.view.tables import NEWEST
 
 STUDY = ("--storage", "sqlite:///s.db", "--study-name", "digits")
 
@@ -107,6 +109,20 @@ def test_the_event_log_of_a_trial_in_words(capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     for words in ("Trial 0 of study digits", "lr=0.5", "best 0.7 at unit 2", "admitted"):
         assert words in out
+
+
+def test_of_a_long_event_log_the_page_has_its_end(study: optuna.Study) -> None:
+    """As the command line does, and with the number of events before it."""
+    found = _actions(STUDY[1], "digits").event_log(0)
+    assert [each["text"] for each in found["events"]] == ["admitted"]
+    assert found["events_left_out"] == 0
+    key = _optuna.study_key(study)
+    with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger, ledger.batch():
+        for n in range(NEWEST + 2):
+            ledger.add_event(EventRecord(study=key, number=0, kind=f"event-{n}", at=2.0 + n))
+    found = _actions(STUDY[1], "digits").event_log(0)
+    assert [each["text"] for each in found["events"]] == [f"event-{n + 2}" for n in range(NEWEST)]
+    assert found["events_left_out"] == 3
 
 
 @pytest.mark.parametrize(

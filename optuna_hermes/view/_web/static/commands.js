@@ -76,7 +76,7 @@ export class Commands {
     }
   }
 
-  eventLog({ state, curve, params, slices, suspensions, device_seconds, watt_hours, checkpoints, events }) {
+  eventLog({ trial, state, curve, params, slices, suspensions, device_seconds, watt_hours, checkpoints, events, events_left_out: earlier }) {
     const last = curve.values[curve.values.length - 1] ?? null;
     const best = curve.best && ` (best ${number(curve.best.value)} at unit ${curve.best.unit})`;
     const what = [
@@ -91,7 +91,8 @@ export class Commands {
       const shown = Object.entries(params).map(([name, value]) => [name, isFraction(value) ? number(value) : String(value)]);
       told.push(make("h3", "", "Parameters"), facts(shown));
     }
-    if (events.length) told.push(make("h3", "", "What happened"), happened(events));
+    const left = earlier ? [make("p", "", `${plural(earlier, "earlier event")}: optuna-hermes status ${trial} --json tells all.`)] : [];
+    if (events.length) told.push(make("h3", "", "What happened"), ...left, happened(events));
     return told;
   }
 }
@@ -105,7 +106,7 @@ function facts(pairs) {
 }
 
 function happened(events) {
-  const lines = events.slice(-60).map(({ at, text }) => {
+  const lines = events.map(({ at, text }) => {
     const time = make("time", "", new Date(at * 1000).toLocaleString("sv")); // 2026-11-22 13:20:05
     return make("li", "", time, make("span", "", text));
   });
