@@ -101,6 +101,14 @@ def test_a_live_study_is_as_broker_and_ledger_know_it() -> None:
     assert page["study"]["commands"] is True
 
 
+def test_it_says_what_the_study_waits_for() -> None:
+    """In the words of the command line and of ``top``: suspended, released."""
+    entry = ENTRY | {"draining": True, "all_held": True}
+    page = PageBuilder().build(replace(INPUT, broker=broker_status(study_status(**entry))))
+    assert page["live"] == {"is": "live", "text": "Being suspended"}
+    assert page["notes"] == ["Every trial that could train is held: release one, and it trains."]
+
+
 def test_an_ended_study_needs_no_broker() -> None:
     """All of it is in the ledger; nothing can be done to its trials."""
     history = replace(HISTORY, trials=(replace(TRIAL, state="done"),))

@@ -132,7 +132,7 @@ def _live(source: PageInput, study: StudyStatus | None, trials: Json) -> Json:
     states = [trial["state"] for trial in trials.values()]
     waiting = sum(state not in ENDED for state in states)
     if study is not None and not study.finished:
-        return {"is": "live", "text": "Leaving" if study.draining else "Training"}
+        return {"is": "live", "text": "Being suspended" if study.draining else "Training"}
     if study is not None or (states and not waiting):
         return {"is": "ended", "text": "Ended"}
     if source.silent:
@@ -171,7 +171,7 @@ def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> It
     if study.problem:
         yield study.problem
     if study.all_held:
-        yield "Every trial that could train is held: let one go, and it trains."
+        yield "Every trial that could train is held: release one, and it trains."
 
 
 def _totals(source: PageInput, study: StudyStatus | None) -> Json:

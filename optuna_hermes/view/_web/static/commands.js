@@ -82,7 +82,7 @@ export class Commands {
     const what = [
       ["state", state],
       ["value", curve.units ? `${number(last)} after ${plural(curve.units, "unit")}${best ?? ""}` : "nothing reported"],
-      ["device time", `${duration(device_seconds)} in ${plural(slices, "slice")}, paused ${plural(suspensions, "time")}`],
+      ["device time", `${duration(device_seconds)} in ${plural(slices, "slice")}, suspended ${plural(suspensions, "time")}`],
       ["checkpoints", checkpoints.length ? `${checkpoints.length}, the newest of unit ${checkpoints[checkpoints.length - 1].units}` : "none"],
     ];
     if (watt_hours !== null) what.push(["energy", energy(watt_hours)]);

@@ -126,7 +126,7 @@ function fillDevice(item, device, now) {
   bar.hidden = !holder;
   if (!holder) return put(left, "");
   const rest = Math.max(0, holder.until - now);
-  put(left, holder.yielding ? "leaving" : rest > 0 ? `${duration(rest)} left` : "slice is over");
+  put(left, holder.yielding ? "yielding" : rest > 0 ? `${duration(rest)} left` : "slice is over");
   bar.value = Math.min(1, (now - holder.since) / Math.max(0.1, holder.until - holder.since));
   bar.setAttribute("aria-label", `Slice of ${device.label}`);
 }

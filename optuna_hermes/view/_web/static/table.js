@@ -11,7 +11,7 @@ const COLUMNS = [
   { id: "value", name: "Value", of: (trial) => trial.value },
   { id: "units", name: "Units", of: (trial) => trial.units, down: true, classes: "more-room" },
   { id: "slices", name: "Slices", of: (trial) => trial.slices, down: true, classes: "extra" },
-  { id: "suspensions", name: "Pauses", of: (trial) => trial.suspensions, down: true, classes: "extra" },
+  { id: "suspensions", name: "Suspensions", of: (trial) => trial.suspensions, down: true, classes: "extra" },
   { id: "device_seconds", name: "Device time", of: (trial) => trial.device_seconds, down: true, classes: "more-room" },
   { id: "watt_hours", name: "Energy", of: (trial) => trial.watt_hours, down: true, classes: "extra energy" },
 ];
@@ -174,12 +174,12 @@ export class Table {
     row.classList.toggle("best", this.store.page.best?.trial === n);
     if (row.shown === trial) return;
     row.shown = trial;
-    const [, state, value, units, slices, pauses, time, watts] = row.children;
+    const [, state, value, units, slices, suspensions, time, watts] = row.children;
     this.state(state, trial);
     put(value, number(trial.value));
     put(units, String(trial.units));
     put(slices, String(trial.slices));
-    put(pauses, String(trial.suspensions));
+    put(suspensions, String(trial.suspensions));
     put(time, duration(this.view.trialSeconds(n, trial)));
     put(watts, trial.watt_hours === null ? "–" : energy(trial.watt_hours));
     for (const button of row.querySelectorAll("[data-verb]")) this.button(button, n, trial);
