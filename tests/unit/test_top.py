@@ -440,6 +440,23 @@ def test_finishing_is_asked_about_first() -> None:
     assert play(act).wanted == [("finish", "k", 0)]
 
 
+def test_a_trial_may_be_finished_at_an_infinite_value() -> None:
+    """It has reported, so whether it can be closed is not the screen's to say."""
+    infinite = structs.replace(trial(0), value=None)
+    silent = structs.replace(trial(1), value=None, units=0)
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        await pilot.press("f")
+        assert any("at its last value, which is not finite?" in line for line in screen(app))
+        await pilot.press("y")
+        await until(pilot, lambda: "is finished" in words(app, "word"))
+        await pilot.press("down", "f")
+        assert "has reported no value" in words(app, "word")
+        assert not isinstance(app.screen, Confirm)
+
+    assert play(act, shown=picture(trials=(infinite, silent))).wanted == [("finish", "k", 0)]
+
+
 def test_another_policy_is_chosen_from_a_list() -> None:
     """The list says which one decides now; to choose that one again changes nothing."""
 

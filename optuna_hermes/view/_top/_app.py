@@ -189,7 +189,7 @@ class Top(App[None]):
             return
         # Kept now: the cursor may be on another trial when the answer comes.
         number = trial.number
-        if trial.value is None:
+        if not trial.units:
             self._show_line(f"Trial {number} has reported no value to be finished with.", bad=True)
             return
 
@@ -198,7 +198,7 @@ class Top(App[None]):
                 self._show_line(f"Trial {number} is being finished ...")
                 self._do(f"Trial {number} is finished.", self._source.finish, key, number)
 
-        value = formats.number(trial.value)
+        value = "which is not finite" if trial.value is None else formats.number(trial.value)
         question = f"Finish trial {number} at its last value, {value}?\nIt cannot go on afterwards."
         self.push_screen(Confirm(question), answered)
 

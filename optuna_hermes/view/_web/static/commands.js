@@ -18,13 +18,13 @@ export class Commands {
   can(verb, trial) {
     if (!this.store.page.study.commands) return false;
     if (trial.state === "done" || trial.state === "failed" || trial.override === "finishing") return false;
-    return verb !== "finish" || trial.value !== null;
+    return verb !== "finish" || trial.units > 0;
   }
 
   async run(verb, n) {
     const trial = this.store.page.trials[n];
     if (!trial || !this.can(verb, trial)) {
-      return this.toast(verb === "finish" && trial?.value === null
+      return this.toast(verb === "finish" && trial?.units === 0
         ? `Trial ${n} has reported no value that it could be finished with.`
         : `Trial ${n} cannot be ${{ hold: "held", boost: "boosted", finish: "finished" }[verb]} now.`);
     }
@@ -45,7 +45,8 @@ export class Commands {
   // Whether a person says yes: a finished trial does not train on.
   sure(n, trial) {
     put($("ask-title"), `Finish trial ${n}?`);
-    put($("ask-text"), `It is closed at its last value, ${number(trial.value)}, after ${plural(trial.units, "unit")}, and does not train on.`);
+    const value = trial.value === null ? "which is not finite" : number(trial.value);
+    put($("ask-text"), `It is closed at its last value, ${value}, after ${plural(trial.units, "unit")}, and does not train on.`);
     const dialog = $("ask");
     dialog.returnValue = "no";
     dialog.showModal();
