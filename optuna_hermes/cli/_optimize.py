@@ -73,7 +73,10 @@ def optimize(
     n_trials: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MOST_TRIALS, metavar="N", help="Trials the study shall have; its own count."
+            min=1,
+            max=MOST_TRIALS,
+            metavar="N",
+            help="Trials that the study shall have in the end, those it has now included.",
         ),
     ] = None,
     timeout: Annotated[float | None, seconds("Suspend all after S seconds.")] = None,
