@@ -14,7 +14,7 @@ Override = Literal["held", "boosted"]
 
 WHEN = {
     "applied": "",
-    "soon": "The hosts that train the study follow within seconds.",
+    "soon": "Hosts that train the study, if any do, follow within seconds.",
     "later": "No broker of yours serves the study now: it counts from its next start.",
 }
 DONE = {"held": "Held", "boosted": "Boosted", None: "Released"}
@@ -99,7 +99,7 @@ def _override(
 ) -> None:
     when = set_override(storage, study_name, trials, override)
     if as_json:
-        served = when != "later"
+        served = None if when == "soon" else when == "applied"  # by other hosts it may be
         show_json({"trials": sorted(set(trials)), "override": override, "served": served})
         return
     count = plural(len(set(trials)), "trial")

@@ -29,8 +29,8 @@ def want(
 
     Returns:
         ``applied`` if a broker of this user serves the study here. Otherwise it is in the ledger:
-        ``soon`` if brokers of other hosts, which look there, serve the study, else ``later``, for
-        the next one that does.
+        ``soon`` if brokers of other hosts look there, which may serve the study, else ``later``,
+        for the next one that does.
 
     Raises:
         InvalidInputError: one of the trials does not exist, or has ended; nothing is changed.

@@ -9,7 +9,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from optuna_hermes import _optuna
+from optuna_hermes import _optuna, upkeep
 from optuna_hermes.cli import run
 from optuna_hermes.ledger import Ledger, TrialRecord, open_ledger
 
@@ -60,6 +60,18 @@ def test_what_is_wanted_counts_from_the_next_start(
     assert run(["status", *STUDY, "0"]) == 0
     log = capsys.readouterr().out
     assert log.index("held: it gets no device") < log.index("no longer boosted")
+
+
+def test_other_hosts_may_train_the_study(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of its database may as well train others only: nothing is promised of them."""
+    monkeypatch.setattr(upkeep, "want", lambda *_: "soon")
+    assert run(["hold", *STUDY, "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.endswith("Hosts that train the study, if any do, follow within seconds.\n")
+    assert run(["hold", *STUDY, "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["served"] is None
 
 
 def test_a_trial_that_is_named_twice_is_held_once(ledger: Ledger) -> None:
