@@ -26,7 +26,9 @@ _LEGEND = """\
 of work: after which share of all training the best trial was finished
 best, top 3, near, auc: times as fast as fifo, geometric means over the sets
   best: the trial with the lowest final value is finished; top 3: one of three
-  near: a value within 1 % of the lowest; auc: mean regret of the best value
+  near: a value 99 % of the way down from the median first one to the lowest
+  auc: mean regret of the best value
+switches: changes of a device to another trial, to a new one too
 killed: how often the best trial was stopped for good"""
 
 _LOOP_LEGEND = """\
