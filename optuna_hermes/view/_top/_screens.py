@@ -43,7 +43,7 @@ _WORDS = (
     ("running", "has a device"),
     ("parked", "suspended in memory: resident on its device, or in the host's"),
     ("stored", "suspended on disk, no process"),
-    ("pending", "has had no device yet"),
+    ("pending", "has no state: no device yet, or begins anew"),
 )
 
 
