@@ -152,6 +152,19 @@ def test_the_site_builds(tmp_path: Path) -> None:
     assert all(f'id="{verb}"' in shown for verb in VERBS)
 
 
+def test_every_environment_variable_has_a_row() -> None:
+    """All that this package reads, but for the mark of the processes that it starts."""
+    names = re.compile(r"\bOPTUNA_HERMES_[A-Z_]+")
+    read = {
+        each
+        for file in (ROOT / "optuna_hermes").rglob("*.py")
+        for each in names.findall(file.read_text())
+    }
+    page = (ROOT / "docs" / "operations.md").read_text()
+    told = set(re.findall(r"^\| `(OPTUNA_HERMES_[A-Z_]+)` \|", page, re.MULTILINE))
+    assert told == read - {"OPTUNA_HERMES_INSIDE"}
+
+
 def test_links_lead_somewhere() -> None:
     """Files that the pages link to are there."""
     for page in PAGES:
