@@ -1,6 +1,6 @@
 """Scheduling of an Optuna study with more live trials than GPUs: trials are paused, not killed.
 
-A broker on each host leases its devices for time slices to the trials whose loss falls fastest,
+A broker on each host leases its devices for time slices to the trials that do best at the same age,
 suspends the others, and resumes them exactly where they were.
 """
 

@@ -39,7 +39,7 @@ def _make_default() -> None:
     def init(
         self: optuna.Study, study_name: str, storage: Any, sampler: Any = None, pruner: Any = None
     ) -> None:
-        # What they wrap are Optuna's own defaults.
+        # The pruner within is Optuna's default.
         sampler = sampler or HermesSampler()
         pruner = pruner or HermesPruner(optuna.pruners.MedianPruner())
         begin(self, study_name, storage, sampler, pruner)
