@@ -101,7 +101,7 @@ def validated_names(trainer: Trainer) -> set[str]:
     return {
         name
         for item in results.result_metrics
-        if not item.has_reset
+        if not item.has_reset and item.meta.on_epoch  # others have no value for the whole
         for name in results._forked_name(item, False)
     }
 

@@ -225,6 +225,17 @@ def test_metric_that_does_not_exist(options: dict[str, Any]) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_metric_of_single_steps_of_a_validation() -> None:
+    """It has no value for the validation, so it is none of the metrics that are there."""
+
+    class ByStep(Line):
+        def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+            self.log("val_loss", self.layer(batch[0]).mean(), on_step=True, on_epoch=False)
+
+    with pytest.raises(MonitorError, match=r"'val_loss'.*late.*train_loss"):
+        fit(FakeSession(), module=ByStep())
+
+
 # -- where a run waits -------------------------------------------------------------------------
 
 
