@@ -15,7 +15,7 @@ from optuna_hermes._lightning._callbacks import found_by, skip_search, tunes
 from optuna_hermes._lightning._checkpoints import Checkpoints, merged
 from optuna_hermes._lightning._clocks import parked
 from optuna_hermes._lightning._fit_loaders import why_not_storable
-from optuna_hermes._lightning._launches import refused_strategy
+from optuna_hermes._lightning._launches import refused_strategy, sharded_strategy
 from optuna_hermes._lightning._loggers import own_root
 from optuna_hermes._lightning._loops import go_on_within_epoch
 from optuna_hermes._lightning._namespace import Callback, Trainer
@@ -144,6 +144,8 @@ class FitLoop(CooperativeLoop):
             return
         if trainer.world_size > 1 and self._rank is None:
             raise refused_strategy(trainer.strategy)
+        if trainer.strategy.restore_checkpoint_after_setup:  # of FSDP, DeepSpeed, and their like
+            raise sharded_strategy(trainer.strategy)
         replay = None if self.elastic is None else functools.partial(self.elastic.replay, trainer)
         switch_requeueing_off(trainer, session.checkpoint_dir)
         self._hooks = hooks = TrainerHooks(trainer, self._name, replay)

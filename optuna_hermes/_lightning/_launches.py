@@ -54,6 +54,15 @@ def refused_strategy(strategy: object) -> InvalidInputError:
     )
 
 
+def sharded_strategy(strategy: object) -> InvalidInputError:
+    """The error for a trial whose strategy saves and loads its state in parts."""
+    return InvalidInputError(
+        "A trial must have its whole state in one place to be suspended, but strategy "
+        f"{type(strategy).__name__} shards it, also on one device: leave the strategy out, or give "
+        'the Trainer strategy="ddp_fork" for several devices.'
+    )
+
+
 def _launch(
     launcher: Any,
     launch: Callable[..., Any],

@@ -18,7 +18,7 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.throughput import Throughput
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, strategies
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     LambdaCallback,
@@ -594,6 +594,21 @@ def test_checkpoint_folder_is_public_state() -> None:
     assert 'state_dict["dirpath"]' in inspect.getsource(ModelCheckpoint.load_state_dict) or (
         'state_dict.get("dirpath"' in inspect.getsource(ModelCheckpoint.load_state_dict)
     )
+
+
+def test_sharded_strategies_load_checkpoints_themselves() -> None:
+    """They, and no others, say that they do so once the model is set up."""
+    late = {
+        kind
+        for kind in vars(strategies).values()
+        if isinstance(kind, type) and issubclass(kind, Strategy)
+        if "restore_checkpoint_after_setup" in vars(kind) and kind is not Strategy
+    }
+    assert {each.__name__ for each in late} == {
+        "DeepSpeedStrategy",
+        "FSDPStrategy",
+        "ModelParallelStrategy",
+    }
 
 
 def test_an_epoch_gets_another_length() -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors import checkpoint_connector
 from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -272,6 +273,20 @@ def test_trials_that_cannot_be_stored(case: str, options: dict[str, Any], tmp_pa
     assert session.parks == ["resident", "resident"]
     assert not any(session.trainings)
     assert not session.states
+
+
+class Sharded(SingleDeviceStrategy):
+    """Stands for FSDP and its like on one device: they load checkpoints by themselves."""
+
+    restore_checkpoint_after_setup = True
+
+
+def test_a_sharded_strategy_is_refused_on_one_device_too(tmp_path: Path) -> None:
+    """It would begin anew in the next process, since its own loading of checkpoints is replaced."""
+    device = torch.device("cpu")
+    with pytest.raises(InvalidInputError, match="Sharded shards it, also on one device"):
+        fit(FakeSession(checkpoint_dir=tmp_path), strategy=Sharded(device))
+    assert fit(None, strategy=Sharded(device)).value is not None
 
 
 def test_iterator_in_the_training_step(tmp_path: Path) -> None:
