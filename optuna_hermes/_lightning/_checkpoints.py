@@ -20,7 +20,13 @@ from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import kept_rng, rng_state, set_rng_state
-from optuna_hermes.suspend._modules._module_state import all_buffers, drop_buffers, set_buffers
+from optuna_hermes.suspend._modules._module_state import (
+    all_buffers,
+    drop_buffers,
+    left_out,
+    set_buffers,
+    set_parameters,
+)
 from optuna_hermes.suspend._values._generators import FoundGenerators, set_states
 from optuna_hermes.suspend._values._tree import frozen
 
@@ -65,6 +71,7 @@ class Checkpoints:
     def dump(self, hooks: TrainerHooks, rng: Tree, rank: Rank | None) -> Tree:
         """The trial's present state as a tree; of a rank, its own part."""
         trainer = hooks.trainer
+        module = trainer.lightning_module
         checkpoint, hooked = hooks.dump()
         first = rank is None or rank.rank == 0
         own = checkpoint[_KEY] = {
@@ -78,12 +85,12 @@ class Checkpoints:
             "lottery": lottery_state(trainer),
             "settings": hooks.settings.changed(),
             "hooked": hooked if first else None,  # Lightning's files are of the first rank
-            # DDP keeps optimizers equal on all ranks.
+            # DDP keeps parameters and optimizers equal on all ranks.
+            "left_out": left_out(module, checkpoint["state_dict"]) if first else {},
             "inner": inner_states(trainer) if first else {},
         }
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
-        module = trainer.lightning_module
         own["buffers"] = dict(all_buffers(module))
         if rank is None:
             for name in checkpoint["state_dict"]:  # left are those that are not persistent
@@ -105,7 +112,8 @@ class Checkpoints:
         (state, checkpoint), self._found = self._found, None
         elastic_devices, others = self.elastic_devices, checkpoint.pop(_RANKS, [])
         gone: list[Tree] = []
-        inner, hooked = checkpoint[_KEY]["inner"], checkpoint[_KEY].pop("hooked")
+        of_first = checkpoint[_KEY]
+        hooked, left = of_first.pop("hooked"), of_first.get("left_out", {})
         if rank is not None or others:
             from optuna_hermes._lightning._ddp import part_of  # lazy: most have one process
 
@@ -113,7 +121,8 @@ class Checkpoints:
             checkpoint, gone = part_of(checkpoint, others, rank, self._name, any_count=any_count)
         self._loaded = loaded = checkpoint.pop(_KEY)
         loaded["gone"] = [part[_KEY]["loop"] for part in gone]
-        loaded["optimizers"] = checkpoint["optimizer_states"], inner
+        loaded["optimizers"] = checkpoint["optimizer_states"], of_first["inner"]
+        loaded["left_out"] = left
         if elastic_devices is not None:
             elastic_devices.seed = loaded.get("seed", elastic_devices.seed)
         loaded["changed"] = len(others) + 1 != (1 if rank is None else rank.count)
@@ -121,7 +130,7 @@ class Checkpoints:
             loaded["rng"], loaded["loop"] = None, count_anew(loaded["loop"])
         hooks.settings.restored = loaded["settings"]
         hooks.loaders.resume(None if loaded["changed"] else loaded["loaders"]["made"])
-        hooks.resume_from(checkpoint, Path(state.path), hooked)
+        hooks.resume_from(checkpoint, Path(state.path), hooked, strict=not left)
         for callback, begin in skip_tuners(hooks.trainer, loaded["tuners"]):
             hooks.override(callback, "on_fit_start", begin)
         restore_loggers(hooks.trainer, loaded["loggers"])
@@ -161,6 +170,7 @@ class Checkpoints:
         if loaded["changed"]:
             hooks.follow_sync_dist()
         rewind_loggers(trainer, loaded["loggers"])
+        set_parameters(trainer.lightning_module, loaded["left_out"])
         set_buffers(trainer.lightning_module, loaded["buffers"])
         drop_buffers(trainer.lightning_module, loaded["buffers"])
         hooks.unsaved.load_state_dict(loaded["unsaved"])

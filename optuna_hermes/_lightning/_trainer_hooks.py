@@ -7,6 +7,7 @@ point of another process leaves no trace.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from optuna_hermes._lightning._module_hooks import (
     without_hook,
 )
 from optuna_hermes._lightning._namespace import (
+    LightningModule,
     ModelCheckpoint,
     SpikeDetection,
     Trainer,
@@ -78,7 +80,7 @@ class TrainerHooks:
         self._overridden.append((owner, name))
 
     def resume_from(
-        self, checkpoint: dict[str, Any], path: Path, hooked: dict[str, Any] | None
+        self, checkpoint: dict[str, Any], path: Path, hooked: dict[str, Any] | None, *, strict: bool
     ) -> None:
         """Make ``fit`` resume from a checkpoint, also if it was given a ``ckpt_path``.
 
@@ -86,11 +88,12 @@ class TrainerHooks:
             checkpoint: what ``dump`` returned.
             path: of its file.
             hooked: what ``dump`` returned for ``on_load_checkpoint``; None for the same.
+            strict: False for a checkpoint that lacks weights.
         """
         connector = self.trainer._checkpoint_connector
         seen, restore = checkpoint if hooked is None else hooked, connector.restore_model
         self.override(connector, "resume_start", self._resume_start, checkpoint, seen, path)
-        self.override(connector, "restore_model", self._restore_model, restore, seen)
+        self.override(connector, "restore_model", self._restore_model, restore, seen, strict)
 
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
@@ -150,11 +153,14 @@ class TrainerHooks:
         with kept_groups(optimizers_of(self.trainer)):
             restore()
 
-    def _restore_model(self, restore: Callable[[], None], seen: dict[str, Any]) -> None:
+    def _restore_model(
+        self, restore: Callable[[], None], seen: dict[str, Any], strict: bool
+    ) -> None:
         """Load the weights of the checkpoint, whatever ``on_load_checkpoint`` does to ``seen``."""
         vars(self.trainer._checkpoint_connector).pop("restore_model")
         load_by_module(self.trainer, seen)
-        with without_hook([self.trainer.lightning_module], LOAD):
+        module = self.trainer.lightning_module
+        with without_hook([module], LOAD), contextlib.nullcontext() if strict else _loosely(module):
             restore()
 
     def _restore_callbacks(self, seen: dict[str, Any]) -> None:
@@ -245,6 +251,19 @@ def _leave_arguments_out(owner: Any, checkpoint: dict[str, Any]) -> None:
     checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # the class of a configuration
     if not plain(checkpoint.get(owner.CHECKPOINT_HYPER_PARAMS_KEY)):
         checkpoint.pop(owner.CHECKPOINT_HYPER_PARAMS_KEY, None)
+
+
+@contextlib.contextmanager
+def _loosely(module: LightningModule) -> Iterator[None]:
+    """Let a module load weights of which some are missing."""
+    strict = module.strict_loading
+    if strict:
+        module.strict_loading = False
+    try:
+        yield
+    finally:
+        if strict:
+            module.strict_loading = True
 
 
 def _noted(note: Callable[[], None], call: Callable[..., None], *args: Any, **kw: Any) -> None:

@@ -295,6 +295,53 @@ def test_weights_that_get_a_size_with_the_first_batch_come_back(tmp_path: Path) 
     assert by_way_of_disk(lazily, tmp_path, 4, 2) == lazily(FakeSession())
 
 
+class Adapted(nn.Module):
+    """Trains a part of its weights at a time, and saves that only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.net(x)
+        return found
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        whole = super().state_dict(*args, **kwargs)
+        return {
+            name: each for name, each in whole.items() if self.get_parameter(name).requires_grad
+        }
+
+
+def adapting(session: FakeSession, setup: Callable[..., Any] = lambda *each: each) -> list[float]:
+    torch.manual_seed(2 if session.checkpoints else 1)  # what is not restored is another one
+    made = Adapted()
+    model, optimizer = setup(made, torch.optim.SGD(made.parameters(), lr=0.05))
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(3):
+        for number, layer in enumerate(made.net):
+            layer.requires_grad_((number == 0) == (epoch == 0))
+        for x in run.batches([0.5, 1.0, 1.5]):
+            loss = (model(torch.full((2, 4), x)) - x).square().mean()
+            descend(loss, optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_weights_that_a_state_dict_leaves_out_come_back(tmp_path: Path) -> None:
+    """A module's own ``state_dict`` is for files, and its trial is no file."""
+    assert by_way_of_disk(adapting, tmp_path, 2, 4, 1) == adapting(FakeSession())
+
+
+def test_weights_that_a_state_dict_leaves_out_within_fabric_come_back(tmp_path: Path) -> None:
+    """The module that wraps it has other names of parameters than its state."""
+    train = functools.partial(adapting, setup=Fabric(accelerator="cpu", devices=1).setup)
+    assert by_way_of_disk(train, tmp_path, 2, 4, 1) == train(FakeSession())
+
+
 class Heads(nn.Module):
     """Has two heads, of which it uses one, and a count that is a buffer."""
 

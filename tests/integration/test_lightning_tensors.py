@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from optuna_hermes.lightning import HermesCallback
+from optuna_hermes.suspend._modules._module_state import left_out
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk
 
@@ -496,6 +497,75 @@ class Forgets(Net):
 def test_buffers_that_are_made_in_training_come_back(net: type[Net], tmp_path: Path) -> None:
     """Buffers come back, in a ``state_dict`` or not, in another shape too; those gone stay gone."""
     check(net, tmp_path)
+
+
+# -- weights that a ``state_dict`` of the module's own leaves out ----------------------------------
+
+
+class Follows(Net):
+    """Is held near averages of its weights, which its files lack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        whole = super().state_dict(*args, **kwargs)
+        return {name: each for name, each in whole.items() if "average" not in name}
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for slow, fast in zip(self.average.parameters(), self.net.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+        return super().loss(x) + (self.net(x) - self.average(x)).square().mean()
+
+
+class SavesTrained(Net):
+    """Saves what it trains only, and trains its first layer for one epoch."""
+
+    strict_loading = False
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[0].requires_grad_(False)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        whole = super().state_dict(*args, **kwargs)
+        return {
+            name: each for name, each in whole.items() if self.get_parameter(name).requires_grad
+        }
+
+
+class SavesHalves(Net):
+    """Saves its weights in half precision."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {name: each.half() for name, each in super().state_dict(*args, **kwargs).items()}
+
+
+class SavesOldNames(Net):
+    """Saves its weights by the names of an earlier version."""
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {f"old.{name}": each for name, each in super().state_dict(*args, **kwargs).items()}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        own = {name.removeprefix("old."): each for name, each in state_dict.items()}
+        return super().load_state_dict(own, *args, **kwargs)
+
+
+@pytest.mark.parametrize("net", [Follows, SavesTrained, SavesHalves, SavesOldNames])
+def test_weights_that_are_left_out_come_back(net: type[Net], tmp_path: Path) -> None:
+    """A ``state_dict`` of the module's own is for files; under other names nothing is left out."""
+    check(net, tmp_path, look=lambda module: [each.tolist() for each in module.parameters()])
+    module = net()
+    expected = {"average.weight", "average.bias"} if net is Follows else set()
+    if net is SavesHalves:
+        expected = {"net.weight", "net.bias"}
+    assert left_out(module, module.state_dict()).keys() == expected
 
 
 # -- hooks that are written for the files of ModelCheckpoint --------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from optuna_hermes.suspend._modules._metrics import (
 from optuna_hermes.suspend._modules._parts import parts_of
 from optuna_hermes.suspend._modules._unsaved import is_added
 from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._values._tree import mapped, tensors_in
+from optuna_hermes.suspend._values._tree import mapped, storable, tensors_in
 
 OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
 """Attributes that these lose with their first batch, in each process."""
@@ -38,7 +39,8 @@ def state_of(owner: Any) -> dict[str, Any]:
     if not isinstance(owner, nn.Module):
         return with_places(state)
     buffers = {name: part for name, part in all_buffers(owner) if name not in state}
-    return {"state": state, "buffers": buffers, **beside_weights(owner)}
+    others = {"buffers": buffers, "left_out": left_out(owner, state)}
+    return {"state": state, **others, **beside_weights(owner)}
 
 
 def with_places(state: Any) -> dict[str, Any]:
@@ -71,19 +73,56 @@ def beside_weights(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def left_out(module: nn.Module, state: Any) -> dict[str, torch.Tensor]:
+    """The parameters of a module that are not in its ``state_dict``, which a user may write."""
+    try:
+        saved = {_memory(each) for _, each in tensors_in(state, ()) if storable(each)}
+    except RecursionError:  # ``pack`` raises its error
+        return {}
+    # By their memory: it may have other names there. One that is there as a copy (rounded, say) is
+    # left out, too.
+    return {
+        name: each.detach()
+        for name, each in module.named_parameters()
+        if storable(each) and _memory(each) not in saved
+    }
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.numel()
+
+
+def set_parameters(module: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Restore what ``left_out`` returned."""
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if name in values:
+                parameter.copy_(values[name])
+
+
 def put_back(owner: Any, state: dict[str, Any]) -> None:
     """Restore an object's state; the tensors of ``state`` may be taken over."""
     if isinstance(owner, nn.Module):
         # Fabric's wrapper loads by the names within the module that it wraps.
         make_room(getattr(owner, "_original_module", owner), state["state"])
-    owner.load_state_dict(at_places(state))
+    _load(owner, at_places(state), strict=not state.get("left_out"))
     if isinstance(owner, torch.optim.Optimizer):
         undo_casts(owner, state["state"])
         vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
     if isinstance(owner, nn.Module):
+        set_parameters(owner, state.get("left_out", {}))
         set_buffers(owner, state["buffers"])
         drop_buffers(owner, state["buffers"])
         put_beside_weights(owner, state)
+
+
+def _load(owner: Any, state: Any, *, strict: bool) -> None:
+    """Load a state, also one that lacks parameters if not ``strict`` and its owner allows that."""
+    load = owner.load_state_dict
+    if strict or "strict" not in inspect.signature(load).parameters:
+        load(state)
+    else:
+        load(state, strict=False)
 
 
 def put_beside_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
