@@ -7,7 +7,7 @@ from typing import Any, Literal
 from optuna_hermes._lightning._callbacks import expect_suspension, search_of
 from optuna_hermes._lightning._cli import watch_configurations
 from optuna_hermes._lightning._launches import watch_launches
-from optuna_hermes._lightning._loggers import leave_open, release_loggers
+from optuna_hermes._lightning._loggers import leave_open
 from optuna_hermes._lightning._namespace import (
     AnyCallback,
     Callback,
@@ -16,7 +16,7 @@ from optuna_hermes._lightning._namespace import (
     refuse_unsupported,
 )
 from optuna_hermes._lightning_fits import FitLoop
-from optuna_hermes.errors import HermesError, InvalidInputError, Suspended
+from optuna_hermes.errors import InvalidInputError, Suspended
 from optuna_hermes.suspend import Session
 
 refuse_unsupported()
@@ -180,7 +180,6 @@ class HermesCallback(AnyCallback):
         """Report the last epoch, if it is a unit."""
         if self._loop.units.epoch_done(trainer, last=True):
             self._loop.report_unit(trainer)
-        release_loggers(trainer)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
@@ -191,8 +190,6 @@ class HermesCallback(AnyCallback):
             leave_open(trainer)
         if isinstance(exception, Suspended):
             expect_suspension(trainer)
-        elif isinstance(exception, Exception) and not isinstance(exception, HermesError):
-            release_loggers(trainer)  # the trial is over
         self._loop.leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -13,7 +13,10 @@ from optuna_hermes._lightning._namespace import CSVLogger
 from optuna_hermes.suspend._state import plain
 
 _KEPT = ".metrics.csv"
-"""Second name of the file: a new logger with a fixed version removes the first one."""
+"""Second name of the file: a new logger with a fixed version removes the first one.
+
+It stays, since no fit knows that it is a trial's last: the trial may go on after an error, too.
+"""
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +84,6 @@ def rewind(logger: CSVLogger, saved: dict[str, Any]) -> None:
     else:
         os.truncate(partial, saved["size"])
     os.replace(partial, file)
-
-
-def release(logger: CSVLogger) -> None:
-    """Remove the file's second name, once the trial has ended."""
-    Path(logger.log_dir, _KEPT).unlink(missing_ok=True)
 
 
 def _keep(file: Path) -> None:

@@ -74,10 +74,6 @@ def rewind(logger: TensorBoardLogger, saved: dict[str, Any]) -> None:
             os.truncate(path, size)
 
 
-def release(logger: TensorBoardLogger) -> None:
-    """Do nothing: no file was kept for a next process only."""
-
-
 def _closed(logger: TensorBoardLogger) -> list[Path]:
     writer: Any = logger.experiment
     files = _files(writer)

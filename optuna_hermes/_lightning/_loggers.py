@@ -78,12 +78,6 @@ def rewind_loggers(trainer: Trainer, state: dict[str, Any]) -> None:
             logs.rewind(logger, saved)
 
 
-def release_loggers(trainer: Trainer) -> None:
-    """Remove files that only a next process would need, for a trial that has ended."""
-    for _, logger, logs in _file_loggers(trainer):
-        logs.release(logger)
-
-
 def leave_open(trainer: Trainer) -> None:
     """Keep loggers from noting a failure, for a trial that goes on in another process."""
     for logger in trainer.loggers:

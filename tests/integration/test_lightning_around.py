@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -938,10 +939,35 @@ def test_csv(
     suspended_and_killed(
         lambda *callbacks: options(parts, *callbacks), tmp_path / "run", hook, calls, checkpoint
     )
-    files = ["hparams.yaml", "metrics.csv"]
+    files = [".metrics.csv", "hparams.yaml", "metrics.csv"]  # the first is a link to the last
     assert [file.name for file in sorted(parts.rglob("*")) if file.is_file()] == files
     folder = version if isinstance(version, str) else f"version_{version or 0}"
     name = f"study/{folder}/metrics.csv"
+    assert (parts / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+class Fails(Callback):
+    """Raises an error in the second epoch, as a device may."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if trainer.fit_loop.total_batch_idx == BATCHES + 4:
+            raise RuntimeError("CUDA error: of the device")
+
+
+@pytest.mark.parametrize("callbacks", [[Fails()], []])
+def test_csv_after_an_error(callbacks: list[Callback], tmp_path: Path) -> None:
+    """Rows stay where a trial goes on after an error, of its device or in a test after the fit."""
+
+    def options(folder: Path) -> dict[str, Any]:
+        return {"logger": CSVLogger(folder, "study", 7)}
+
+    whole(lambda: options(tmp_path / "whole"))
+    session, parts = FakeSession(checkpoint_dir=tmp_path / "run"), tmp_path / "parts"
+    with pytest.raises(RuntimeError, match="of the device") if callbacks else nullcontext():
+        train(Trace(), session, callbacks=callbacks, **options(parts))
+    assert session.checkpoints
+    train(Trace(), session.again(), **options(parts))
+    name = "study/version_7/metrics.csv"
     assert (parts / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
