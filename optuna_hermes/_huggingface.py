@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -47,6 +48,9 @@ _COUNTERS = (
     "current_flos",
 )
 """Counters of a ``Trainer`` that its logged values are computed from."""
+_STEPS = ("logging_steps", "eval_steps", "save_steps")
+_LIMITS = ("max_steps", "num_train_epochs", *_STEPS)
+"""Parts of a ``TrainerState`` that are the script's, unless the training changes them."""
 _GIVEN = (
     "data_collator",
     "compute_loss_func",
@@ -222,6 +226,11 @@ class _Loop:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        for name, value in self._limits().items():
+            if 0 < value < 1:  # of all steps, as in the arguments: see ``position``
+                setattr(trainer.state, name, math.ceil(value * trainer.state.max_steps))
+        self._first = self._limits()
+        self._restored: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -229,6 +238,7 @@ class _Loop:
         del state["stateful_callbacks"]
         return {
             "state": state,
+            "limits": self._changed(),
             "loss": trainer._tr_loss,
             "counters": {name: getattr(trainer, name) for name in _COUNTERS},
             "callbacks": [each.state()["attributes"] for each in self.remembering()],
@@ -236,11 +246,21 @@ class _Loop:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         trainer = self._trainer
-        vars(trainer.state).update(saved["state"])
+        self._restored = saved.get("limits", {})
+        others = {name: each for name, each in saved["state"].items() if name not in _LIMITS}
+        vars(trainer.state).update(others | self._restored)
         trainer._tr_loss = saved["loss"].to(trainer.args.device, copy=True)
         vars(trainer).update(saved["counters"])
         for each, attributes in zip(self.remembering(), saved["callbacks"], strict=True):
             vars(each).update(attributes)
+
+    def _limits(self) -> dict[str, Any]:
+        return {name: getattr(self._trainer.state, name) for name in _LIMITS}
+
+    def _changed(self) -> dict[str, Any]:
+        """The limits that the training has changed, in this process or in an earlier one."""
+        limits = self._limits().items()
+        return {n: each for n, each in limits if n in self._restored or each != self._first[n]}
 
     def remembering(self) -> list[ExportableState]:
         every = [*self._trainer.callback_handler.callbacks, self._trainer.control]
@@ -349,9 +369,10 @@ def position(trainer: Any, found: tuple[Checkpoint, Any] | None) -> Iterator[str
         with tempfile.TemporaryDirectory(prefix="hermes-") as folder:
             loop = found[1]["named"]["owners"]["loop"]["state"]["state"]
             plain = {"global_step": found[1]["step"]}
-            plain |= {name: loop[name] for name in ("max_steps", "num_train_epochs", "epoch")}
-            plain |= {name: loop[name] for name in ("logging_steps", "eval_steps", "save_steps")}
-            plain["train_batch_size"] = loop["train_batch_size"]
+            plain |= {name: loop[name] for name in ("epoch", "train_batch_size")}
+            # Of the script; the Trainer sets the other limits, but of these takes what is there.
+            steps = {name: getattr(trainer.args, name) for name in _STEPS}
+            plain |= {name: each for name, each in steps.items() if each is not None}
             plain["stateful_callbacks"] = _Loop(trainer).remembering()
             TrainerState(**plain).save_to_json(str(Path(folder) / _STATE_FILE))
             yield folder

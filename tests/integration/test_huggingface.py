@@ -180,10 +180,10 @@ def trainer(
         intermediate_size=16,
         max_position_embeddings=8,
     )
-    given = {"eval_strategy": "epoch", "save_strategy": "no", "learning_rate": 5e-3}
+    given: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "no"}
+    given |= {"learning_rate": 5e-3, "num_train_epochs": EPOCHS}
     args = transformers.TrainingArguments(
         str(folder),
-        num_train_epochs=EPOCHS,
         per_device_train_batch_size=8,
         report_to="none",
         use_cpu=True,
@@ -453,6 +453,44 @@ def test_a_prediction_after_the_training_is_a_sign_of_life(tmp_path: Path) -> No
     before = len(session.beats)
     made.predict(Texts(16))
     assert len(session.beats) > before
+
+
+class Stopping(transformers.TrainerCallback):
+    """Decides in the training when to end, and how often to evaluate."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            state.max_steps, state.eval_steps = 11, 4
+
+
+LONGER: dict[str, Any] = {
+    "lr_scheduler_type": "constant",
+    "num_train_epochs": 2 * EPOCHS,
+    "eval_strategy": "steps",
+    "eval_steps": 10,
+    "logging_steps": 0.2,  # of all steps: 6
+}
+SHORTER = {**LONGER, "num_train_epochs": 1, "eval_steps": 5, "logging_steps": 6}
+
+
+def test_limits_are_those_of_the_script(tmp_path: Path) -> None:
+    """A study may be given more steps between two runs, and be evaluated less often."""
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path)
+    session = suspended(session, tmp_path, "plain", **SHORTER)
+    left = train(FakeSession(), tmp_path / "out", **LONGER)[1]
+    assert train(session, tmp_path / "out", seed=4, **LONGER)[1] == left
+    assert json.loads(left)[-4] == 2 * EPOCHS * BATCHES
+
+
+def test_limits_that_the_training_changes_come_back(tmp_path: Path) -> None:
+    """They are no longer the script's."""
+    own = {"parts": (Stopping,), "eval_strategy": "steps", "eval_steps": 5}
+    left = train(FakeSession(), tmp_path / "out", **own)[1]
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path)
+    session = suspended(session, tmp_path, "plain", **own).again({4: "disk"})
+    session = suspended(session, tmp_path, "plain", seed=2, **own)
+    assert train(session, tmp_path / "out", seed=4, **own)[1] == left
+    assert json.loads(left)[-4] == 11
 
 
 def test_streams_wait_in_memory(tmp_path: Path, caplog: Any) -> None:
