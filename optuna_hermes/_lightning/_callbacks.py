@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import logging
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -30,6 +32,8 @@ _FIELDS: dict[type[Callback], tuple[str, ...]] = {
     StochasticWeightAveraging: ("_initialized",),
 }
 
+log = logging.getLogger(__name__)
+
 
 def callback_state(trainer: Trainer) -> dict[str, dict[str, Any]]:
     """Unsaved attributes, by the callback's ``state_key``."""
@@ -49,6 +53,39 @@ def restore_callbacks(trainer: Trainer, state: dict[str, dict[str, Any]]) -> Non
             kind = part(trainer, "callbacks").StochasticWeightAveraging
             kind.on_train_epoch_start(callback, trainer, trainer.lightning_module)
         vars(callback).update(saved)
+
+
+def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str, Any]) -> None:
+    """Let a callback go on with the models of the earlier process, before its state is loaded.
+
+    Args:
+        saved: its ``state_dict``, from which models are removed that are gone: the trial was on
+            another host, or its process was killed once it had replaced them.
+    """
+    # Its own folder would be that of the new logger's version, without the models.
+    folder, own = saved.get("dirpath"), callback.dirpath
+    if not folder:
+        return
+    callback.dirpath = folder
+    best, models = saved.get("best_model_path", ""), saved.get("best_k_models", {})
+    gone = {path for path in (best, *models) if path and "://" not in path}
+    gone = {path for path in gone if not os.path.exists(path)}
+    if not gone:
+        return
+    if not os.path.isdir(folder):
+        callback.dirpath = saved["dirpath"] = own
+    if trainer.is_global_zero:
+        log.warning(
+            "Of the models in %s this host lacks %d: ModelCheckpoint goes on without them in %s.",
+            folder,
+            len(gone),
+            callback.dirpath,
+        )
+    saved["best_k_models"] = left = {n: score for n, score in models.items() if n not in gone}
+    if best in gone:
+        choose = min if callback.mode == "min" else max
+        saved["best_model_path"] = best = choose(left, key=left.__getitem__, default="")
+        saved["best_model_score"] = left.get(best)
 
 
 def _known(trainer: Trainer) -> list[tuple[Callback, tuple[str, ...]]]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from optuna_hermes._lightning._callbacks import restore_models
 from optuna_hermes._lightning._fit_loaders import FitLoaders, LoaderMaking
 from optuna_hermes._lightning._module_hooks import (
     LOAD,
@@ -218,11 +219,9 @@ class TrainerHooks:
         make_room(self.trainer.lightning_module, checkpoint["state_dict"])
         self._users_path, connector._ckpt_path = checkpoint_path, str(path)
         connector._loaded_checkpoint = checkpoint
-        for callback in self.trainer.checkpoint_callbacks:
-            # Else it would use the folder of the new logger's version, without the best models.
-            saved = checkpoint["callbacks"].get(callback.state_key, {}).get("dirpath")
-            if isinstance(callback, ModelCheckpoint) and saved:
-                callback.dirpath = saved
+        for callback in callbacks_of(self.trainer, ModelCheckpoint):
+            if callback.state_key in checkpoint["callbacks"]:
+                restore_models(self.trainer, callback, checkpoint["callbacks"][callback.state_key])
 
 
 def clean(trainer: Trainer) -> bool:

@@ -632,6 +632,44 @@ def test_checkpoints(net: type[Net], tmp_path: Path) -> None:
     assert outcome(trainer, tmp_path / "parts") == expected
 
 
+@pytest.mark.parametrize("lost", ["folder", "file"])
+def test_checkpoints_that_are_gone(
+    lost: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that comes to another host, or was killed, goes on without them, and keeps others."""
+
+    def options(folder: str) -> dict[str, Any]:
+        first = ModelCheckpoint(monitor="step", save_top_k=1)  # none is as good as the first
+        every = ModelCheckpoint(monitor="val_loss", save_top_k=-1)
+        return {
+            "net": WithTest,
+            "callbacks": [first, every],
+            "default_root_dir": tmp_path / folder,
+            "enable_checkpointing": True,
+        }
+
+    session = FakeSession({BATCHES + 5: "disk"}, checkpoint_dir=tmp_path / "run")
+    with pytest.raises(Suspended):
+        train(Trace(), session, **options("here"))
+    (mine,) = (file for file in (tmp_path / "here").rglob("*.ckpt") if "-v1" not in file.name)
+    if lost == "folder":
+        shutil.rmtree(tmp_path / "here")
+    else:
+        mine.unlink()
+    trainer = train(Trace(), session.again(), **options("there"))
+    saves: Any = trainer.checkpoint_callbacks
+    first, every = saves
+    models = [first.best_model_path, *first.best_k_models, *every.best_k_models]
+    assert all(Path(model).exists() for model in models)
+    assert len(every.best_k_models) == (EPOCHS - 1 if lost == "folder" else EPOCHS)
+    assert Path(first.best_model_path).is_relative_to(
+        tmp_path / ("there" if lost == "folder" else "here")
+    )
+    assert float(first.best_model_score) == 2 * BATCHES
+    assert f"Of the models in {mine.parent} this host lacks " in caplog.text
+    trainer.test(trainer.lightning_module, DataLoader(Points(8), 4), ckpt_path="best")
+
+
 def test_learning_rates(tmp_path: Path) -> None:
     """LearningRateMonitor logs the same rows, and remembers all of them."""
 
