@@ -28,6 +28,7 @@ from optuna_hermes.suspend._values._generators import (
     set_states,
     states_of,
 )
+from optuna_hermes.suspend._values._tree import with_plain_tensors
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "torch.mean": torch.mean,
@@ -70,13 +71,15 @@ def loop_state(trainer: Trainer) -> dict[str, Any]:
             trainer.fit_loop._last_train_dl_reload_epoch,
             epoch_loop.val_loop._last_val_dl_reload_epoch,
         ],
-        "connector": {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR},
+        "connector": with_plain_tensors(
+            {name: getattr(trainer._logger_connector, name) for name in _CONNECTOR}
+        ),
         "results": [_result_state(key, item) for key, item in epoch_loop._results.items()],
         "data": states_of(_data_generators(trainer)),
         # Gradients, too: Lightning resets them when the next ``training_step`` is done, which may
         # read them. After a validation there are none.
         **beside_weights(module),
-        "callbacks": callback_state(trainer),
+        "callbacks": with_plain_tensors(callback_state(trainer)),
         "clocks": clock_state(trainer),
     }
 

@@ -46,6 +46,7 @@ from optuna_hermes.suspend._loaders._sampler import ResumableSampler
 from optuna_hermes.suspend._loaders._wrapped import replay_of
 from optuna_hermes.suspend._modules._module_state import kept_groups, make_room
 from optuna_hermes.suspend._state import plain
+from optuna_hermes.suspend._values._tree import with_plain_tensors
 
 
 class TrainerHooks:
@@ -131,6 +132,7 @@ class TrainerHooks:
             self.loaders.hide_positions()
         for callback in callbacks_of(trainer, SpikeDetection):
             checkpoint["callbacks"].pop(callback.state_key, None)  # Lightning fails to load it
+        checkpoint["callbacks"] = with_plain_tensors(checkpoint["callbacks"])  # best scores, say
         hooked = saved_by_hooks(trainer, checkpoint)
         owners = (module, getattr(trainer, "datamodule", None))
         for owner, each in itertools.product(owners, (checkpoint, hooked)):

@@ -16,9 +16,10 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ModelPruning
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, ModelPruning
 from torch import nn
 from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
 
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.suspend._modules._module_state import left_out
@@ -92,14 +93,15 @@ def train(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     module = net()
     hermes = HermesCallback(optuna.create_study().ask(), "loss", _session=session)
+    made = callbacks()
     trainer = pl.Trainer(
         max_epochs=3,
         accelerator="cpu",
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in made),
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[hermes, *callbacks(), Ticks(session)],
+        callbacks=[hermes, *made, Ticks(session)],
     )
     samples = [torch.tensor([1.0, 0.5, -0.5, 0.1]) * (1 + i) for i in range(BATCHES)]
     trainer.fit(module, DataLoader(samples, batch_size=1))
@@ -566,6 +568,45 @@ def test_weights_that_are_left_out_come_back(net: type[Net], tmp_path: Path) -> 
     if net is SavesHalves:
         expected = {"net.weight", "net.bias"}
     assert left_out(module, module.state_dict()).keys() == expected
+
+
+class Tagged(torch.Tensor):
+    """A tensor of a class of its own, as MONAI's are: whatever is computed from it is one, too."""
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec)
+
+    def __deepcopy__(self, memo: Any) -> Tagged:
+        return self.clone()  # type: ignore[return-value]
+
+
+class LogsTagged(Net):
+    """Logs losses and averages of this class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        loss = super().loss(x).as_subclass(Tagged)
+        self.mean(loss.detach())
+        self.log("mean", self.mean, on_step=True, on_epoch=True, batch_size=1)
+        return loss
+
+
+def test_logged_values_may_be_tensors_of_other_classes(tmp_path: Path) -> None:
+    """They, and the best ones that callbacks keep, are stored as the numbers that they are."""
+
+    def callbacks() -> list[Callback]:
+        return [EarlyStopping("loss", patience=99), ModelCheckpoint(tmp_path, monitor="loss")]
+
+    def look(module: Net) -> Any:
+        trainer: Any = module.trainer
+        metrics = {name: float(each) for name, each in trainer.callback_metrics.items()}
+        stops, saves = trainer.early_stopping_callback, trainer.checkpoint_callback
+        return metrics, float(stops.best_score), float(saves.best_model_score)
+
+    check(LogsTagged, tmp_path / "run", callbacks=callbacks, look=look)
 
 
 # -- hooks that are written for the files of ModelCheckpoint --------------------------------------

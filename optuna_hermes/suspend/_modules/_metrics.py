@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from optuna_hermes.suspend._state import moved, plain
+from optuna_hermes.suspend._values._tree import with_plain_tensors
 
 
 def _of_torchmetrics(name: str) -> Any:
@@ -46,11 +47,12 @@ def _of_every_metric() -> frozenset[str]:
 
 def metric_state(metric: Any) -> dict[str, Any]:
     """The state of a torchmetrics metric, which its ``state_dict`` mostly leaves out."""
+    computed, forward = with_plain_tensors([metric._computed, metric._forward_cache])
     return {
-        "states": dict(metric.metric_state),
+        "states": with_plain_tensors(dict(metric.metric_state)),
         "updates": metric._update_count,
-        "computed": metric._computed if plain(metric._computed) else None,
-        "forward": metric._forward_cache if plain(metric._forward_cache) else None,
+        "computed": computed if plain(computed) else None,
+        "forward": forward if plain(forward) else None,
     }
 
 

@@ -143,6 +143,33 @@ def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
     return replace(value)
 
 
+def with_plain_tensors(tree: Any) -> Any:
+    """A tree, or a copy with plain tensors in place of those of subclasses that only add to them.
+
+    A metric is of the class of what it was computed from, and its value is all that matters.
+    """
+    import torch
+
+    found = []
+
+    def as_plain(leaf: Any) -> Any:
+        kind = type(leaf)
+        if not issubclass(kind, torch.Tensor) or issubclass(kind, torch.nn.Parameter):
+            return leaf
+        # One with a ``__torch_dispatch__`` may have its values elsewhere.
+        if kind is torch.Tensor or kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return leaf
+        found.append(leaf)
+        with torch._C.DisableTorchFunctionSubclass():  # which would make it one again
+            return leaf.as_subclass(torch.Tensor)
+
+    try:
+        plain = mapped(tree, as_plain)
+    except RecursionError:  # ``pack`` raises its error
+        return tree
+    return plain if found else tree  # others may hold its lists
+
+
 class _Packer:
     def __init__(self, trial: str) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
