@@ -27,6 +27,7 @@ from optuna_hermes.cooperative import CooperativeLoop, session_of
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session
+from optuna_hermes.suspend._modules._parts import why_not_loadable
 from optuna_hermes.suspend._tiers._disk import why_unwritable
 from optuna_hermes.suspend._tiers._saver import Saver
 
@@ -221,9 +222,11 @@ class FitLoop(CooperativeLoop):
         hooks = self._hooks
         if hooks is None:
             return
-        trainer = hooks.trainer
+        trainer, module = hooks.trainer, hooks.trainer.lightning_module
         self._begun, self._busy = False, True
         problem = why_not_storable(trainer)
+        if problem is None and module.strict_loading:
+            problem = why_not_loadable("its module", module)
         if self._number > 1:
             problem = "the objective calls fit more than once"
         self.begin(problem)

@@ -231,6 +231,8 @@ class CooperativeLoop:
         if session is None:
             return
         folder = session.checkpoint_dir
+        if folder is not None and problem is None:
+            problem = self._named.why_not_loadable
         if folder is not None and problem is not None and not self._warned_of_memory:
             self._warned_of_memory = True
             warn_of_memory(self._name, folder, problem)  # on the console; this is in its log

@@ -342,6 +342,39 @@ def test_weights_that_a_state_dict_leaves_out_within_fabric_come_back(tmp_path: 
     assert by_way_of_disk(train, tmp_path, 2, 4, 1) == train(FakeSession())
 
 
+class Rounded(nn.Linear):
+    """Saves how its weight was rounded, and loads nothing of that, as layers of 4 bits do."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.absmax"] = torch.ones(1)
+
+
+def rounding(session: FakeSession) -> list[float]:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 4), Rounded(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(3):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            descend(model(torch.full((2, 4), x)).square().mean(), optimizer, losses, session)
+        run.report(losses[-1])
+    return losses
+
+
+def test_a_state_that_its_model_refuses_stays_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the trial would be lost where it is loaded."""
+    session = FakeSession({4: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert rounding(session) == rounding(FakeSession())
+    assert session.parks == ["resident"]
+    assert "can only wait in memory: the state_dict of model holds 1.weight.absmax" in caplog.text
+
+
 class Heads(nn.Module):
     """Has two heads, of which it uses one, and a count that is a buffer."""
 

@@ -609,6 +609,52 @@ def test_logged_values_may_be_tensors_of_other_classes(tmp_path: Path) -> None:
     check(LogsTagged, tmp_path / "run", callbacks=callbacks, look=look)
 
 
+class Rounded(nn.Linear):
+    """Saves how its weight was rounded, and loads nothing of that, as layers of 4 bits do."""
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight.absmax"] = torch.ones(1)
+
+
+class LoadsRounded(Rounded):
+    """Loads that, too."""
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        state_dict.pop(f"{prefix}weight.absmax")
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Quantized(Net):
+    def make(self) -> nn.Module:
+        return nn.Sequential(Rounded(4, 1))
+
+
+class QuantizedLoosely(Quantized):
+    strict_loading = False
+
+
+class QuantizedAnew(Net):
+    def make(self) -> nn.Module:
+        return nn.Sequential(LoadsRounded(4, 1))
+
+
+def test_a_state_that_its_module_refuses_stays_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the trial would be lost where it is loaded."""
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
+    assert train(Quantized, session) == train(Quantized, FakeSession())
+    assert session.parks == ["resident"]
+    assert "the state_dict of its module holds net.0.weight.absmax" in caplog.text
+
+
+@pytest.mark.parametrize("net", [QuantizedLoosely, QuantizedAnew])
+def test_a_state_that_its_module_takes_is_stored(net: type[Net], tmp_path: Path) -> None:
+    """The module says so, or a layer of it loads by itself."""
+    check(net, tmp_path)
+
+
 # -- hooks that are written for the files of ModelCheckpoint --------------------------------------
 
 

@@ -22,7 +22,7 @@ from optuna_hermes.suspend._modules._module_state import (
     state_of,
     with_places,
 )
-from optuna_hermes.suspend._modules._parts import changed, parts_of
+from optuna_hermes.suspend._modules._parts import changed, parts_of, why_not_loadable
 from optuna_hermes.suspend._modules._unsaved import (
     Attributes,
     ChangedAttributes,
@@ -92,6 +92,12 @@ class NamedObjects:
     def reshaped(self) -> list[str]:
         """Names of objects whose state does not fit them as they were before the loop."""
         return changed(self._parts, {name: parts_of(each) for name, each in self._owners.items()})
+
+    @functools.cached_property
+    def why_not_loadable(self) -> str | None:
+        """The reason why a module would refuse its own state, None if none would."""
+        modules = (pair for pair in self._owners.items() if isinstance(pair[1], nn.Module))
+        return next(filter(None, (why_not_loadable(*pair) for pair in modules)), None)
 
     def note_classes(self) -> None:
         """Note classes, dtypes and shared parts; right before the loop, where all are converted."""

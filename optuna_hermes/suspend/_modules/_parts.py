@@ -108,3 +108,36 @@ def _retied(first: Mapping[str, StateShape], now: Mapping[str, StateShape]) -> l
 
 def _size_of(parameter: torch.Tensor) -> torch.Size | None:
     return None if is_lazy(parameter) else parameter.shape
+
+
+def why_not_loadable(name: str, module: nn.Module) -> str | None:
+    """The reason why a module would refuse its own ``state_dict``, None if it would not."""
+    if not _has_torch_s(module, "load_state_dict"):  # it may take anything
+        return None
+    try:
+        key = next((key for key in module.state_dict() if not _loads(module, str(key))), None)
+    except Exception:  # it fails with the first checkpoint, unless it needs a batch before
+        return None
+    if key is None:
+        return None
+    return f"the state_dict of {name} holds {key}, which its load_state_dict refuses"
+
+
+def _loads(part: nn.Module, key: str) -> bool:
+    """True if torch's own ``load_state_dict`` takes a value of this key, or code of others may."""
+    if not _has_torch_s(part, "_load_from_state_dict"):
+        return True
+    if part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks:
+        return True
+    name, dot, rest = key.partition(".")
+    if dot:
+        inner = part._modules.get(name)
+        return name in part._modules and (inner is None or _loads(inner, rest))
+    if name == "_extra_state":
+        return not _has_torch_s(part, "set_extra_state")
+    saved = name in part._buffers and name not in part._non_persistent_buffers_set
+    return saved or name in part._parameters
+
+
+def _has_torch_s(part: nn.Module, method: str) -> bool:
+    return getattr(getattr(part, method), "__func__", None) is getattr(nn.Module, method)
