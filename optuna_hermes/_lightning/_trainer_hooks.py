@@ -67,12 +67,14 @@ class TrainerHooks:
         self._weights: dict[str, torch.Tensor] = {}
         self._users_path: Any = None
         self._overridden: list[tuple[object, str]] = []
+        self._trains = False
+        """True once the fit has begun: what begins later is the search of a callback within it."""
         making = LoaderMaking(trainer, self.settings, self.unsaved)
         self.loaders = FitLoaders(making, trial, self.override, replay or replay_of)
         begin, connector = trainer.fit_loop.on_run_start, trainer._checkpoint_connector
         self.override(trainer.fit_loop, "on_run_start", self._begin_run, begin)
         start, restore = connector.resume_start, connector.restore_training_state
-        self.override(connector, "resume_start", _noted, self.shape.note_weights, start)
+        self.override(connector, "resume_start", self._start, start)
         self.override(connector, "restore_training_state", self._restore_training_state, restore)
 
     def override(self, owner: object, name: str, call: Callable[..., Any], *args: Any) -> None:
@@ -99,6 +101,7 @@ class TrainerHooks:
 
     def between_batches(self, call: Callable[[], None]) -> None:
         """Call a function before each fetch of a batch, from ``on_train_start`` on."""
+        self._trains = True
         epoch_loop = self.trainer.fit_loop.epoch_loop
         self.override(epoch_loop, "_on_before_fetch", _in_turn, call, epoch_loop._on_before_fetch)
 
@@ -150,9 +153,15 @@ class TrainerHooks:
         # ``trainer.ckpt_path`` is the user's again: ModelCheckpoint never deletes that file.
         self.trainer._checkpoint_connector._ckpt_path = self._users_path
 
+    def _start(self, start: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if not self._trains:
+            self.shape.note_weights()
+        start(*args, **kwargs)
+
     def _restore_training_state(self, restore: Callable[[], None]) -> None:
-        self.shape.note_optimizers()
-        self.settings.begin()
+        if not self._trains:
+            self.shape.note_optimizers()
+            self.settings.begin()
         with kept_groups(optimizers_of(self.trainer)):
             restore()
 
@@ -198,7 +207,10 @@ class TrainerHooks:
 
     def _begin_run(self, begin: Callable[[], None]) -> None:
         """Call the hooks ``on_train_start``, and note what each process has made by then."""
-        begin()
+        within = self._trains
+        begin()  # in which the fit begins
+        if within:
+            return
         self.shape.note_classes()
         self.unsaved.note()
         self.unsaved.note_made()
@@ -265,11 +277,6 @@ def _loosely(module: LightningModule) -> Iterator[None]:
     finally:
         if strict:
             module.strict_loading = True
-
-
-def _noted(note: Callable[[], None], call: Callable[..., None], *args: Any, **kw: Any) -> None:
-    note()
-    call(*args, **kw)
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

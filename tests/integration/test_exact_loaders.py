@@ -714,6 +714,15 @@ class RatesLater(LearningRateFinder):
             self.lr_find(trainer, pl_module)
 
 
+class RatesOnceClipped(RatesLater):
+    """Clips gradients from the second epoch on, and looks for a rate once that is so."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            trainer.gradient_clip_val = 0.05
+            self.lr_find(trainer, pl_module)
+
+
 class ByRate(Net):
     """Weighs its losses by the learning rate that was found."""
 
@@ -783,6 +792,7 @@ LIGHTNING: dict[str, dict[str, Any]] = {
         "callbacks": lambda: [LearningRateFinder(num_training_steps=20)],
     },
     "rates-later": {"callbacks": lambda: [RatesLater(num_training_steps=15)]},
+    "rates-once-clipped": {"callbacks": lambda: [RatesOnceClipped(num_training_steps=15)]},
     "sizes": {
         "net": OwnRates,
         "train": None,
@@ -988,6 +998,7 @@ def test_lightning_passes_beside_the_trained_one(workers: int, tmp_path: Path) -
         LIGHTNING,
         "steps-own-loaders",
         "rates-later",
+        "rates-once-clipped",
         "tuned-rates",
         "tuned-sizes-and-rates",
         "growing",
