@@ -425,8 +425,8 @@ def _with_tables(state: dict[str, Any]) -> RDBStorage:
     module: Any = rdb
     # Its constructor would check and upgrade the tables.
     storage = RDBStorage.__new__(RDBStorage)
-    storage.__dict__.update(state)
-    storage._version_manager = None  # which whoever pickles it again takes out of its state
+    # Whoever pickles it again takes its version manager out of its state.
+    storage.__dict__.update(state, _version_manager=None)
     storage.engine = module.sqlalchemy.engine.create_engine(storage.url, **storage.engine_kwargs)
     made = module.sqlalchemy_orm.sessionmaker(bind=storage.engine)
     storage.scoped_session = module.sqlalchemy_orm.scoped_session(made)
