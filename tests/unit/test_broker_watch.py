@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from optuna_hermes.broker._server._processes import kill, watch
+from optuna_hermes._parent import kill
+from optuna_hermes.broker._server._processes import watch
 
 DEADLINE_SECONDS = 20.0
 

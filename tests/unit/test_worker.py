@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.workers._worker import _Notes, _opening, _TrialExecution
+from optuna_hermes.workers._worker import _Notes, _creation_lock, _TrialExecution
 
 
 def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> No
     entered = threading.Event()
 
     def work() -> None:
-        with _opening(tmp_path):
+        with _creation_lock(tmp_path):
             entered.set()
 
     with filelock.FileLock(tmp_path / "open.lock", is_singleton=False):
@@ -35,10 +35,10 @@ def test_one_worker_of_a_study_opens_a_trial_at_a_time(tmp_path: Path) -> None:
     own, other = threading.Event(), threading.Event()
 
     def work(root: Path, entered: threading.Event) -> None:
-        with _opening(root):
+        with _creation_lock(root):
             entered.set()
 
-    with _opening(tmp_path / "one"):
+    with _creation_lock(tmp_path / "one"):
         waits = threading.Thread(target=work, args=(tmp_path / "one", own), daemon=True)
         waits.start()
         threading.Thread(target=work, args=(tmp_path / "two", other), daemon=True).start()
