@@ -14,7 +14,7 @@ import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
-from optuna_hermes.workers._worker import _Notes, _creation_lock, _TrialExecution
+from optuna_hermes.workers._worker import _creation_lock, _Notes, _TrialExecution
 
 
 def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
