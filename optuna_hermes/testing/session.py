@@ -67,7 +67,7 @@ class FakeSession:
         self._evicts = evicts
         self._batches = 0
         self.requested_tier: TierName = "resident"
-        self._parking: TierMover | None = None
+        self._tier_mover: TierMover | None = None
 
     def tick(self) -> None:
         """Count a trained batch; the test's own loop calls it."""
@@ -137,20 +137,20 @@ class FakeSession:
         self._while_parked()
         for tier in self._evicts:
             self._put(state, tier)
-        assert self._parking is not None
-        self._parking.back()
+        assert self._tier_mover is not None
+        self._tier_mover.back()
         self.batch_size = self._next_size
 
     def _put(self, state: CleanPoint, tier: TierName) -> None:
         from optuna_hermes.suspend._tiers._tier_mover import TierMover  # it needs torch
 
-        if self._parking is None:
-            self._parking = TierMover(
+        if self._tier_mover is None:
+            self._tier_mover = TierMover(
                 self.checkpoint_dir, lambda: self.checkpoints, self.checkpoint_url
             )
-        held = self._parking.put(state, tier)
-        assert self._parking.tier is not None
-        self.parks.append(self._parking.tier)
+        held = self._tier_mover.put(state, tier)
+        assert self._tier_mover.tier is not None
+        self.parks.append(self._tier_mover.tier)
         if held.stored is not None:
             self.saved(held.stored)
             raise Suspended(f"The trial is stored in {held.stored.path}.")

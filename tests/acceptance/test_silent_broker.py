@@ -182,7 +182,7 @@ def test_it_is_named_to_who_waits_for_it(storage_url: str, monkeypatch: pytest.M
     looks = iter(range(3))
 
     def look(seconds: float) -> None:
-        driver._look_while_silent(seconds)
+        driver._on_silence(seconds)
         if next(looks, None) is None:
             raise BrokerSilentError("enough")
 
