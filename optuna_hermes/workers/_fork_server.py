@@ -248,8 +248,8 @@ class _ForkServer:
         if self._successor is not None:
             self._successor.close()
         for pid in self._children:  # these wait for trials, or have just ended theirs
-            os.waitpid(pid, 0)
-            kill_session(pid)
+            if os.waitpid(pid, 0)[1]:
+                kill_session(pid)
 
     def _serve(self) -> None:
         for each in (self._parent, self._wake, self._words):

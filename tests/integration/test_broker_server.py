@@ -98,7 +98,7 @@ def test_a_broker_without_a_file_to_open_goes_on(
     server = Server(runtime_dir, devices="any", source=source, host="h", idle_seconds=1.0)
     monkeypatch.setattr(_server, "available_bytes", none_left)
     monkeypatch.setattr(server._handler, "silent", lambda now: {1: os.getpid()})
-    monkeypatch.setattr(server._activities, "look", none_left)
+    monkeypatch.setattr(server._activities, "measure", none_left)
     asyncio.run(asyncio.wait_for(server.serve(), 60))
     assert "the host's memory cannot be measured: [Errno 24]" in caplog.text
     assert "silent workers cannot be observed: [Errno 24]" in caplog.text
@@ -309,13 +309,13 @@ def test_a_study_that_is_served_stays_locked(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger without a study at work is closed now and then, also just before one is admitted."""
-    keep, unlocked = Ledgers.keep, list[str]()
+    keep, unlocked = Ledgers.set_ledger, list[str]()
 
     def late(self: Ledgers, study: str, url: str) -> None:
-        self.rest(())
+        self.close_idle(())
         keep(self, study, url)
 
-    monkeypatch.setattr(Ledgers, "keep", late)
+    monkeypatch.setattr(Ledgers, "set_ledger", late)
     monkeypatch.setattr(Ledger, "unlock_study", lambda self, study: unlocked.append(study))
 
     async def visit(meet: Meet) -> list[str]:

@@ -114,6 +114,8 @@ def why_not_loadable(name: str, module: nn.Module) -> str | None:
     """The reason why a module would refuse its own ``state_dict``, None if it would not."""
     if not _has_torch_s(module, "load_state_dict"):  # it may take anything
         return None
+    if not any(map(_adds_keys, module.modules())):  # no state is made in vain
+        return None
     try:
         key = next((key for key in module.state_dict() if not _loads(module, str(key))), None)
     except Exception:  # it fails with the first checkpoint, unless it needs a batch before
@@ -121,6 +123,10 @@ def why_not_loadable(name: str, module: nn.Module) -> str | None:
     if key is None:
         return None
     return f"the state_dict of {name} holds {key}, which its load_state_dict refuses"
+
+
+def _adds_keys(part: nn.Module) -> bool:
+    return bool(part._state_dict_hooks) or not _has_torch_s(part, "_save_to_state_dict")
 
 
 def _loads(part: nn.Module, key: str) -> bool:
