@@ -134,7 +134,7 @@ export class Plot {
       {
         width: this.box.clientWidth,
         height: this.box.clientHeight,
-        padding: [10, 12, 0, 0],
+        padding: [10, 28, 0, 0], // the last label of an x axis is centred at its end
         legend: { show: false },
         cursor: {
           points: { show: false },
