@@ -592,13 +592,13 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ["killed", "left", "stopped"])
 def test_what_a_killed_worker_has_begun_ends_with_it(
-    script: Script, tmp_path: Path, how: str
+    script: Script, tmp_path: Path, wait_for: Callable[..., Any], how: str
 ) -> None:
     """A training in a program of its own would train on beside the next trial."""
     script(f"HOW = {how!r}\n" + LEFT_BEHIND)
     begun = [int(pid) for pid in (tmp_path / "children").read_text().split()]
     assert len(begun) >= 3
-    assert not [pid for pid in begun[:3] if psutil.pid_exists(pid)]
+    wait_for(lambda: not any(map(_is_alive, begun[:3])), 30)
 
 
 def test_what_a_worker_leaves_that_ends_itself_stays(script: Script, tmp_path: Path) -> None:
@@ -673,15 +673,23 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("daemon", [True, False])
 def test_children_of_a_trial_hold_no_pipe_of_the_script(
-    script: Script, tmp_path: Path, daemon: bool
+    script: Script, tmp_path: Path, wait_for: Callable[..., Any], daemon: bool
 ) -> None:
     """Daemons end with their trial, as at Python's exit; others may stay, and hold up nobody."""
     done = script(f"DAEMON = {daemon}\n" + CHILDREN)  # to the end of its output
     assert done.returncode == 0, done.stderr
     child = int((tmp_path / "child").read_text())
-    assert psutil.pid_exists(child) is not daemon
-    if not daemon:
+    if daemon:
+        wait_for(lambda: not _is_alive(child), 30)
+    else:
+        assert _is_alive(child)
         os.kill(child, signal.SIGKILL)
+
+
+def _is_alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 IN_CHILDREN = """
