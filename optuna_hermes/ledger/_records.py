@@ -125,7 +125,7 @@ class HostRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeMark:
-    """How far a ledger has changed, by which a broker knows if there is more to read.
+    """The state of a ledger's changes, by which a broker knows if there is more to read.
 
     Args:
         change: the newest change number of the ledger.

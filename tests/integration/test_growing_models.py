@@ -217,11 +217,22 @@ def banking(session: FakeSession, setup: Callable[..., Any] | None = None) -> li
     optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.05)
     if setup is not None:
         model, optimizer = setup(model, optimizer)
+    return fitting(session, model, optimizer)
+
+
+def fitting(
+    session: FakeSession,
+    model: Any,
+    optimizer: Any,
+    begin: Callable[[int], object] = lambda epoch: None,
+) -> list[float]:
+    """The losses of three epochs; ``begin`` is called with the number of each."""
     run = PyTorchLoop(
         optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
     )
     losses = run.kept.setdefault("losses", [])
-    for _ in run.epochs(3):
+    for epoch in run.epochs(3):
+        begin(epoch)
         for x in run.batches([0.5, 1.0, 1.5]):
             loss = (model(torch.full((2, 4), x)) - x).square().mean()
             descend(loss, optimizer, losses, session)
@@ -317,18 +328,12 @@ def adapting(session: FakeSession, setup: Callable[..., Any] = lambda *each: eac
     torch.manual_seed(2 if session.checkpoints else 1)  # what is not restored is another one
     made = Adapted()
     model, optimizer = setup(made, torch.optim.SGD(made.parameters(), lr=0.05))
-    run = PyTorchLoop(
-        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
-    )
-    losses = run.kept.setdefault("losses", [])
-    for epoch in run.epochs(3):
+
+    def thaw(epoch: int) -> None:
         for number, layer in enumerate(made.net):
             layer.requires_grad_((number == 0) == (epoch == 0))
-        for x in run.batches([0.5, 1.0, 1.5]):
-            loss = (model(torch.full((2, 4), x)) - x).square().mean()
-            descend(loss, optimizer, losses, session)
-        run.report(losses[-1])
-    return losses
+
+    return fitting(session, model, optimizer, thaw)
 
 
 def test_weights_that_a_state_dict_leaves_out_come_back(tmp_path: Path) -> None:
