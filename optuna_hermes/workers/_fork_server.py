@@ -40,7 +40,7 @@ from optuna_hermes.workers._fork_safety import Unsafe, other_threads, why_not_fo
 from optuna_hermes.workers._imports import LibrariesFirst
 from optuna_hermes.workers._objective import Objective, file_of, pack, unpack
 from optuna_hermes.workers._output import silent
-from optuna_hermes.workers._preload import function_of, preload
+from optuna_hermes.workers._preload import function_of, preload, read_code
 from optuna_hermes.workers._processes import (
     NOT_LOADED,
     end_with,
@@ -173,6 +173,7 @@ def _prepare(load: Callable[[], Objective]) -> Objective:
     sessions.importing = False
     _once.set_objective(function_of(objective))
     preload(objective)
+    read_code(objective)
     if _once.used_accelerator() is not None:
         raise ObjectiveError(
             "Importing the objective must not use an accelerator, since workers are forked after "

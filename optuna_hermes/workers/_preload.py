@@ -22,6 +22,7 @@ _LIBRARIES = {
     "torch": (
         *("torch", "torch._dynamo", "optuna_hermes.suspend._tiers._copies"),
         *("optuna_hermes.suspend._tiers._tier_mover", "optuna_hermes.suspend._values._custom"),
+        "safetensors.torch",
     ),
     "torchvision": ("torchvision",),
     "torchmetrics": ("torchmetrics",),
@@ -58,6 +59,13 @@ def preload(objective: Any) -> None:
             __import__(name)
         except Exception:
             sys.modules.pop(name, None)
+
+
+def read_code(objective: Any) -> None:
+    """Read which names the objective's code uses, as each worker would before its first batch."""
+    generators = sys.modules.get("optuna_hermes.suspend._values._generators")
+    if generators is not None:
+        generators.holders_in(generators.GeneratorOwner("objective", function_of(objective)))
 
 
 def imported_late(objective: Any) -> set[str]:

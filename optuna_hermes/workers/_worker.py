@@ -55,7 +55,7 @@ from optuna_hermes.workers._words import (
 )
 
 NOTES_SECONDS = 5.0
-CHANGE_SECONDS = 1.0
+CHANGE_SECONDS = 5.0
 """Time in which a trial's state may change again before it is written: each write costs a commit.
 """
 LEAVE_SECONDS = 1.0

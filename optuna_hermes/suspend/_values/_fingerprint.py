@@ -290,11 +290,16 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
     own = dict_of(value)
     if kind.__module__.startswith("torch._dynamo"):  # beside the compiled module there are caches
         yield [own.get("_modules")]
-    elif kind is not np.ma.MaskedArray:
+    elif not _is_masked(kind):
         yield [each for name, each in own.items() if not _is_cached(kind, name, each)]
     slots = slots_of(kind)
     if slots:
         yield [getattr(value, name, None) for name in slots]
+
+
+def _is_masked(kind: type) -> bool:
+    """True for NumPy's class of masked arrays, whose module nobody may have imported."""
+    return kind.__module__.startswith("numpy.ma") and kind.__qualname__ == "MaskedArray"
 
 
 def _inside_of_array(value: np.ndarray[Any, Any]) -> Sequence[Any]:
