@@ -267,32 +267,7 @@ class _TrialExecution:
             if self._is_not_the_trial_s(raised):
                 raise
             traceback.print_exc()
-            # A data loader, or a process that it talks to, may have ended by the signal.
-            if sent_to_all():
-                _die(f"Trial {trial.number} goes on: a signal has ended what it needs.")
-            if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
-                _die(f"Trial {trial.number} goes on elsewhere: its device has failed.")
-            if is_out_of_memory(raised) and not self._session.alone:
-                text = text_of(raised, str)
-                reason = f"Trial {trial.number} has outgrown its share of the device: {text}"
-                self._session.release(reason, outgrown=True)
-                return
-            # A trial with a checkpoint has been past this point before: an error of the script or
-            # its surroundings would fail one suspended trial after the other.
-            if self._returns:
-                text = text_of(raised)[:LONGEST_REASON]
-                problem = f"its objective raises {text} before it goes on"
-                _log.warning(
-                    "Trial %d waits, or goes on on another host: %s, see its output.log. While "
-                    "others train it is tried three times here, a minute apart.",
-                    trial.number,
-                    problem,
-                )
-                self._session.release(
-                    f"Trial {trial.number} was suspended, and now {problem} (see its output.log): "
-                    "mend that, then run the same command again, or close the trial with "
-                    "`optuna-hermes finish`."
-                )
+            if self._goes_on(trial.number, raised):
                 return
             state, error = TrialState.FAIL, text_of(raised)
         self._leave_if_taken()
@@ -301,6 +276,50 @@ class _TrialExecution:
         # Before tell(): Optuna changes no attribute of a finished trial.
         notes.put("failed" if state == TrialState.FAIL else "done")
         notes.close()
+        self._tell(trial, values, state, error)
+
+    def _goes_on(self, number: int, raised: BaseException) -> bool:
+        """Release a trial that an error of its surroundings has ended; False if it has failed."""
+        # A data loader, or a process that it talks to, may have ended by the signal.
+        if sent_to_all():
+            _die(f"Trial {number} goes on: a signal has ended what it needs.")
+        if is_of_device(raised, os.environ.get("CUDA_VISIBLE_DEVICES", "")):
+            _die(f"Trial {number} goes on elsewhere: its device has failed.")
+        if is_out_of_memory(raised) and not self._session.alone:
+            text = text_of(raised, str)
+            reason = f"Trial {number} has outgrown its share of the device: {text}"
+            self._session.release(reason, outgrown=True)
+            return True
+        # A trial with a checkpoint has been past this point before: an error of the script or
+        # its surroundings would fail one suspended trial after the other.
+        if self._returns:
+            text = text_of(raised)[:LONGEST_REASON]
+            problem = f"its objective raises {text} before it goes on"
+            _log.warning(
+                "Trial %d waits, or goes on on another host: %s, see its output.log. While "
+                "others train it is tried three times here, a minute apart.",
+                number,
+                problem,
+            )
+            self._session.release(
+                f"Trial {number} was suspended, and now {problem} (see its output.log): "
+                "mend that, then run the same command again, or close the trial with "
+                "`optuna-hermes finish`."
+            )
+            return True
+        return False
+
+    def _tell(
+        self, trial: optuna.Trial, values: Any, state: TrialState | None, error: str | None
+    ) -> None:
+        """Tell Optuna and the broker that a trial has ended.
+
+        Args:
+            trial: the trial.
+            values: what the objective has returned.
+            state: None if it has returned.
+            error: of a trial that has failed.
+        """
         try:
             told = _optuna.tell(self._study, trial, values, state)
         except (TypeError, OverflowError):  # of a text, or of an integer that is too large

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import queue
 import random
+import subprocess
+import sys
 import time
 import weakref
 from array import array
@@ -293,3 +295,15 @@ def test_a_look_at_much_costs_little(make: Callable[[], Any]) -> None:
         fingerprint(value)
         seconds.append(time.thread_time() - begin)
     assert min(seconds) < 0.1
+
+
+def test_masked_arrays_are_not_imported_for_others() -> None:
+    """Each worker would import them before its first batch."""
+    code = (
+        "import sys, types\n"
+        "from optuna_hermes.suspend._values._fingerprint import fingerprint\n"
+        "before = 'numpy.ma' in sys.modules\n"
+        "fingerprint([types.SimpleNamespace(part=[1])])\n"
+        "sys.exit('numpy.ma' in sys.modules and not before)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.workers._preload import imported_late, preload
+from optuna_hermes.suspend._values import _generators
+from optuna_hermes.workers._preload import imported_late, preload, read_code
 
 SCRIPT = """
 import optuna
@@ -87,3 +88,14 @@ def test_a_broken_library_is_left_to_who_needs_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     preload(objective)
     assert "torchvision" not in sys.modules
+
+
+def test_code_that_was_read_is_not_read_again() -> None:
+    """A worker, which is a fork, searches the objective's code before its first batch."""
+    module = script("another_script")
+    read_code(module.objective)
+    before = _generators._global_names.cache_info()
+    _generators.holders_in(_generators.GeneratorOwner("loop 0", module.objective))
+    after = _generators._global_names.cache_info()
+    assert after.misses == before.misses
+    assert after.hits > before.hits
