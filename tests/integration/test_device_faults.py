@@ -79,7 +79,7 @@ def test_status_follows_the_driver(
     for words, beginning in (
         ("foreign", "process 4242 computes on it"),
         ("", ""),
-        ("no-processes used=9", "10.74 GB of its memory are taken by processes that cannot be"),
+        ("no-processes used=9", "10.00 GiB of its memory are taken by processes that cannot be"),
         ("xid=13", ""),
         ("xid=13 xid=79", "it reported XID 79 (fallen off the bus): end the broker, reset the"),
         ("lost", "it cannot be read (GPU is lost): reset it, or restart the host"),

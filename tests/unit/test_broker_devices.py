@@ -212,7 +212,7 @@ def test_memory_that_nobody_holds_is_a_strangers() -> None:
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
     words = (
-        "10.74 GB of its memory are taken by processes that cannot be listed here: find them where "
+        "10.00 GiB of its memory are taken by processes that cannot be listed here: find them where "
         "they can, and wait for them or end them"
     )
     assert broker.handler.status(0.0).devices[0].problem == words

@@ -399,7 +399,7 @@ def fits(free_bytes: int | None, missing_bytes: int | None) -> bool | None:
 
 def size(count: int | None) -> str:
     """Number of bytes in words."""
-    return "an unknown number of bytes" if count is None else f"{count / 1e9:.2f} GB"
+    return "an unknown number of bytes" if count is None else f"{count / 1024**3:.2f} GiB"
 
 
 def _less(count: int | None, than: int | None) -> bool:
