@@ -198,7 +198,7 @@ def test_a_trial_that_outgrew_its_device() -> None:
         "Trial 0 outgrew its memory on cpu:0: it needs an unknown number of bytes there or more, "
         "and an unknown number of bytes were free."
     )
-    assert size(2_500_000_000) == "2.50 GB"
+    assert size(5 * 1024**3 // 2) == "2.50 GiB"
 
 
 def test_a_policy_that_fails_says_how_to_go_on() -> None:
