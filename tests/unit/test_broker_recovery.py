@@ -126,6 +126,44 @@ def test_device_time_of_a_parked_trial_counts() -> None:
     assert shown(after).device_seconds == pytest.approx(known + 1)
 
 
+@pytest.mark.parametrize("end", ["power cut", "killed", "refused"])
+def test_device_time_of_a_lease_that_dies_with_its_broker_counts(end: str) -> None:
+    """Only its reports have it; the units that are trained again come after them."""
+    broker, pid, epoch = holding()
+    broker.say(pid, wire.Saved(epoch=epoch, checkpoint=checkpoint(1)))
+    broker.now = 3600.0
+    broker.say(pid, report(epoch, 1))
+    assert broker.ledger.load_trials("s")[0].device_seconds == 0.0
+    after = broker.successor(known=() if end == "power cut" else None)
+    after.driver(policy="round-robin", unstarted=0)
+    if end == "killed":
+        after.advance(RECOVERY_SECONDS)
+        after.end_of(pid)
+    elif end == "refused":
+        after.resume(pid, resume(epoch, device="cpu:9"))
+    assert shown(after).device_seconds == 3600.0
+    worker = after.worker()
+    grant = after.last(worker, "Grant")
+    assert (grant.number, grant.device_seconds) == (0, 3600.0)
+    after.now += 30.0
+    after.say(worker, report(grant.epoch, 2))
+    assert after.ledger.load_curves("s")[0].device_seconds == (3600.0, 3630.0)
+    assert after.handler.state.studies["s"].mean_unit_seconds == 30.0
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_device_time_of_a_lease_that_goes_on_counts_once(expected: bool) -> None:
+    """Its reports have it already; its process says how long it has lasted until now."""
+    broker, pid, epoch = holding()
+    broker.now = 3600.0
+    broker.say(pid, report(epoch, 1))
+    after = broker.successor(known=None if expected else ())
+    after.now = 5000.0
+    worker = after.resume(pid, resume(epoch, held_seconds=4000.0, device_seconds=4000.0))
+    after.say(worker, parked(epoch))
+    assert shown(after).device_seconds == 4000.0
+
+
 def test_a_new_lease_is_above_all_old_ones() -> None:
     """A lease of the next broker has an epoch that the ledger has never seen."""
     broker, pid, epoch = holding()

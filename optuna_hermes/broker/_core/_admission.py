@@ -102,6 +102,7 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
         for trial in known_trials(turn.state, event, turn.now):
             study.trials[trial.number] = trial
         _keep_unclaimed_leases(turn, study, event)
+        _count_lost_leases(study, event)
         _settle_owners(turn, study, event)
     return study
 
@@ -160,6 +161,14 @@ def _keep_unclaimed_leases(turn: Turn, study: Study, event: StudyRead) -> None:
     for holder in holders:
         if holder.study == study.spec.key and holder.number in study.trials:
             study.trials[holder.number].recovering = True
+
+
+def _count_lost_leases(study: Study, event: StudyRead) -> None:
+    """Count the device time of leases whose processes will not come back to say it."""
+    comes_back = event.message.number if isinstance(event.message, wire.Reattach) else None
+    for number, trial in study.trials.items():
+        if not trial.recovering and number != comes_back:
+            trial.count_reported()
 
 
 def admit_trial(study: Study, number: int, trial_id: int, now: float) -> LiveTrial:

@@ -223,6 +223,14 @@ class LiveTrial:
         """Device time since its last checkpoint, without that of a lease that is out."""
         return max(0.0, self.device_seconds - self.saved_seconds)
 
+    def count_reported(self) -> None:
+        """Count the device time of a lease that died with its broker, which only reports have.
+
+        A process that has it still says itself how long that lease has lasted.
+        """
+        if self.connection is None:
+            self.device_seconds = max(self.device_seconds, self.curve.seconds)
+
     def ask(self, tier: TierName, now: float) -> None:
         self.requested_tier, self.requested_at = tier, now
 

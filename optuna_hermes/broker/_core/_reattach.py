@@ -48,7 +48,10 @@ def reattach(
             _take_reports(turn, trial, message)
             if not trial.live:  # its driver was faster to say so
                 trial.device_seconds = max(trial.device_seconds, message.device_seconds)
-            turn.save(trial)  # with the units it had not told of
+        if trial is not None:
+            trial.count_reported()
+            if known:
+                turn.save(trial)  # with the units it had not told of
         over = trial is not None and not trial.live and message.ended
         return None if over else reason
     if lease is not None:

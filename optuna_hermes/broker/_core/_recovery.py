@@ -115,6 +115,7 @@ class Recovery:
     def _release(self, turn: Turn, connection: int, process: RecoveringProcess) -> None:
         trial = self._settle(turn, connection, process)
         if trial is not None:
+            trial.count_reported()
             turn.give_back(trial)
 
     def _settle(self, turn: Turn, connection: int, process: RecoveringProcess) -> LiveTrial | None:

@@ -176,6 +176,7 @@ class Sharing:
             new.params = trial.params
             new.curve = new.curve if new.curve.units else trial.curve
             new.waiting_since = turn.now if study.is_elsewhere(trial) else trial.waiting_since
+        new.count_reported()
         if study.is_elsewhere(new):
             new.show_as(record.state)
         study.trials[record.number] = new
