@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -203,6 +204,21 @@ def test_a_stale_lease_is_to_be_granted_again(bench: Bench) -> None:
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
     assert [each.epoch for each in bench.ledger.inner.load_leases()] == [5, 6]
+
+
+def test_the_end_of_a_stale_lease_leaves_that_of_another_broker_alone(bench: Bench) -> None:
+    """It was given up before the database was back, where another broker has its epoch by now."""
+    ended = EndLease(study="s", epoch=5, ended=1.0)
+    others = replace(lease(5), study="t", host="other")
+    bench.ledger.inner.commit_lease(others)
+    bench.ledger.gate.clear()
+    bench.writer.write("s", [lease(5)])
+    bench.writer.write("s", [ended, report(1)])
+    bench.ledger.gate.set()
+    assert bench.wait_for(ClaimConflict).epochs == (5,)
+    assert bench.wait_for(Written).items == (ended, report(1))
+    assert bench.ledger.inner.load_leases() == [others]
+    assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
 
 
 def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:

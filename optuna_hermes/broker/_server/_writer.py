@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._event_log import is_of_grant
-from optuna_hermes.broker._core._events import ClaimConflict, SaveMemory, Write
+from optuna_hermes.broker._core._events import ClaimConflict, EndLease, SaveMemory, Write
 from optuna_hermes.broker._server._apply_writes import WriterTerms, is_race, write
 from optuna_hermes.errors import LedgerError, LedgerOutageError, StaleEpochError
 from optuna_hermes.ledger import open_ledger
@@ -111,6 +111,7 @@ class Writer:
         self._queue: deque[Batch | _Question] = deque()
         self._kept: list[Batch] = []
         self._doubtful = 0
+        self._never_written: set[int] = set()
         self._seconds = 0.0
         self._moved_at = 0.0
         self._changed = threading.Condition()
@@ -299,7 +300,8 @@ class Writer:
             ledger = self._opened()
             with ledger.batch():
                 for item in items:
-                    write(ledger, item, self._terms)
+                    if not self._is_of_another(item):
+                        write(ledger, item, self._terms)
         except LedgerOutageError:
             self._doubtful = len(batches)
             raise
@@ -310,6 +312,10 @@ class Writer:
             return error
         self._seconds = time.monotonic() - begin
         return None
+
+    def _is_of_another(self, item: Write) -> bool:
+        """True for the end of a refused lease: another broker's may have its epoch."""
+        return isinstance(item, EndLease) and item.epoch in self._never_written
 
     def _settle(self, batches: list[Batch], count: int) -> None:
         items = _items(batches[:count])
@@ -337,6 +343,7 @@ class Writer:
             lasting = (item for item in batch.items if not isinstance(item, _REPLACED))
             with self._changed:
                 self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
+        self._never_written.update(x.epoch for x in refused if isinstance(x, LeaseRecord))
         if refused and not batch.again:
             self._tell(RecordsRefused(study=batch.study, items=refused, reason=_reason(error)))
 
@@ -350,6 +357,7 @@ class Writer:
         parts = [replace(batch, items=rest)] if 0 < len(rest) < len(batch.items) else []
         batches[:0] = parts
         self._replace_first(1, parts)
+        self._never_written.update(event.epochs)
         self._tell(event)
 
 
