@@ -15,7 +15,8 @@ _SQLITE = ("database is locked", "disk i/o error", "database or disk is full")
 # Servers raise OperationalError for these, too, which a retry cannot cure.
 _NEVER = (
     *("authentication failed", "no password supplied", "no pg_hba.conf entry"),
-    *("access denied", "insecure transport", "does not exist", "unknown database"),
+    *("access denied", "command denied", "insecure transport"),
+    *("does not exist", "unknown database"),
 )
 # SQLAlchemy's code of a statement whose transaction lost its connection in an earlier one.
 _LOST_BEFORE = "8s2b"

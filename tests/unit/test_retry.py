@@ -76,10 +76,12 @@ def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
         'connection to server at "db", port 5432 failed: fe_sendauth: no password supplied',
         'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "ann", no encryption',
         "(3159, 'Connections using insecure transport are prohibited')",
+        """(1142, "CREATE command denied to user 'ann'@'10.0.0.1' for table 'hermes_trials'")""",
+        """(1143, "SELECT command denied to user 'ann'@'10.0.0.1' for column 'a' in table 'b'")""",
     ],
 )
 def test_a_server_that_refuses_this_client_is_not_waited_for(refusal: str) -> None:
-    """A password or a certificate that is missing does not come by waiting."""
+    """A password, a certificate or a right that is missing does not come by waiting."""
     assert not is_transient(sqlalchemy.exc.OperationalError("", {}, OSError(refusal)))
 
 
