@@ -207,13 +207,20 @@ class FakeBroker:
         )
         return self.apply(event)
 
-    def successor(self, *, known: Sequence[ServedProcess] | None = None) -> FakeBroker:
+    def successor(
+        self,
+        *,
+        known: Sequence[ServedProcess] | None = None,
+        devices: Sequence[Device] | None = None,
+    ) -> FakeBroker:
         """The next broker after this one is killed.
 
         Args:
             known: the processes that it expects; all that this one served if None.
+            devices: that it owns; those of this one if None.
         """
-        devices = [slot.device for slot in self.handler.state.slots.values()]
+        if devices is None:
+            devices = [slot.device for slot in self.handler.state.slots.values()]
         after = FakeBroker(devices=devices, ledger=self.ledger, host=self.handler.state.host)
         after._connections = 100 + self._connections  # its clients are new connections
         for number, holder in enumerate(holders(self.handler.state) if known is None else known):

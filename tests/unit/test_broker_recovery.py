@@ -19,7 +19,7 @@ from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server._outbox import proof_of_end
 from optuna_hermes.broker._server._succession import Succession, instance_in
 from optuna_hermes.ledger._records import LeaseRecord, ReportRecord
-from optuna_hermes.model import Checkpoint
+from optuna_hermes.model import Checkpoint, Device
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
 
@@ -673,6 +673,25 @@ def test_a_parked_trial_without_a_number_is_refused() -> None:
     after = broker.successor()
     worker = after.resume(pid, resume(epoch, None, parked=parked(epoch)))
     assert "has a number" in after.last(worker, "Refused").reason
+    after.check()
+
+
+def test_a_parked_trial_whose_gpu_is_in_use_no_more_blocks_no_other() -> None:
+    """Its process could go on nowhere else, nor leave: the trial goes back to its checkpoint."""
+    gpus = [Device(id=id_, kind="gpu", free=True) for id_ in ("GPU-a", "GPU-b")]
+    broker = FakeBroker(devices=gpus[1:])
+    broker.driver(policy="round-robin", unstarted=2)
+    pid = broker.worker()
+    epoch = begin(broker, pid, 0)
+    said = parked(epoch, can_store=False)
+    broker.say(pid, said)
+    after = broker.successor(devices=gpus[:1])
+    after.driver(policy="round-robin", unstarted=0)
+    back = after.resume(pid, resume(epoch, device="GPU-b", parked=said))
+    assert "only on GPU-b" in after.last(back, "Refused").reason
+    assert after.killed() == [pid]
+    grant = after.last(after.worker(), "Grant")
+    assert (grant.number, grant.devices) == (0, ("GPU-a",))
     after.check()
 
 

@@ -84,12 +84,16 @@ def _refusal(
         return f"Trial {trial.number} has ended."
     if trial is not None and (trial.connection is not None or study.is_elsewhere(trial)):
         return f"Another process has trial {trial.number}."
+    slots, words = _slots(state, message), ", ".join(message.devices)
     if lease is None:
-        waits = known and trial is not None and message.parked is not None
-        return None if waits else f"Its lease (epoch {message.epoch}) is over."
+        if not known or trial is None or message.parked is None:
+            return f"Its lease (epoch {message.epoch}) is over."
+        # One on a GPU never leaves it but over disk: another GPU would wait for it in vain.
+        missing = len(slots) < len(message.devices) and _has_gpus(state)
+        stays = missing and not message.parked.can_store
+        return f"Its trial can go on only on {words}, which is in use no more." if stays else None
     if lease.number not in (None, message.number):
         return f"Its lease (epoch {message.epoch}) is of trial {lease.number}."
-    slots, words = _slots(state, message), ", ".join(message.devices)
     granted = tuple(f"{state.host}/{id_}" for id_ in message.devices)
     if len(slots) < len(message.devices) or lease.devices != granted:
         return f"Its lease (epoch {message.epoch}) is not for device {words}."
@@ -102,6 +106,10 @@ def _refusal(
 def _slots(state: BrokerState, message: Reattach) -> list[Slot]:
     slots = state.slots
     return [slots[id_] for id_ in message.devices if id_ in slots]
+
+
+def _has_gpus(state: BrokerState) -> bool:
+    return any(slot.device.kind == "gpu" for slot in state.slots.values())
 
 
 def _is_taken(state: BrokerState, slot: Slot) -> bool:
