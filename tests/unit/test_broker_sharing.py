@@ -196,6 +196,29 @@ def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
     assert [lease.epoch for lease in live] == [resumed]
 
 
+def test_a_plain_trial_that_another_host_has_taken_over_is_left_to_it() -> None:
+    """Its process is told so, now and when it asks again, so that it ends nothing in Optuna."""
+    hosts = Hosts()
+    plain = hosts.a.plain(0)
+    assert hosts.a.last(plain, "Grant") is not None
+    hosts.b.driver(policy="round-robin", unstarted=0)
+    other = hosts.b.worker()
+    hosts.dead.add("a")
+    hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
+    assert hosts.b.last(other, "Grant").number == 0
+    hosts.dead.clear()
+    hosts.advance(REFRESH_SECONDS)
+    refused = hosts.a.last(plain, "Refused")
+    assert refused.taken
+    assert "taken trial 0 over" in refused.reason
+    hosts.a.hang_up(plain)
+    hosts.advance(REFRESH_SECONDS)
+    again = hosts.a.last(hosts.a.plain(0), "Refused")
+    assert again.taken
+    assert "on another host (b)" in again.reason
+    assert hosts.a.killed() == []
+
+
 def test_a_database_that_was_away_makes_nobody_dead() -> None:
     """Nobody could be heard of meanwhile: whoever comes back first does not judge by that."""
     hosts = Hosts()

@@ -517,6 +517,43 @@ def test_a_plain_trial_that_is_refused_asks_for_a_new_turn(
     assert [(each.epoch, each.unit) for each in after.of(wire.Report)] == [(0, 1), (11, 1)]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_plain_trial_that_another_host_has_taken_over_ends_by_no_error(
+    waits: bool, brokers: Brokers, connect: Any, wait_for: Callable[..., Any]
+) -> None:
+    """Optuna would set it to FAIL while that host trains it; nothing is asked or said of it."""
+    session = connect(REGISTER)
+    first = brokers.last
+    first.say(grant(7, 3))
+    session.wait_for_grant()
+    session.started(can_store=False)
+    left: list[BaseException] = []
+
+    def park() -> None:
+        try:
+            session.park(None)
+        except BaseException as error:
+            left.append(error)
+
+    thread = threading.Thread(target=park, daemon=True)
+    if waits:
+        first.say(wire.Yield(epoch=7, tier="resident"))
+        wait_for(lambda: session.must_yield)
+        thread.start()
+        wait_for(lambda: first.of(wire.TierChanged))
+    first.say(wire.Refused(reason="Another host has trial 3.", taken=True))
+    if not waits:
+        wait_for(lambda: session.must_yield)
+        thread.start()
+    thread.join(10)
+    assert [type(each) for each in left] == [Suspended]
+    assert str(left[0]) == "Another host has trial 3."
+    assert len(first.of(wire.Register)) == 1
+    assert len(first.of(wire.TierChanged)) == waits
+    with pytest.raises(Suspended):
+        session.park(None)
+
+
 def test_the_text_of_an_error_is_cut_to_what_a_message_may_hold(
     brokers: Brokers, connect: Any
 ) -> None:

@@ -335,7 +335,7 @@ class TrialSession:
         """See ``suspend.Session``; without a state the trial can only wait in its process.
 
         Raises:
-            Suspended: the trial is on disk, or has left this process before.
+            Suspended: the trial is on disk, is another host's, or has left this process before.
             CheckpointError: it should go there and cannot.
             BrokerError: no broker can be found and the trial cannot be stored, or it is another
                 process's by now.
@@ -491,6 +491,8 @@ class TrialSession:
                 self._suspend(state, "disk", time.monotonic())
                 raise BrokerError(self._refused or _NO_BROKER)
             elif isinstance(message, wire.Refused):
+                if message.taken:
+                    self._leave(message.reason)  # not by an error, for which Optuna would end it
                 raise BrokerError(message.reason)
             elif isinstance(message, wire.Dismiss):
                 self._leave("The trial has not begun.")
@@ -580,7 +582,7 @@ class TrialSession:
             elif isinstance(message, wire.CheckpointAck):
                 self._on_checkpoint_ack(message)
             elif isinstance(message, wire.Refused) and self._lease.epoch:
-                self._let_go(message.reason)
+                self._let_go(message)
             elif isinstance(message, wire.Refused) and self._lease.end is not None:
                 self._end_acknowledged = True  # the trial is known to be over
             elif isinstance(message, wire.Grant):
@@ -619,14 +621,20 @@ class TrialSession:
             # Two are kept, as the broker does: the older one is for a damaged newer one.
             self.checkpoints = (saved, *self.checkpoints[:1])
 
-    def _let_go(self, reason: str) -> None:
-        """Give up a lease that is another's by now: a plain trial asks again, a worker ends."""
+    def _let_go(self, refused: wire.Refused) -> None:
+        """Give up a lease that is another's by now.
+
+        A worker ends. A plain trial asks again, or leaves if it is another host's.
+        """
         if isinstance(self._ask, wire.Register):
             self._lease = LeaseState.none(self._study)
             self.must_yield = True
-            self._connection.send(self._ask)
+            if refused.taken:
+                self._inbox.put(refused)
+            else:
+                self._connection.send(self._ask)
         else:
-            self._refused = reason
+            self._refused = refused.reason
             self._stop()
 
     def _stop(self) -> None:

@@ -65,7 +65,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
     if isinstance(message, wire.Register) and study.is_plain and study.problem:
         return study.problem
     trial = study.trials.get(message.number) if isinstance(message, wire.Register) else None
-    if trial is not None and trial.live and study.is_elsewhere(trial):
+    if trial is not None and is_trained_elsewhere(study, message):
         return (
             f"Trial {trial.number} is trained on another host ({trial.host}): end it there first."
         )
@@ -79,6 +79,12 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
             "end that one first."
         )
     return f"Trial {trial.number} has ended ({trial.state}): create another one."
+
+
+def is_trained_elsewhere(study: Study, message: wire.FromClient) -> bool:
+    """True if a message registers a trial that is another host's and has not ended."""
+    trial = study.trials.get(message.number) if isinstance(message, wire.Register) else None
+    return trial is not None and trial.live and study.is_elsewhere(trial)
 
 
 def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | None:

@@ -21,6 +21,7 @@ from optuna_hermes.broker._core import _unreachable_checkpoints as unreachable_c
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
+    is_trained_elsewhere,
     listed,
     misplaced,
     other_driver,
@@ -464,7 +465,8 @@ class EventHandler:
         reason = refusal(self.state, study, event)
         if reason is not None:
             pid = other_driver(self.state, study, event)
-            turn.send(connection, wire.Refused(reason=reason, driver_pid=pid))
+            taken = is_trained_elsewhere(study, message)
+            turn.send(connection, wire.Refused(reason=reason, driver_pid=pid, taken=taken))
             self._forget_unused(study)
             return
         if isinstance(message, wire.Register):

@@ -228,7 +228,7 @@ class Sharing:
         if trial.connection is None:
             return
         reason = f"Another host has taken trial {trial.number} over: this one was silent for long."
-        turn.send(trial.connection, Refused(reason=reason))
+        turn.send(trial.connection, Refused(reason=reason, taken=True))
         turn.kill_worker(trial.connection, reason)
 
 

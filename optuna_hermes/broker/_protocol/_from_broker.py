@@ -29,10 +29,12 @@ class Refused(Message, frozen=True, kw_only=True):
     """The last message cannot be served; ``reason`` says what to do.
 
     ``driver_pid`` is the process for which the study is served, None if that is not the reason.
+    ``taken`` says that the trial is another host's, which alone may end it in Optuna.
     """
 
     reason: str
     driver_pid: int | None = None
+    taken: bool = False
 
 
 class Grant(Message, frozen=True, kw_only=True):
