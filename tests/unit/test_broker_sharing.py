@@ -196,6 +196,37 @@ def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
     assert [lease.epoch for lease in live] == [resumed]
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_a_host_says_of_a_trial_that_another_has_taken_is_not_written(restarted: bool) -> None:
+    """Neither by the worker that its next broker refuses, nor by one that is being killed."""
+    hosts = Hosts()
+    worker, epoch = training(hosts, unstarted=1, limit=1)
+    expected = holders(hosts.a.handler.state)
+    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    other = hosts.b.worker()
+    hosts.dead.add("a")
+    hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
+    assert hosts.b.last(other, "Grant").number == 0
+    late, saved = report(epoch, 2), checkpoint(0, 2)
+    if restarted:
+        after = hosts.a.successor(known=expected)
+        spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
+        message = wire.Reattach(
+            study=spec, epoch=epoch, number=0, device="cpu:0", reports=(late,), checkpoints=(saved,)
+        )
+        again = after.resume(worker, message)
+        assert "Another process has trial 0" in after.last(again, "Refused").reason
+    else:
+        hosts.dead.clear()
+        hosts.advance(REFRESH_SECONDS)
+        assert hosts.a.killed() == [worker]
+        hosts.a.say(worker, late)
+        hosts.a.say(worker, wire.Saved(epoch=epoch, checkpoint=saved))
+    assert hosts.ledger.load_curves("s")[0].units == 1
+    assert [each.checkpoint.path for each in hosts.ledger.load_checkpoints("s")] == ["/c/0/1"]
+    assert hosts.owners() == ["b"]
+
+
 def test_a_plain_trial_that_another_host_has_taken_over_is_left_to_it() -> None:
     """Its process is told so, now and when it asks again, so that it ends nothing in Optuna."""
     hosts = Hosts()

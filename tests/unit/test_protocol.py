@@ -133,7 +133,7 @@ statuses = st.builds(
     devices=st.lists(st.builds(device_status, id=st.text(), energy_joules=st.none() | seconds)),
 )
 from_broker = st.one_of(
-    st.builds(wire.Refused, reason=st.text()),
+    st.builds(wire.Refused, reason=st.text(), taken=st.booleans()),
     st.builds(
         wire.Grant,
         epoch=numbers,

@@ -122,14 +122,20 @@ def has_reported(trial: LiveTrial, message: wire.Report) -> bool:
 
 
 def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) -> None:
-    """Add a report to curve and ledger; ``held`` is the device time of its lease until then."""
+    """Add a report to curve and ledger, unless the trial is another host's by now.
+
+    ``held`` is the device time of its lease until then.
+    """
+    study = turn.state.studies[trial.study]
+    if study.is_elsewhere(trial):
+        return
     seconds = trial.device_seconds + held
     trial.units += 1
     # A further unit: earlier losses of processes did not keep the trial from going on.
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
     trial.curve = _with_report(trial.curve, message.unit, message.step, message.value, seconds)
-    turn.state.studies[trial.study].measure_unit(trial.curve.last_unit_seconds)
+    study.measure_unit(trial.curve.last_unit_seconds)
     turn.add(
         ReportRecord(
             study=trial.study,
@@ -162,8 +168,12 @@ def saved(turn: Turn, connection: int, trial: LiveTrial, message: wire.Saved) ->
 
 
 def keep(turn: Turn, trial: LiveTrial, checkpoint: Checkpoint) -> None:
-    """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces."""
-    if any(each.path == checkpoint.path for each in trial.checkpoints):
+    """Add a checkpoint to the ledger, unless it is there, and drop those that it replaces.
+
+    Of a trial that is another host's by now none is added: that host's checkpoints count.
+    """
+    known = any(each.path == checkpoint.path for each in trial.checkpoints)
+    if known or turn.state.studies[trial.study].is_elsewhere(trial):
         return
     for old in trial.checkpoints[: 1 - KEPT_CHECKPOINTS]:
         turn.add(DropCheckpoint(study=trial.study, number=trial.number, path=old.path))
