@@ -5,6 +5,7 @@ from __future__ import annotations
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import (
     EndLease,
+    Observed,
     OutageBegan,
     OutageEnded,
     Send,
@@ -159,6 +160,27 @@ def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
     broker.apply(BACK)
     holder = broker.handler.status(broker.now).devices[0].holder
     assert (holder.since_seconds, holder.left_seconds) == (0.0, SLICE)
+
+
+def test_a_trial_that_waits_for_the_database_does_not_hang() -> None:
+    """It may tell Optuna of its end; once the database is back it has all its time again."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, hang_seconds=60.0)
+    worker, _ = training(broker)
+
+    def be_idle(seconds: float) -> None:
+        for _ in range(round(seconds)):
+            broker.advance(1.0)
+            broker.apply(Observed(activities={worker: "idle"}))
+
+    be_idle(30.0)
+    broker.apply(away())
+    be_idle(120.0)
+    broker.apply(BACK)
+    be_idle(55.0)
+    assert broker.killed() == []
+    be_idle(10.0)
+    assert broker.killed() == [worker]
 
 
 def test_a_database_that_stays_away_sends_all_to_disk() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import Observed, WritesFailed
+from optuna_hermes.broker._core._events import Observed, OutageBegan, OutageEnded, WritesFailed
 from optuna_hermes.broker._core._watchdog import GRACE_SECONDS, LOOK_SECONDS
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot
 from optuna_hermes.policies import Policy
@@ -68,6 +68,19 @@ def test_a_worker_that_hangs_in_its_creation_is_killed() -> None:
     broker.hang_up(setter)
     assert len(told(broker, workers)) == 2  # another one creates it
     broker.check()
+
+
+def test_a_worker_has_all_its_time_for_a_creation_once_the_database_is_back() -> None:
+    """It could create no trial before."""
+    broker, workers, _ = served(unstarted=2)
+    (setter,) = told(broker, workers)
+    broker.apply(OutageBegan(studies=("s",), reason="No route to host."))
+    broker.advance(GRACE_SECONDS - 1.0)
+    broker.apply(OutageEnded(studies=("s",)))
+    broker.advance(GRACE_SECONDS - 1.0)
+    assert setter not in broker.killed()
+    broker.advance(2.0)
+    assert setter in broker.killed()
 
 
 def test_as_many_are_set_up_as_there_are_devices() -> None:

@@ -33,15 +33,20 @@ def begin(turn: Turn, event: OutageBegan) -> None:
 
 
 def end(turn: Turn, event: OutageEnded) -> None:
-    """End an outage: uncommitted leases begin now."""
+    """End an outage: uncommitted leases begin now, and so do the silences of workers."""
     for study in _known(turn, event.studies):
         study.outage_since = None
+        for connection in study.workers:  # it may have waited to create a trial
+            turn.state.clients[connection].silent_from = turn.now
     for lease in turn.state.leases():
-        if lease.uncommitted and lease.study in event.studies:
+        if lease.study not in event.studies:
+            continue
+        lease.last_progress = turn.now
+        if lease.uncommitted:
             lease.uncommitted = False
             # The trial learns of its lease only now: its slice is as long as it was to be.
             lease.deadline += turn.now - lease.slice_started
-            lease.started = lease.slice_started = lease.last_progress = turn.now
+            lease.started = lease.slice_started = turn.now
 
 
 def wakeups(state: BrokerState) -> Iterator[float]:

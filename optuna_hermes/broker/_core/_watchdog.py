@@ -142,7 +142,7 @@ class Watchdog:
         }
 
     def _is_away(self, client: Client) -> bool:
-        """True while the database that a trial is created in does not answer."""
+        """True while the database that a worker's trial is in does not answer."""
         study = self._state.studies.get(client.study or "")
         return study is not None and study.outage_since is not None
 
@@ -167,7 +167,9 @@ class Watchdog:
         idle = self._idle_from(lease.connection, lease.last_progress) + patience
         if not lease.yielding:
             # No trial waits for its device: it is killed only if it was seen to be idle.
-            return None if client.idle_since is None or client.role != "worker" else idle
+            may_hang = client.role == "worker" and client.idle_since is not None
+            # It may wait for the database itself, to which it tells a value or the trial's end.
+            return idle if may_hang and not self._is_away(client) else None
         due = [idle]
         stopped = client.stopped_since
         if stopped is not None and stopped > lease.last_progress:
