@@ -408,6 +408,21 @@ def test_a_policy_gets_no_memory_of_another_one(counted: FakeBroker) -> None:
     assert counted.handler.state.studies["s"].memory is None
 
 
+def test_a_changed_policy_keeps_its_memory_if_workers_come_back_before_their_driver(
+    counted: FakeBroker,
+) -> None:
+    """They know the policy that their study began with; the memory is of the one that is asked."""
+    memory = counted.handler.state.studies["s"].memory
+    (lease,) = counted.handler.state.leases()
+    after = counted.successor()
+    first = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
+    back = wire.Reattach(study=first, epoch=lease.epoch, number=0, device="cpu:0", training=True)
+    after.resume(lease.connection, back)
+    after.advance(5.0)
+    after.driver(unstarted=2, policy="fifo")
+    assert after.handler.state.studies["s"].memory["asked"] >= memory["asked"]
+
+
 def test_a_memory_of_an_earlier_version_is_the_policys_own(counted: FakeBroker) -> None:
     """It was kept without a name."""
     counted.ledger.save_memory("s", {"asked": 30})

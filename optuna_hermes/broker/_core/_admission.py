@@ -101,6 +101,7 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
     study = turn.state.studies.get(spec.key)
     if study is None or not study.has_processes:
         study = Study(spec=spec, policy=make_policy(spec.policy))
+        study.kept_memory = event.memory
         study.restore_memory(event.memory)
         study.broker = turn.state.instance if event.shared else None
         _take_overrides(turn, study, event)
@@ -199,9 +200,11 @@ def take_charge(
     Returns:
         Trials to save: those that ended in Optuna, were never registered, or lose their losses.
     """
-    if message.study.policy != study.spec.policy:
-        study.memory = None  # another one could not use it
+    changed_policy = message.study.policy != study.spec.policy
     study.spec, study.policy = message.study, make_policy(message.study.policy)
+    if changed_policy:  # since the workers began that came back to a new broker before
+        study.restore_memory(study.kept_memory)
+    study.kept_memory = None
     study.driver, study.max_alive = connection, message.max_alive
     study.unstarted, study.fixed = message.unstarted, message.fixed
     study.n_existing, study.waiting = message.n_existing, frozenset(message.waiting)

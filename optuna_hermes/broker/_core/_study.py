@@ -60,6 +60,7 @@ class Study:
             it has not said so.
         waiting: the numbers of those among them that had not begun.
         lost_creations: see ``Lease``; of trials that no worker looks for yet.
+        kept_memory: what the ledger has kept of its policy's memory, until its driver comes.
         broker: this broker, where several hosts share the study, else None.
         limit: how many trials there shall be, over all hosts; None for no bound.
         opening_elsewhere: leases of other hosts from which further trials will come.
@@ -112,6 +113,7 @@ class Study:
     outage_since: float | None = None
     outage_reason: str = ""
     memory: Any = None
+    kept_memory: Any = None
     costs: dict[TierName, float] = field(default_factory=dict)
     ends_at: float | None = None
     device_seconds: float | None = None
