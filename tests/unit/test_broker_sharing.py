@@ -147,14 +147,14 @@ def test_trials_of_a_host_that_is_gone_are_carried_on() -> None:
     worker = hosts.b.worker()
     hosts.advance(REFRESH_SECONDS)
     hosts.a.say(first, report(epoch, 2))
-    hosts.a.say(first, wire.Saved(epoch=epoch, checkpoint=checkpoint(0, 2)))
     hosts.dead.add("a")
     hosts.advance(DEAD_SECONDS - REFRESH_SECONDS)
     assert hosts.b.last(worker, "Grant") is None
     hosts.advance(3 * REFRESH_SECONDS)
     grant = hosts.b.last(worker, "Grant")
-    assert (grant.number, grant.checkpoints[0].path) == (0, "/c/0/2")
+    assert (grant.number, grant.checkpoints[0].path) == (0, "/c/0/1")
     assert grant.device_seconds == REFRESH_SECONDS, "that of a lease which died with its broker"
+    assert hosts.b.handler.state.studies["s"].trials[0].curve.units == 2
     assert hosts.owners() == ["b"]
     assert [lease.owner for lease in hosts.ledger.load_leases(live=True)] == ["b"]
     assert [host.instance for host in hosts.ledger.load_hosts()] == ["b"]

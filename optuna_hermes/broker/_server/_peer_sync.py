@@ -25,6 +25,7 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.errors import NotOwnerError, StudyFullError
 from optuna_hermes.ledger._records import (
+    DEAD_SECONDS,
     CheckpointRecord,
     EventRecord,
     HostRecord,
@@ -139,7 +140,9 @@ def read_changes(
     """
     # Before the rest: what is changed while it is read is read again the next time.
     mark = ledger.change_mark(presence if beats else None)
-    again = [number for number, row in known.items() if row is None]
+    # What a broker that is gone has reported last has changed no row.
+    gone = {host.instance for host in mark.hosts if host.age_seconds >= DEAD_SECONDS}
+    again = {number for number, row in known.items() if row is None or row.owner in gone}
     if mark.change == seen.change and not again:
         nothing = Refreshed(
             study=study, last_epoch=seen.last_epoch, leases=seen.leases, hosts=mark.hosts
@@ -150,7 +153,8 @@ def read_changes(
     changed = tuple(
         row
         for _, row in rows
-        if (row.number in known or row.owner != presence.instance) and row != known.get(row.number)
+        if (row.number in known or row.owner != presence.instance)
+        and (row.number in again or row != known.get(row.number))
     )
     numbers = {row.number for row in changed}
     some = numbers if len(numbers) < _MANY else None
