@@ -498,7 +498,9 @@ def stopped_by_copies(study: optuna.Study) -> Iterator[None]:
 
     def stop_study(other: optuna.Study) -> None:
         is_copy = (other._study_id, other.study_name) == (study._study_id, study.study_name)
-        stop(study if is_copy else other)
+        # A study of another storage may have both: one that the objective optimizes has a loop.
+        apart = other._thread_local.in_optimize_loop and identity(other) != identity(study)
+        stop(study if is_copy and not apart else other)
 
     optuna.Study.stop = stop_study  # type: ignore[assignment,method-assign]
     try:

@@ -554,6 +554,21 @@ def test_stop_works_inside_of_the_loop_only(study: optuna.Study) -> None:
         assert _optuna.asked_to_stop(study)
 
 
+def test_a_study_inside_of_a_trial_is_no_copy_of_its_study(tmp_path: Path) -> None:
+    """In a file of its own it has the same id, and may have the same name; it stops itself."""
+    study, inner = (
+        optuna.create_study(storage=f"sqlite:///{tmp_path}/{file}.db", study_name="tune")
+        for file in ("outer", "inner")
+    )
+    copied = cloudpickle.loads(_optuna.for_workers(study))
+    with _optuna.optimize_loop(study), _optuna.stopped_by_copies(study):
+        inner.optimize(lambda _: 0.0, 5, callbacks=[optuna.study.MaxTrialsCallback(2)])
+        assert len(inner.trials) == 2
+        assert not _optuna.asked_to_stop(study)
+        copied.stop()
+        assert _optuna.asked_to_stop(study)
+
+
 def test_storages_that_cannot_be_used_are_named_without_their_password() -> None:
     """One line says which storage, and hides what must not be seen."""
     with pytest.raises(StorageError, match="localhost") as raised:
