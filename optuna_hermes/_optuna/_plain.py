@@ -195,7 +195,7 @@ def _take(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms, *, lazy:
     session = TrialSession(connection, spec, ask, reconnect=again)
     session.on_state = Note(study, trial_id, session)
     session.describe = partial(params_of_id, study, trial_id)
-    session.on_wait = wait = Wait(study, number, rest=partial(disconnect, study))
+    session.on_wait = wait = Wait(study, spec.key, number, rest=partial(disconnect, study))
     try:
         session.wait_for_grant()
     except InsideError:

@@ -87,13 +87,23 @@ def _thread_seconds() -> dict[int, float]:
 
 
 class Wait:
-    """Follows a trial that waits for a device; ``rest`` is called when a wait begins."""
+    """Follows a trial that waits for a device.
 
-    def __init__(self, study: optuna.Study, number: int, rest: Callable[[], None]) -> None:
+    Args:
+        study: of the trial.
+        key: of the study.
+        number: of the trial.
+        rest: called when a wait begins.
+    """
+
+    def __init__(
+        self, study: optuna.Study, key: str, number: int, rest: Callable[[], None]
+    ) -> None:
         self.is_first = True
         """True while it waits for its first lease."""
         self._study = identity(study)
         self._name = study.study_name
+        self._key = key
         self._number = number
         self._rest = rest
         self._seconds = math.inf
@@ -131,7 +141,7 @@ class Wait:
 
     def _is_inside_of_process(self, seconds: float) -> bool:
         """True if a trial of another study holds a device in an idle ancestor of this process."""
-        if self._name in _inside:
+        if self._key in _inside:
             return True
         if seconds < self._next_look_above:
             return False
@@ -141,19 +151,19 @@ class Wait:
         outer = [
             above[holder.pid]
             for _, holder in _holders()
-            if holder.pid in above and holder.study != self._name
+            if holder.pid in above and holder.key != self._key
         ]
         waits = [_idleness.seconds(each.pid, _cpu_seconds(each)) for each in outer]
         if max(waits, default=0.0) < SHARE_SECONDS:
             return False
-        _inside.add(self._name)
+        _inside.add(self._key)
         return True
 
 
 _idleness = Idleness()
 
-# What was found once holds for a study's further trials, which then do not wait for it again:
-# studies that run inside of an ancestor of this process, and sessions with the study inside.
+# What was found once holds for a study's further trials, which then do not wait for it again: keys
+# of studies that run inside of an ancestor of this process, and sessions with the study inside.
 _inside: set[str] = set()
 _outer: weakref.WeakKeyDictionary[SessionEntry, StudyIdentity] = weakref.WeakKeyDictionary()
 

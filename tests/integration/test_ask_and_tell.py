@@ -42,9 +42,14 @@ def no_session_outlives_its_test() -> Iterator[None]:
         held.session.hang_up()
 
 
-def make_study(storage: str | RDBStorage | None = None, *, devices: str = "cpu:1") -> optuna.Study:
+def make_study(
+    storage: str | RDBStorage | None = None, *, devices: str = "cpu:1", name: str | None = None
+) -> optuna.Study:
     return optuna.create_study(
-        storage=storage, sampler=HermesSampler(devices=devices), pruner=HermesPruner()
+        study_name=name,
+        storage=storage,
+        sampler=HermesSampler(devices=devices),
+        pruner=HermesPruner(),
     )
 
 
@@ -287,24 +292,25 @@ def test_a_study_inside_of_a_trial_may_have_the_name_of_its_study() -> None:
     assert [trial.value for trial in study.trials] == [1.0, 1.0]
 
 
-def inside(queue: Any) -> None:
-    inner = make_study()
+def inside(queue: Any, name: str | None) -> None:
+    inner = make_study(name=name)
     inner.optimize(train, n_trials=2)
     queue.put(inner.best_value)
 
 
-def test_a_study_in_a_process_of_a_trial_ends() -> None:
-    """An objective may wait for a process that optimizes another study."""
+@pytest.mark.parametrize("name", [None, "s"], ids=["other names", "one name"])
+def test_a_study_in_a_process_of_a_trial_ends(name: str | None) -> None:
+    """An objective may wait for a process that optimizes another study, whatever its name."""
 
     def outer(trial: optuna.Trial) -> float:
         queue = FORK.Queue()
-        process = FORK.Process(target=inside, args=(queue,))
+        process = FORK.Process(target=inside, args=(queue, name))
         process.start()
-        value = float(queue.get())
+        value = float(queue.get(timeout=60))
         process.join()
         return value
 
-    study = make_study()
+    study = make_study(name=name)
     study.optimize(outer, n_trials=1)
     assert study.trials[0].value == 0.5
 
