@@ -9,7 +9,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, WilcoxonPruner
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.errors import UnsupportedPrunerError
+from optuna_hermes.errors import InvalidInputError, UnsupportedPrunerError
 from optuna_hermes.model import MOST_COUNT
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class HermesPruner(BasePruner):
         wrapped: a pruner that may still stop trials for good; None for none.
 
     Raises:
+        InvalidInputError: ``wrapped`` is no pruner.
         UnsupportedPrunerError: ``wrapped`` is a ``HyperbandPruner`` or ``WilcoxonPruner``, or has
             one inside.
 
@@ -52,6 +53,10 @@ class HermesPruner(BasePruner):
     """Mark for ``HermesSampler``: trials of this study take turns."""
 
     def __init__(self, wrapped: BasePruner | None = None) -> None:
+        if not (wrapped is None or isinstance(wrapped, BasePruner)):
+            raise InvalidInputError(
+                f"wrapped must be a pruner of Optuna or None but got {wrapped!r}."
+            )
         for pruner in _optuna.nested_pruners(wrapped):
             for kind, reason in _REFUSED.items():
                 if isinstance(pruner, kind):

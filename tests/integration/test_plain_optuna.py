@@ -22,7 +22,7 @@ import pytest
 from optuna_hermes import HermesPruner, HermesSampler, _optuna
 from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _reconnecting
-from optuna_hermes.errors import BrokerError, UnsupportedPrunerError
+from optuna_hermes.errors import BrokerError, InvalidInputError, UnsupportedPrunerError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.model import MOST_COUNT
 
@@ -221,6 +221,13 @@ def test_a_wrapped_pruner_still_stops_trials(storage_url: str) -> None:
     trial.report(2.0, 1)
     assert trial.should_prune()
     study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+
+
+@pytest.mark.parametrize("given", [optuna.pruners.MedianPruner, "median"])
+def test_what_is_no_pruner_is_refused(given: Any) -> None:
+    """At once: it would make one trial after another fail."""
+    with pytest.raises(InvalidInputError, match="wrapped must be a pruner of Optuna or None"):
+        HermesPruner(given)
 
 
 def test_hyperband_is_refused() -> None:
