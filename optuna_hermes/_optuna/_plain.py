@@ -66,7 +66,7 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
         return
     made = _trial_being_made()
     if made is not None:
-        _alive[identity(study), trial.number] = made
+        _objects[made] = _alive.setdefault((identity(study), trial.number), _Referenced())
     preempts = getattr(study.pruner, "preempts", False)
     if not preempts or not study._thread_local.in_optimize_loop:
         return
@@ -248,8 +248,15 @@ def _ending(state: TrialState) -> Ending:
 
 # -- giving it back ----------------------------------------------------------------------------
 
-# The trials whose Python objects are still referenced, by study and number.
-_alive: weakref.WeakValueDictionary[tuple[StudyIdentity, int], optuna.Trial] = (
+
+class _Referenced:
+    """Mark that lives as long as one of a trial's Python objects, of which there may be several."""
+
+
+_objects: weakref.WeakKeyDictionary[optuna.Trial, _Referenced] = weakref.WeakKeyDictionary()
+
+# The trials of which an object is still referenced, by study and number.
+_alive: weakref.WeakValueDictionary[tuple[StudyIdentity, int], _Referenced] = (
     weakref.WeakValueDictionary()
 )
 
@@ -330,7 +337,7 @@ class _Watch:
         ]
 
     def is_gone(self, held: SessionEntry) -> bool:
-        """True if no reference to the trial's object is left."""
+        """True if no reference to an object of the trial is left."""
         return held in self._known and (held.study, held.number) not in _alive
 
 

@@ -25,6 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna
+from optuna_hermes._optuna import _plain
 from optuna_hermes.broker import broker_status, sessions
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import open_ledger
@@ -136,6 +137,35 @@ def test_a_trial_that_nobody_has_any_more_gives_its_device_back(
     train(trial)
     assert holders() == [0]
     del trial
+    gc.collect()
+    wait_for(is_free)
+
+
+def test_a_trial_has_its_device_until_the_last_of_its_objects_is_gone(
+    wait_for: Callable[..., Any],
+) -> None:
+    """An objective may make a further one for a moment, or go on with that one alone."""
+    study = make_study()
+    lost = []
+
+    def objective(trial: optuna.Trial) -> float:
+        value = train(trial)
+        optuna.Trial(study, trial._trial_id)
+        gc.collect()
+        lost.extend(_plain._watch._abandoned(sessions.all()))
+        return value
+
+    study.optimize(objective, n_trials=1)
+    trial: optuna.Trial | None = study.ask()
+    assert trial is not None
+    further = optuna.Trial(study, trial._trial_id)
+    train(trial)
+    trial = None
+    gc.collect()
+    lost.extend(_plain._watch._abandoned(sessions.all()))
+    assert not lost
+    assert holders() == [1]
+    del further
     gc.collect()
     wait_for(is_free)
 
