@@ -85,7 +85,7 @@ def observe(curves: Sequence[Sequence[float]], finals: Sequence[float | None]) -
 
 
 def _bounded(values: Floats) -> Floats:
-    """The values, in some unit; those far above the median, or not finite, are put nearer."""
+    """The values' distances from their median, in some unit; far or infinite ones are less."""
     known = values[np.isfinite(values)]
     if not len(known):
         return np.zeros_like(values)
@@ -94,6 +94,7 @@ def _bounded(values: Floats) -> Floats:
     # Where half of all are the best, what is worse keeps its place.
     better = middle - lowest or float(np.ptp(known / unit)) / FARTHEST
     finite = np.where(np.isfinite(values), values / unit, middle + better)
-    near = np.minimum(finite, middle + FARTHEST * better)
-    # Anew: beside a huge value, which is near now, all others were all but 0.
-    return near / (float(np.abs(near).max()) or 1.0)
+    apart = np.minimum(finite, middle + FARTHEST * better) - middle
+    # Anew: beside a huge value, which is near now, or beside their own size, as of energies, their
+    # differences were all but 0.
+    return np.asarray(apart / (float(np.abs(apart).max()) or 1.0))

@@ -33,11 +33,11 @@ def test_trials_are_observed_at_doubled_ages_and_at_their_last_one() -> None:
     seen = observe([[6.0, 5.0, 4.5, 4.0, 3.5, 3.0], [5.5], [6.0, 5.0, 4.0]], [2.5, None, None])
     assert seen.trials.tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
     assert seen.ages == pytest.approx([0, 1, 2, math.log2(6), 0, 0, 1, math.log2(3)])
-    assert seen.values * 6.0 == pytest.approx([6, 5, 4, 2.5, 5.5, 6, 5, 4])
+    assert seen.values * 2.5 + 5.0 == pytest.approx([6, 5, 4, 2.5, 5.5, 6, 5, 4])
     assert seen.end == math.log2(6)
     ages, values = seen.last()
     assert ages == pytest.approx([math.log2(6), 0, math.log2(3)])
-    assert values * 6.0 == pytest.approx([2.5, 5.5, 4])
+    assert values * 2.5 + 5.0 == pytest.approx([2.5, 5.5, 4])
 
 
 def test_what_is_worse_than_a_plateau_keeps_its_order() -> None:
@@ -51,14 +51,23 @@ def test_what_is_worse_than_a_plateau_keeps_its_order() -> None:
 def test_what_is_far_worse_is_put_nearer() -> None:
     """By five times as much as the best is better than the median; what failed, by as much."""
     seen = observe([[each] for each in (1.0, 2.0, 4.0, 9.0, 1e9, math.nan)], [None] * 6)
-    assert seen.values * 19 == pytest.approx([1, 2, 4, 9, 19, 7])
+    assert seen.values * 15 + 4 == pytest.approx([1, 2, 4, 9, 19, 7])
 
 
 @pytest.mark.parametrize("huge", [1e12, 1e300, 1.7e308])
 def test_one_huge_value_hides_no_differences(huge: float) -> None:
     """A loss that has diverged counts as a bad one; what is known of the others is kept."""
     seen = observe([[0.1], [0.2], [0.3], [huge]], [None] * 4)
-    assert seen.values == pytest.approx([0.1, 0.2, 0.3, 1.0])
+    assert seen.values * 0.75 + 0.25 == pytest.approx([0.1, 0.2, 0.3, 1.0])
+
+
+def test_values_that_differ_little_against_their_size_differ() -> None:
+    """Energies of molecules, for example: the surrogate tells good points from bad ones."""
+    x = np.linspace(0, 1, 12)
+    seen = observe([[-1100.0 + 1e-6 * each] for each in x.tolist()], [None] * 12)
+    assert np.ptp(seen.values) == pytest.approx(2.0)
+    mean, _ = Process(x[:, None], seen).predict(np.array([[0.1], [0.9]]), 0.0)
+    assert mean[1] - mean[0] > 1.0
 
 
 def test_a_trial_without_reports_is_observed_at_the_end() -> None:
@@ -156,7 +165,10 @@ def test_where_no_trial_has_grown_old_is_not_taken_for_bad(rate: float, off: flo
         seen = observe(curves, [None] * len(curves))
         process = Process(x[seen.trials], seen)
         others = rng.random((200, 5))
-        foreseen = process.predict(others, seen.end)[0] * max(map(max, curves))
+        known = np.concatenate(curves)
+        unit = np.ptp(known) / np.ptp(seen.values)
+        foreseen = process.predict(others, seen.end)[0] - seen.values.min()
+        foreseen = known.min() + unit * foreseen
         assert abs(np.mean(foreseen - (mean[-1] + apart(others) * left[-1]))) < off
 
 
