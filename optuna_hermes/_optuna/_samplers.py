@@ -124,7 +124,8 @@ def read_anew(study: optuna.Study, trial_id: int) -> None:
     """
     known: Any = study._thread_local
     if getattr(known, "read_for", None) != trial_id:
-        known.cached_all_trials, known.read_for = None, trial_id
+        known.cached_all_trials = known.shown_trials = None
+        known.read_for = trial_id
 
 
 class StudyView(optuna.Study):
@@ -165,7 +166,7 @@ class StudyView(optuna.Study):
         self, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
         """The trials of the study, or of the bracket, as ``as_seen`` shows them."""
-        return self._as_seen(self._shown.get_trials(deepcopy=False), deepcopy, states)
+        return _of(self._as_seen(self._shown.get_trials(deepcopy=False)), deepcopy, states)
 
     def _get_trials(
         self,
@@ -177,26 +178,35 @@ class StudyView(optuna.Study):
         # known a moment ago, when this one was opened.
         use_cache = use_cache or (states is not None and TrialState.RUNNING in states)
         trials = self._shown._get_trials(deepcopy=False, states=None, use_cache=use_cache)
-        return self._as_seen(trials, deepcopy, states)
+        # Optuna keeps the same list for all parameters of a proposal.
+        known: Any = self._thread_local
+        last = getattr(known, "shown_trials", None)
+        if last is None or last[0] is not trials:
+            last = known.shown_trials = trials, self._as_seen(trials)
+        return _of(last[1], deepcopy, states)
 
-    def _as_seen(
-        self, trials: list[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
-    ) -> list[FrozenTrial]:
+    def _as_seen(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
         needed = _constraints(trials)
         without_value = {TrialState.RUNNING}
         if isinstance(proposer(self.sampler), optuna.samplers.BaseGASampler):
             # Its parents are chosen once, and must have values for ever: one that was suspended
             # then, and has failed since, is a bad one.
             without_value |= {TrialState.FAIL, TrialState.PRUNED}
-        shown = [
+        return [
             as_seen(trial, self.directions)
             if trial.state in without_value and needed <= constraint_names(trial)
             else trial
             for trial in trials
         ]
-        if states is not None:
-            shown = [trial for trial in shown if trial.state in states]
-        return copy.deepcopy(shown) if deepcopy else shown
+
+
+def _of(
+    trials: list[FrozenTrial], deepcopy: bool, states: Container[TrialState] | None
+) -> list[FrozenTrial]:
+    """The trials in some states, as Optuna's ``get_trials`` takes both arguments."""
+    if states is not None:
+        trials = [trial for trial in trials if trial.state in states]
+    return copy.deepcopy(trials) if deepcopy else trials
 
 
 def _constraints(trials: Sequence[FrozenTrial]) -> Set[str]:

@@ -20,7 +20,8 @@ from optuna.storages.journal import (
     JournalFileOpenLock,
     JournalFileSymlinkLock,
 )
-from optuna.trial import TrialState
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes._optuna import _surrogate_model
@@ -71,6 +72,29 @@ def test_the_best_trial_is_that_of_the_trials_that_are_shown(direction: str, bes
     several = _optuna.StudyView(optuna.create_study(directions=["minimize", "maximize"]))
     with pytest.raises(RuntimeError, match="multi-objective"):
         several.best_trial  # noqa: B018
+
+
+def test_trials_are_shown_once_for_all_parameters_of_a_proposal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Studies have thousands of them, and TPE asks anew for each parameter."""
+    study = optuna.create_study()
+    study.sampler = HermesSampler(optuna.samplers.TPESampler(n_startup_trials=1, seed=0))
+    reported(study, 0.9, 0.4)
+    shown = []
+
+    def as_seen(trial: FrozenTrial, directions: list[StudyDirection]) -> FrozenTrial:
+        shown.append((trial.number, trial.last_step))
+        return _optuna.as_seen(trial, directions)
+
+    monkeypatch.setattr("optuna_hermes._optuna._samplers.as_seen", as_seen)
+    trial = study.ask()
+    for name in "xyz":
+        trial.suggest_float(name, 0, 1)
+    assert len(shown) == len(set(shown))
+    trial.report(0.5, 1)
+    study.ask().suggest_float("y", 0, 1)
+    assert (trial.number, 1) in shown
 
 
 def test_what_is_shown_can_be_copied_and_pickled(study: optuna.Study) -> None:
