@@ -6,9 +6,10 @@ import json
 import math
 import operator
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from traceback import walk_tb
 
 from optuna_hermes.errors import InvalidInputError
@@ -43,11 +44,7 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
     given = decision.assignments
     trials = Counter(each.trial for each in given if each.trial is not None)
     devices = Counter(id_ for each in given for id_ in each.devices)
-    waiting = {
-        trial.number: trial
-        for trial in (*snapshot.trials, *snapshot.unstarted.listed)
-        if trial.number in trials and trial.state in WAITING_STATES
-    }
+    waiting = _waiting(snapshot, trials.keys())
     free = {device.id for device in snapshot.devices if device.free}
     wrong = [
         *(f"trial {trial}" for trial, n in trials.items() if n > 1 or trial not in waiting),
@@ -68,6 +65,17 @@ def check(decision: Decision, snapshot: Snapshot) -> None:
             raise ValueError(f"a policy's slices last a finite number of seconds but got {seconds}")
         trial = None if each.trial is None else waiting[each.trial]
         _check_sizes(trial, len(each.devices), each.batch_size)
+
+
+def _waiting(snapshot: Snapshot, numbers: Set[int]) -> dict[int, TrialView]:
+    """Those of some trials that wait, by number."""
+    found: dict[int, TrialView] = {}
+    for trial in chain(snapshot.trials, snapshot.unstarted.listed):
+        if len(found) == len(numbers):
+            break  # of thousands, at each decision of a simulation
+        if trial.number in numbers and trial.state in WAITING_STATES:
+            found[trial.number] = trial
+    return found
 
 
 def _check_sizes(trial: TrialView | None, n_devices: int, batch_size: object) -> None:

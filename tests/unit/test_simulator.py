@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Literal
 
 import pytest
 
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Budget, Decision, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import Assignment, Budget, Decision, Device, Snapshot, TrialView, Unstarted
 from optuna_hermes.policies import Policy, make_policy
+from optuna_hermes.policies.decisions import check
 from optuna_hermes.simulator import (
     FixedList,
     Overheads,
@@ -434,6 +435,24 @@ class TestRefused:
         policy = timetable({(0, 0): None, (0, 1): choice})
         with pytest.raises(InvalidInputError, match=message):
             TrialSimulator(policy, FixedList([trial(2, 1)] * 3), n_devices=2).run()
+
+    @pytest.mark.parametrize(("chosen", "n_looked_at"), [(None, 1), (2, 4), (99, 100)])
+    def test_a_check_looks_no_farther_than_for_the_trial(
+        self, chosen: int | None, n_looked_at: int
+    ) -> None:
+        """A replay of thousands of trials checks a decision for each unit of each of them."""
+        looked_at = []
+
+        class Trials(tuple[TrialView, ...]):
+            def __iter__(self) -> Iterator[TrialView]:
+                for each in super().__iter__():
+                    looked_at.append(each.number)
+                    yield each
+
+        trials = Trials(TrialView(number=number, state="parked") for number in range(100))
+        snapshot = Snapshot(devices=(Device(id="cpu:0", free=True),), trials=trials)
+        check(give(chosen, "cpu:0"), snapshot)
+        assert len(looked_at) == n_looked_at
 
     @pytest.mark.parametrize("error", [KeyError("x"), SystemExit(3)])
     def test_a_policy_that_raises(self, error: BaseException) -> None:
