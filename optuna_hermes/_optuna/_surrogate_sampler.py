@@ -110,6 +110,8 @@ class SurrogateSampler(BaseSampler):
         anywhere = trial.number % EXPLORING == 0
         own = proposals(search_space, tried, begun, sign(study), rng, anywhere=anywhere)
         for params in chain(self._of_others(study, trial, search_space), own):
+            # Whatever conditional parameters a trial had: where there are some, to propose such a
+            # point again was no better than to leave all to TPE.
             if not any(params.items() <= each.items() for each in taken):
                 return params
         return {}  # a space of few points, all of which are taken
