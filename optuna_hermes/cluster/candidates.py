@@ -74,6 +74,8 @@ def pooled(speeds: Iterable[Speed]) -> tuple[Speed, ...]:
 
 # The least number of units left of a trial that is not over, also if fewer were expected.
 LEAST_UNITS = 0.5
+# Of device seconds, likewise: values are divided by them.
+LEAST_SECONDS = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +127,8 @@ def candidates(snapshot: Snapshot, most: int) -> list[Candidate]:
     left are those that the trial reports; otherwise its progress is sampled, as ONES does, from a
     Beta distribution about the length of trials with the same parameters, or of all. Seconds of a
     unit come from measured speeds through ``fit_steps``; a trial without any is as fast as its
-    units were, and sped up in proportion by more devices.
+    units were, and sped up in proportion by more devices. Jobs that tell no units have the device
+    seconds that were expected of them at submission.
     """
     estimates = _Estimates(snapshot)
     trials: list[tuple[TrialView | None, int]] = [(trial, 0) for trial in opened(snapshot)]
@@ -168,6 +171,8 @@ class _Estimates:
         """A rough estimate of a trial's remaining device seconds; infinite if it diverged."""
         if trial is None:
             return self._units(trial, ()) * self._typical_seconds
+        if (expected := _expected_left(trial)) is not None:
+            return expected
         own = _seconds_a_unit([trial])
         left = self._units(trial, self._alike(trial)) * (own[0] if own else self._typical_seconds)
         return math.inf if _diverged(trial) else left
@@ -207,6 +212,8 @@ class _Estimates:
     def _seconds(
         self, trial: TrialView, alike: Sequence[TrialView], least: int, most: int
     ) -> tuple[tuple[int | None, ...], Array]:
+        if (expected := _expected_left(trial)) is not None:
+            return (None,), self._plain(expected, least, most)
         units = self._units(trial, alike)
         own = _seconds_a_unit([trial]) or _seconds_a_unit(r for r in alike if r.state == "done")
         unit = fmean(own) if own else self._typical_seconds
@@ -263,6 +270,15 @@ class _Estimates:
         rng = np.random.default_rng([abs(self._snapshot.seed), number + 1, units])
         rho = rng.beta(units + 2.0, expected + 1.0)
         return max((units + 1.0) * (1.0 / max(rho, 1 / HUGE) - 1.0), LEAST_UNITS)
+
+
+def _expected_left(trial: TrialView) -> float | None:
+    """Device seconds left by a prediction; None where there is none, or units tell more."""
+    told = trial.curve.units or trial.units_left is not None or trial.elastic is not None
+    if trial.expected_seconds is None or told:
+        return None
+    # As with ``qssf``: one that has overrun is expected to need as much again as it is over.
+    return max(abs(trial.expected_seconds - trial.attained_seconds), LEAST_SECONDS)
 
 
 def _within(seconds: Array, least: int, most: int) -> Array:

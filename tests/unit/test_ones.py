@@ -121,6 +121,21 @@ def test_what_took_as_long_before_is_expected_again() -> None:
 
 
 @pytest.mark.parametrize("policy", [Ones(), Smd()])
+def test_jobs_without_units_go_by_what_was_expected_of_them(policy: Policy) -> None:
+    """Of jobs that only have a prediction the one with the least left of it is served."""
+    expected = {0: (3600.0, 0.0), 1: (70.0, 60.0), 2: (60.0, 0.0), 3: (900.0, 1900.0)}
+    jobs = tuple(
+        TrialView(number=n, state="pending", expected_seconds=seconds, attained_seconds=had)
+        for n, (seconds, had) in expected.items()
+    )
+    for seed in range(8):
+        snapshot = Snapshot(devices=cluster(1), trials=jobs, seed=seed)
+        assert list(given_out(snapshot, policy)) == [1]
+        left = replace(snapshot, trials=(jobs[0], jobs[2], jobs[3]))
+        assert list(given_out(left, policy)) == [2]
+
+
+@pytest.mark.parametrize("policy", [Ones(), Smd()])
 def test_wide_trials_that_do_not_fit_leave_no_device_idle(policy: Policy) -> None:
     """However many with less left want more devices than are free, one that fits is assigned."""
     devices = (replace(cluster(2)[0], free=False), cluster(2)[1])
