@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, Placement
 from optuna_hermes.errors import InvalidInputError
@@ -103,6 +103,10 @@ class Hosts:
         self.n_free += len(devices)
 
 
+_Rank: TypeAlias = tuple[tuple[Any, ...], bool, int]
+"""A policy's rank of a job, True for one that has not begun, and the job's number."""
+
+
 class JobQueue:
     """Views of waiting jobs, and the part of them that a policy has to see."""
 
@@ -110,8 +114,8 @@ class JobQueue:
         # Kept in the order of a ranked policy: 100,000 jobs are too many to sort at each decision.
         self._policy = policy if isinstance(policy, Ranked) else None
         self._views: dict[int, TrialView] = {}
-        self._ranks: dict[int, tuple[Any, ...]] = {}
-        self._by_size: dict[int, list[tuple[Any, ...]]] = {}
+        self._ranks: dict[int, _Rank] = {}
+        self._by_size: dict[int, list[_Rank]] = {}
 
     def __len__(self) -> int:
         return len(self._views)
@@ -132,13 +136,15 @@ class JobQueue:
         if self._policy is None:
             return
         with named(self._policy):
-            rank = self._policy.rank(view)
-        # Such a job does not fit by its rank and size alone: show all jobs from now on.
-        if rank is None or view.elastic is not None or view.bound_to:
-            self._policy = None
-            return
+            own = self._policy.rank(view)
+            # Such a job does not fit by its rank and size alone: show all jobs from now on.
+            if own is None or view.elastic is not None or view.bound_to:
+                self._policy = None
+                return
+            # Jobs of equal rank stand as ``Ranked`` puts them.
+            rank = own, view.state == "pending", view.number
+            insort(self._by_size.setdefault(view.devices_wanted, []), rank)
         self._ranks[view.number] = rank
-        insort(self._by_size.setdefault(view.devices_wanted, []), rank)
 
     def remove(self, number: int) -> TrialView:
         """Remove a job that no longer waits."""
@@ -155,7 +161,7 @@ class JobQueue:
         # A ranked policy takes devices for one job after the other. Of jobs of one size none fits
         # after one that did not, so it needs as many of them as can be served, and one more.
         return tuple(
-            self._views[rank[-1]]
+            self._views[number]
             for wanted, ranks in self._by_size.items()
-            for rank in ranks[: n_free // wanted + 1]
+            for _, _, number in ranks[: n_free // wanted + 1]
         )

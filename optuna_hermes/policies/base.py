@@ -52,7 +52,9 @@ class Ranked(Policy):
     # a policy only the first ones of each size, as ``JobQueue`` does.
     @abstractmethod
     def rank(self, trial: TrialView) -> tuple[Any, ...] | None:
-        """Sort key of a waiting trial, the smallest first; it ends with the trial's number.
+        """Sort key of a waiting trial, the smallest first.
+
+        Of trials with equal keys those that have begun come first, then the lowest number.
 
         Returns:
             None where the key depends on the rest of the snapshot.

@@ -47,6 +47,13 @@ class Shortest(Ranked):
         return trial.expected_seconds - trial.attained_seconds, trial.number
 
 
+class Arrival(Ranked):
+    """Policy whose ranks are equal where jobs come at one time, and have no numbers."""
+
+    def rank(self, trial: TrialView) -> tuple[float]:
+        return (trial.submitted // 10,)
+
+
 class Whole(Policy):
     """A ranked policy that the kernel shows everything."""
 
@@ -232,6 +239,13 @@ def test_a_policy_is_held_to_its_contract() -> None:
 
     with pytest.raises(InvalidInputError, match=r"Policy Ranking raised SystemExit\(3\) at "):
         JobSimulator(Ranking(), [job(0, 0, 1)], groups={None: [1]}).run()
+
+    class Mixed(Ranked):
+        def rank(self, trial: TrialView) -> tuple[object]:
+            return ("one" if trial.number else 1,)
+
+    with pytest.raises(InvalidInputError, match="Policy Mixed raised TypeError"):
+        JobSimulator(Mixed(), [job(0, 0, 1), job(1, 0, 1)], groups={None: [1]}).run()
     with pytest.raises(ValueError, match="serve every job"):
         JobSimulator(Wrong(), [job(0, 0, 1)], groups={None: [1]}).run()
 
@@ -271,13 +285,16 @@ lists = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(
-    jobs=lists, backfill=st.booleans(), slices=st.sampled_from([None, 4.0]), shortest=st.booleans()
+    jobs=lists,
+    backfill=st.booleans(),
+    slices=st.sampled_from([None, 4.0]),
+    ranked=st.sampled_from([Fifo, Shortest, Arrival]),
 )
 def test_of_a_ranked_queue_a_part_is_enough(
-    jobs: Sequence[ClusterJob], backfill: bool, slices: float | None, shortest: bool
+    jobs: Sequence[ClusterJob], backfill: bool, slices: float | None, ranked: type[Ranked]
 ) -> None:
     """A ranked policy decides on the first of each size as it does on all that wait."""
-    policy = Shortest(backfill=backfill) if shortest else Fifo(backfill=backfill)
+    policy = ranked(backfill=backfill)
     options = {"groups": {None: [3, 2]}, "slice_seconds": slices, "estimator": Clairvoyant()}
     part = JobSimulator(policy, jobs, **options).run()
     whole = JobSimulator(Whole(policy), jobs, **options).run()
