@@ -203,7 +203,7 @@ def of_jobs(
     ``hosts`` are the number of devices, and their number on each host; ``slice_seconds`` is the
     interval of interruptions, None for none.
     """
-    from optuna_hermes.cluster.job_files import read_jobs
+    from optuna_hermes.cluster.job_files import COLUMNS, read_jobs
     from optuna_hermes.cluster.job_replay import (
         NEED_SLICES,
         ORACLE_SLICE_SECONDS,
@@ -216,6 +216,11 @@ def of_jobs(
     for name in names:
         check_job_policy(name)
     found = read_jobs(path)
+    if found.instead_of_devices:
+        note(
+            f"Each job wants 1 device: {path} has no column {' or '.join(COLUMNS['devices'])} but "
+            f"{', '.join(found.instead_of_devices)}."
+        )
     alike = [name for name in names if name in NEED_SLICES]
     if alike and slice_seconds is None:
         note(f"Without --slice-seconds fifo-backfill decides as they do: {', '.join(alike)}.")

@@ -7,7 +7,7 @@ import gzip
 import io
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,6 +39,8 @@ class JobSet:
     name: str
     jobs: tuple[ClusterJob, ...]  # the jobs in the order of submission, numbered in that order
     left_out: int = 0  # lines of jobs that had no device, or no time
+    # Columns that were not read, of a file without one of devices: one of them may be meant.
+    instead_of_devices: tuple[str, ...] = ()
 
 
 def read_jobs(path: str | Path) -> JobSet:
@@ -53,7 +55,8 @@ def read_jobs(path: str | Path) -> JobSet:
         InvalidInputError: it cannot be read, lacks a column, has no job, or an impossible value.
     """
     path = Path(path)
-    every = [_job_row(row) for row in csv_rows(path)]
+    lines = list(csv_rows(path))
+    every = [_job_row(row) for row in lines]
     rows = [row for row in every if row.devices and row.seconds]
     if not rows:
         raise InvalidInputError(f"{path} must have a job with a device and a time but has none.")
@@ -77,7 +80,15 @@ def read_jobs(path: str | Path) -> JobSet:
             for number, row in enumerate(rows)
         ),
         left_out=len(every) - len(rows),
+        instead_of_devices=_instead_of_devices(lines[0].cells),
     )
+
+
+def _instead_of_devices(columns: Collection[str]) -> tuple[str, ...]:
+    if any(name in columns for name in COLUMNS["devices"]):
+        return ()
+    known = {name for names in COLUMNS.values() for name in names}
+    return tuple(name for name in columns if name and name not in known)
 
 
 class CsvRow(NamedTuple):
@@ -105,6 +116,8 @@ def csv_rows(path: Path) -> Iterator[CsvRow]:
         ) from error
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
+        # Blanks after the commas are no part of a name.
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         twice = [name for name, n in Counter(reader.fieldnames or ()).items() if n > 1]
         if twice:
             raise InvalidInputError(f"{path} must have one column {twice[0]!r} but has several.")

@@ -64,6 +64,27 @@ def test_columns_of_published_traces(tmp_path: Path) -> None:
     assert (philly.nodes, len(philly.jobs)) == ({"x": 3}, 1)
 
 
+def test_a_file_that_may_name_devices_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blanks around names mean nothing; that each job wants one device is said where more is."""
+    path = tmp_path / "jobs.csv"
+    options = ["simulate", "--jobs", str(path), "--devices", "8"]
+    path.write_text("submitted, seconds , devices,gpus\n0,60,4,4\n")
+    assert [job.devices for job in read_jobs(path).jobs] == [4]
+    assert run(options) == 0
+    assert capsys.readouterr().err == ""
+    path.write_text("submitted,seconds,user\n0,60,u\n")
+    assert run(options) == 0
+    assert capsys.readouterr().err == ""
+    path.write_text("submitted,seconds,gpus,who\n0,60,4,u\n")
+    assert run(options) == 0
+    assert capsys.readouterr().err == (
+        f"Each job wants 1 device: {path} has no column devices or num_gpus or gpu_num but "
+        "gpus, who.\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
