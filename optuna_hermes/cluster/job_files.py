@@ -102,7 +102,7 @@ def csv_rows(path: Path) -> Iterator[CsvRow]:
     """Read the lines of a CSV file, or a gzipped one (``.gz``), with a line of column names.
 
     Raises:
-        InvalidInputError: it cannot be read.
+        InvalidInputError: it cannot be read, or a line has more cells than there are columns.
     """
     try:
         data = path.read_bytes()
@@ -122,7 +122,16 @@ def csv_rows(path: Path) -> Iterator[CsvRow]:
         if twice:
             raise InvalidInputError(f"{path} must have one column {twice[0]!r} but has several.")
         for row in reader:
-            yield CsvRow(f"{path}, line {reader.line_num}", row)
+            where = f"{path}, line {reader.line_num}"
+            # Commas at the end are no cells; others have shifted those of the line.
+            surplus: Any = row.pop(None, ())
+            if any(cell.strip() for cell in surplus):
+                n_columns = len(reader.fieldnames)
+                raise InvalidInputError(
+                    f"{where}: a line must have {n_columns} cells, as there are columns, but has "
+                    f"{n_columns + len(surplus)}: quote a cell with a comma in it."
+                )
+            yield CsvRow(where, row)
     except csv.Error as error:
         raise InvalidInputError(f"{path} must be a CSV file but: {error}.") from error
 

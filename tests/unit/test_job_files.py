@@ -67,14 +67,14 @@ def test_columns_of_published_traces(tmp_path: Path) -> None:
 def test_a_file_that_may_name_devices_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blanks around names mean nothing; that each job wants one device is said where more is."""
+    """Blanks around names, and a comma at a line's end, mean nothing; that each job wants one device is said where more is."""
     path = tmp_path / "jobs.csv"
     options = ["simulate", "--jobs", str(path), "--devices", "8"]
     path.write_text("submitted, seconds , devices,gpus\n0,60,4,4\n")
     assert [job.devices for job in read_jobs(path).jobs] == [4]
     assert run(options) == 0
     assert capsys.readouterr().err == ""
-    path.write_text("submitted,seconds,user\n0,60,u\n")
+    path.write_text("submitted,seconds,user\n0,60,u,\n")
     assert run(options) == 0
     assert capsys.readouterr().err == ""
     path.write_text("submitted,seconds,gpus,who\n0,60,4,u\n")
@@ -91,6 +91,7 @@ def test_a_file_that_may_name_devices_otherwise(
         ("submitted,seconds\n", "must have a job"),
         ("submitted,seconds\n1,0\n", "must have a job with a device and a time"),
         ("submitted,seconds,devices\n1,2,-1\n", "devices must be a whole number"),
+        ("submitted,seconds\n1,2\n1,3,600\n", "line 3: a line must have 2 cells, .* but has 3: q"),
         ("submitted,devices\n1,2\n", "line 2: a job must have 'seconds'"),
         (
             "submitted,seconds\n1,2\n1,-2\n",
