@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,14 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+)
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
@@ -526,6 +534,13 @@ class Own(BatchSampler):
     """Makes batches in a way of its own."""
 
 
+class Endless(Sampler[int]):
+    """Draws without an end, and so has no length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(range(SAMPLES))
+
+
 def own_batches() -> DataLoader[Any]:
     data = Quiet(SAMPLES)
     return DataLoader(data, batch_sampler=Own(RandomSampler(data), FIRST, False))
@@ -541,6 +556,13 @@ def own_batches() -> DataLoader[Any]:
             {"batches": lambda: DataLoader(Quiet(90), batch_sampler=own_batches())},
         ),
         ("batch_size samples", {"batches": lambda: DataLoader(Quiet(90), batch_size=None)}),
+        (
+            "no length",
+            {
+                "batches": lambda: DataLoader(Quiet(90), sampler=Endless(), batch_size=8),
+                "limit_train_batches": 5,
+            },
+        ),
         ("one train loader", {"batches": lambda: [DataLoader(Quiet(90), batch_size=8)] * 2}),
         ("max_steps", {"max_steps": 5}),
         ("ends of epochs", {"val_check_interval": 0.5}),

@@ -21,9 +21,21 @@ def why_not_regrouped(loader: object) -> str | None:
     """The reason why a loader's batch size cannot change, None if it can."""
     if not ResumableSampler.fits(loader) or callable(getattr(loader, "state_dict", None)):
         return "its train loader is no plain DataLoader over a map-style data set"
-    if type(getattr(loader, "batch_sampler", None)) is not BatchSampler:
+    sampler = getattr(loader, "batch_sampler", None)
+    # First, since a sampler that is wrapped by now is of another type, but of the same length.
+    if sampler is not None and not _has_length(sampler):
+        return "its train loader's sampler has no length"
+    if type(sampler) is not BatchSampler:
         return "its train loader does not make batches of batch_size samples"
     return None
+
+
+def _has_length(sampler: Any) -> bool:
+    try:
+        len(sampler)
+    except (TypeError, NotImplementedError):
+        return False
+    return True
 
 
 class ElasticSampler(ResumableSampler):
