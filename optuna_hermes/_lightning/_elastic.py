@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from optuna_hermes._lightning._clocks import show_length
 from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer, callbacks_of
-from optuna_hermes._lightning._schedules import Pace, scale_rates
+from optuna_hermes._lightning._schedules import Pace, scale_rates, unscalable
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
@@ -268,11 +268,15 @@ def why_not_elastic(trainer: Trainer, scaling: str) -> str | None:
         return "its validations are not at the ends of epochs"
     if callbacks_of(trainer, GradientAccumulationScheduler):
         return "GradientAccumulationScheduler changes its steps too"
+    if scaling != "accumulate" and trainer.global_step == 0:  # one that has begun goes on
+        own = unscalable(each.scheduler for each in trainer.lr_scheduler_configs)
+        if own is not None:
+            return f"its {type(own).__name__} sets rates that do not follow the optimizer's"
     if not trainer.lightning_module.automatic_optimization:
         return "it optimizes by hand" if scaling == "accumulate" else None
     if scaling == "accumulate":
-        own = trainer.strategy.handles_gradient_accumulation
-        return "its strategy accumulates gradients by itself" if own else None
+        itself = trainer.strategy.handles_gradient_accumulation
+        return "its strategy accumulates gradients by itself" if itself else None
     paced = [each for each in trainer.lr_scheduler_configs if not each.reduce_on_plateau]
     if any(each.interval == "step" and each.frequency != 1 for each in paced):
         return "a scheduler of it steps after every few batches (frequency)"

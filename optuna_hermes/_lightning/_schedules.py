@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler
 
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes.suspend._loaders._elastic import ElasticSampler
@@ -63,6 +66,45 @@ def scale_rates(optimizers: Iterable[Any], schedulers: Iterable[Any], factor: fl
             _scale(group, _IN_GROUPS, factor)
     for scheduler in _with_parts(schedulers):
         _scale(vars(scheduler), _IN_SCHEDULERS, factor)
+
+
+def unscalable(schedulers: Iterable[Any]) -> Any:
+    """The first scheduler, or part of one, that would write unscaled rates back; None if none."""
+    return next((each for each in _with_parts(schedulers) if not _scales(each)), None)
+
+
+def _scales(scheduler: Any) -> bool:
+    if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau):
+        return True
+    if not isinstance(scheduler, lr_scheduler.LRScheduler):
+        return False  # its rates have other names, if any
+    kind = type(scheduler)
+    if all(each.__module__ == lr_scheduler.__name__ for each in (kind.step, kind.get_lr)):
+        return True
+    # Most classes of users scale ``base_lrs``; some compute a rate of their own.
+    try:
+        once, twice = (_next_rates(scheduler, factor) for factor in (1.0, 2.0))
+        # Nearly twice is enough: a floor of its own may be a little part of a rate.
+        return all(math.isclose(2 * a, b, rel_tol=0.2) for a, b in zip(once, twice, strict=True))
+    except NotImplementedError:  # its ``step`` does all
+        return False
+    except Exception:  # it may not be asked outside of ``step``
+        return True
+
+
+def _next_rates(scheduler: Any, factor: float) -> list[float]:
+    """The rates of a scheduler's next step, were all that it keeps multiplied by a factor."""
+    asked = copy.copy(scheduler)
+    optimizer = scheduler.optimizer
+    groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
+    asked.optimizer = SimpleNamespace(**{**vars(optimizer), "param_groups": groups})
+    asked.last_epoch += 1
+    asked._step_count += 1
+    asked._get_lr_called_within_step = True  # else it warns
+    for group in groups:
+        _scale(group, _IN_GROUPS, factor)
+    _scale(vars(asked), _IN_SCHEDULERS, factor)
+    return [float(each) for each in asked.get_lr()]
 
 
 def _scale(owner: dict[str, Any], names: Iterable[str], factor: float) -> None:

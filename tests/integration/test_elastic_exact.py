@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import random
@@ -27,6 +28,13 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from torch import nn
+from torch.optim.lr_scheduler import (
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -37,6 +45,7 @@ from torch.utils.data import (
 )
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from optuna_hermes._lightning._schedules import unscalable
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import TierName
@@ -530,6 +539,65 @@ class Often(Net):
         return optimizers, [{**schedule, "frequency": 3}]
 
 
+class Noam(LRScheduler):
+    """Computes its rates from nothing that an optimizer has."""
+
+    def get_lr(self) -> list[float]:
+        step = max(1, self.last_epoch)
+        return [16**-0.5 * min(step**-0.5, step * 10**-1.5) for _ in self.base_lrs]
+
+
+class WarmUp(LRScheduler):
+    """Computes its rates from the base ones."""
+
+    def get_lr(self) -> list[float]:
+        return [rate * min(1.0, (self.last_epoch + 1) / 10) for rate in self.base_lrs]
+
+
+class FromFloor(LRScheduler):
+    """Begins a little above nothing."""
+
+    def get_lr(self) -> list[float]:
+        return [1e-4 + (rate - 1e-4) * min(1.0, self.last_epoch / 50) for rate in self.base_lrs]
+
+
+class NoSchedule:
+    """Keeps rates under names of its own, as schedulers of other packages do."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.base_values = [group["lr"] for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        for group, rate in zip(self.optimizer.param_groups, self.base_values, strict=True):
+            group["lr"] = rate
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base_values": self.base_values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.base_values = state["base_values"]
+
+
+def net_with(schedule: Callable[[torch.optim.Optimizer], Any]) -> type[Net]:
+    """A network with a schedule over steps."""
+
+    class Scheduled(Plain):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [{"scheduler": schedule(optimizer), "interval": "step"}]
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            scheduler.step()
+
+    return Scheduled
+
+
+def ends_as_noam(optimizer: torch.optim.Optimizer) -> Any:
+    """A schedule of torch's with another one in it."""
+    return SequentialLR(optimizer, [LambdaLR(optimizer, lambda _: 1.0), Noam(optimizer)], [9])
+
+
 class Own(BatchSampler):
     """Makes batches in a way of its own."""
 
@@ -570,6 +638,9 @@ def own_batches() -> DataLoader[Any]:
         ("Accumulation", {"callbacks": [GradientAccumulationScheduler({1: 2})]}),
         ("by hand", {"net": ByHand, "scaling": "accumulate"}),
         ("frequency", {"net": Often}),
+        ("its Noam sets rates", {"net": net_with(Noam)}),
+        ("its Noam sets rates", {"net": net_with(ends_as_noam), "scaling": "sqrt"}),
+        ("its NoSchedule sets rates", {"net": net_with(NoSchedule)}),
         ("overfit_batches", {"overfit_batches": 2}),
         ("several processes", {"strategy": "ddp_fork", "devices": 2}),
         ("must lie within", {"elastic": (9, 32)}),
@@ -585,3 +656,24 @@ def test_what_cannot_change_is_refused(reason: str, options: dict[str, Any]) -> 
         train(FakeSession(), seen, **options)
     assert seen == {}
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        WarmUp,
+        FromFloor,
+        lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 10)),
+        lambda optimizer: OneCycleLR(optimizer, 0.05, 2 * STEPS),
+        lambda optimizer: ReduceLROnPlateau(optimizer),
+    ],
+)
+def test_schedules_that_scale_what_they_find_go_on(schedule: Any) -> None:
+    """Those of torch, and one's own over the base rates, are at twice the rate after a change."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1))
+    before = copy.deepcopy(optimizer.param_groups[0]["lr"])
+    assert unscalable([schedule(optimizer)]) is None
+    assert optimizer.param_groups[0]["lr"] <= before
+    if schedule is WarmUp:
+        seen = expected({6: 16}, net=net_with(schedule))
+        assert [value[2] for value in seen.values() if isinstance(value, tuple)][20] == 0.2

@@ -67,7 +67,7 @@ def test_columns_of_published_traces(tmp_path: Path) -> None:
 def test_a_file_that_may_name_devices_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blanks around names, and a comma at a line's end, mean nothing; that each job wants one device is said where more is."""
+    """Blanks around names mean nothing; a file without devices, but with other columns, is told."""
     path = tmp_path / "jobs.csv"
     options = ["simulate", "--jobs", str(path), "--devices", "8"]
     path.write_text("submitted, seconds , devices,gpus\n0,60,4,4\n")
