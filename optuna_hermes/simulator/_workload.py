@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,10 @@ def _meta(name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _params(name: str, arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]]:
-    """The parameters of each trial; a ``name:a|b|c`` is a choice, stored as its index."""
+    """The parameters of each trial; a ``name:a|b|c`` is a choice, stored as its index.
+
+    One that a trial does not have is NaN.
+    """
     if "params" not in arrays or "param_names" not in arrays:
         return [{} for _ in range(n)]
     names = [str(each) for each in np.atleast_1d(arrays["param_names"])]
@@ -221,4 +225,11 @@ def _params(name: str, arrays: Mapping[str, Any], n: int) -> list[dict[str, Any]
             f"{name} must have params [{n}, {len(names)}], a column for each of param_names, but "
             f"has {params.shape}."
         )
-    return [dict(zip(names, row, strict=True)) for row in params.tolist()]
+    return [
+        {
+            name: value
+            for name, value in zip(names, row, strict=True)
+            if not (isinstance(value, float) and math.isnan(value))
+        }
+        for row in params.tolist()
+    ]

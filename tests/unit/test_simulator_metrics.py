@@ -222,6 +222,12 @@ class TestCurveSet:
             ),
         )
 
+    def test_a_parameter_that_a_trial_does_not_have(self) -> None:
+        """NaN stands for it in an array: the others of its column stay numbers."""
+        found = CurveSet.from_arrays("file", arrays(params=np.array([[0.1, np.nan], [0.2, 1.0]])))
+        first, second = (each.params for each in found.recordings)
+        assert (first, second) == ({"lr": 0.1}, {"lr": 0.2, "optimizer:sgd|adam": 1.0})
+
     def test_what_may_be_missing(self) -> None:
         """Without meta a set is called as its file and is a family of its own."""
         found = CurveSet.from_arrays("file", arrays(meta=None, params=None, param_names=None))
