@@ -206,6 +206,7 @@ def of_jobs(
     from optuna_hermes.cluster.job_files import COLUMNS, read_jobs
     from optuna_hermes.cluster.job_replay import (
         NEED_SLICES,
+        NEED_VALUES,
         ORACLE_SLICE_SECONDS,
         JobRules,
         check_job_policy,
@@ -224,6 +225,8 @@ def of_jobs(
     alike = [name for name in names if name in NEED_SLICES]
     if alike and slice_seconds is None:
         note(f"Without --slice-seconds fifo-backfill decides as they do: {', '.join(alike)}.")
+    if alike := [name for name in names if name in NEED_VALUES]:
+        note(f"As jobs report no values fifo-backfill decides as they do: {', '.join(alike)}.")
     jobs = [replace(job, group=None, params=_user(job)) for job in found.jobs]
     least = min(job.devices for job in jobs)
     if least > hosts[0]:

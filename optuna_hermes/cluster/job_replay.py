@@ -45,8 +45,11 @@ JOB_POLICIES: Mapping[str, Callable[[int], tuple[Policy, Estimator | None]]] = {
 }
 """Makers of the policies for jobs, and of their predictors, from a seed; others can be used too."""
 
-NEED_SLICES = ("hermes", "hermes-slope", "round-robin", "slaq", "las", "asha", "freeze-thaw")
+NEED_SLICES = ("round-robin", "las")
 """Policies that decide by what jobs have had: without slices they do as ``fifo-backfill``."""
+
+NEED_VALUES = ("hermes", "hermes-slope", "slaq", "asha", "freeze-thaw")
+"""Policies that decide by what trials report: of jobs, which report nothing, they do likewise."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import (
     JOB_POLICIES,
     NEED_SLICES,
+    NEED_VALUES,
     JobRules,
     check_job_policy,
     one_group,
@@ -207,6 +208,23 @@ def test_policies_that_need_slices_are_named(
         simulate_jobs(jobs, name, rules).records for name in ("fifo-backfill", *NEED_SLICES)
     )
     assert others == [backfill] * len(NEED_SLICES)
+
+
+def test_policies_that_need_values_are_named(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Jobs report none, so they decide as another one; slices do not help."""
+    options = ["simulate", "--jobs", str(tiny), "--devices", "2", "--slice-seconds", "600"]
+    assert run([*options, "--policy", "hermes,las,asha"]) == 0
+    said = capsys.readouterr().err
+    assert said == "As jobs report no values fifo-backfill decides as they do: hermes, asha.\n"
+    jobs = read_jobs(tiny).jobs
+    for seconds in (None, 60.0):
+        rules = JobRules(groups={"a": [2], "b": [2]}, slice_seconds=seconds)
+        (backfill, *others) = (
+            simulate_jobs(jobs, name, rules).records for name in ("fifo-backfill", *NEED_VALUES)
+        )
+        assert others == [backfill] * len(NEED_VALUES)
 
 
 def test_srtf_interrupts_jobs_by_itself(
