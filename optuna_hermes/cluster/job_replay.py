@@ -54,11 +54,13 @@ NEED_VALUES = ("hermes", "hermes-slope", "slaq", "asha", "freeze-thaw")
 
 @dataclass(frozen=True, kw_only=True)
 class JobRules:
-    """Settings of a replay of jobs, the same for every policy: see ``JobSimulator``."""
+    """Settings of a replay of jobs, the same for every policy: see ``JobSimulator``.
+
+    A restart costs nothing: a trace does not tell what one would.
+    """
 
     groups: Mapping[str | None, Sequence[int]]
     slice_seconds: float | None = None
-    restart_seconds: float = 0.0
 
 
 def one_group(n_devices: int, devices_per_host: int) -> dict[str | None, list[int]]:
@@ -94,7 +96,6 @@ def simulate_jobs(
         jobs,
         groups=rules.groups,
         slice_seconds=ORACLE_SLICE_SECONDS if interrupts else rules.slice_seconds,
-        restart_seconds=rules.restart_seconds,
         estimator=estimator,
         seed=seed,
     ).run()

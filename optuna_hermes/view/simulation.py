@@ -192,6 +192,8 @@ def _job_title(settings: dict[str, Any]) -> str:
     rule = "never interrupted" if every is None else f"interrupted every {formats.duration(every)}"
     if every is None and "srtf_slice_seconds" in settings:
         rule += f", but by srtf every {formats.duration(settings['srtf_slice_seconds'])}"
+    if rule != "never interrupted":
+        rule += ", at no cost"
     jobs, refused = formats.plural(settings["jobs"], "job"), settings["refused"]
     served = f"{settings['jobs'] - refused} of {jobs}" if refused else jobs
     return (

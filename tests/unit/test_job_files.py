@@ -234,9 +234,11 @@ def test_srtf_interrupts_jobs_by_itself(
     options = ["--policy", "srtf", "--devices", "2"]
     assert run(["simulate", "--jobs", str(tiny), *options]) == 0
     title = " ".join(capsys.readouterr().out.split())
-    assert "never interrupted, but by srtf every 10:00 min" in title
+    assert "never interrupted, but by srtf every 10:00 min, at no cost" in title
     assert run(["simulate", "--jobs", str(tiny), *options, "--slice-seconds", "60"]) == 0
-    assert "srtf every" not in capsys.readouterr().out
+    title = " ".join(capsys.readouterr().out.split())
+    assert "srtf every" not in title
+    assert "interrupted every 1:00 min, at no cost" in title
     years = tmp_path / "years.csv"
     years.write_text("submitted,seconds\n0,1e12\n")
     assert run(["simulate", "--jobs", str(years), *options]) == 2
