@@ -359,7 +359,9 @@ class PolicyContract:
     @given(trainings=_trainings, n_devices=st.integers(1, 3))
     def test_every_trial_ends(self, trainings: Sequence[Recording], n_devices: int) -> None:
         """In a simulation every trial is trained to its end, or pruned, with any values."""
-        trace = TrialSimulator(self.policy, FixedList(trainings), n_devices=n_devices).run()
+        simulator = TrialSimulator(self.policy, FixedList(trainings), n_devices=n_devices)
+        # Long enough for all of them; without a time the simulator itself would refuse some left.
+        trace = simulator.run(until=LONG)
         over = {*trace.finished, *trace.pruned}
         assert not self.work_conserving or over == set(range(len(trainings)))
 

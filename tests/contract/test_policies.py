@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from optuna_hermes.model import Decision, Snapshot
 from optuna_hermes.policies import (
     POLICIES,
     Asha,
@@ -40,6 +43,31 @@ class TestFifo(PolicyContract):
 class TestFifoThatOvertakesNobody(PolicyContract):
     policy = Fifo(backfill=False)
     work_conserving = False
+
+
+class Reserve(Fifo):
+    """Keeps a device in reserve, also if there is only one."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        decision = super().decide(snapshot)
+        kept = len([device for device in snapshot.devices if device.free and device.healthy])
+        given = (each for each in decision.assignments if len(each.devices) < kept)
+        return Decision(assignments=tuple(given)[:1])
+
+
+class TestThatHoldsDevicesBack(PolicyContract):
+    policy = Reserve()
+    work_conserving = False
+
+
+def test_that_trials_are_left_is_noticed() -> None:
+    """A policy that holds devices back has to say so."""
+
+    class Conserving(PolicyContract):
+        policy = Reserve()
+
+    with pytest.raises(AssertionError):
+        Conserving().test_every_trial_ends()  # type: ignore[call-arg]  # Hypothesis gives them
 
 
 class TestRoundRobin(PolicyContract):
