@@ -166,6 +166,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write energy.md there")
     options = parser.parse_args()
+    if options.out:  # before all that takes long
+        options.out.mkdir(parents=True, exist_ok=True)
     try:
         found = list(rows(options.traces))
     except HermesError as error:

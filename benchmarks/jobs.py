@@ -42,6 +42,8 @@ PARTS = {
 
 def main() -> int:
     options = _options()
+    if options.out:  # before all that takes long
+        options.out.mkdir(parents=True, exist_ok=True)
     found: list[dict[str, Any]] = []
     written = ["# Schedulers on traces of jobs and nodes", "", f"`{_command()}`", ""]
     try:

@@ -435,7 +435,9 @@ def test_energy_rows_replay_traces_of_clusters(tmp_path: Path) -> None:
     _write_gzip(
         tmp_path / "helios" / "Earth_vc_cluster_sequence_1min.csv.gz", [header, *[row] * 600]
     )
-    rows = json.loads(run("_energy_rows.py", "--traces=.", "--json", cwd=tmp_path).stdout)
+    options = ("--traces=.", "--json", "--out=out/new")
+    rows = json.loads(run("_energy_rows.py", *options, cwd=tmp_path).stdout)
+    assert "`energy`" in (tmp_path / "out" / "new" / "energy.md").read_text()
     found = {(each["trace"], each["policy"]): each for each in rows}
     assert found["philly-nodes", "fifo"]["utilisation"] == pytest.approx((120 + 570) / 6000)
     assert found["philly-nodes", "energy:fifo"]["gain"] > 1.5
@@ -479,7 +481,8 @@ def test_jobs_compares_policies(tmp_path: Path) -> None:
     text = "timestamp,duration,num_gpus,gpu_time,cluster\n" + "".join(lines)
     (folder / "jobs.csv.gz").write_bytes(gzip.compress(text.encode()))
     (folder / "vc_nodes.csv").write_text("vc,node num\na,5\nb,1\n")
-    rows = jobs(tmp_path, "--out", str(tmp_path))
+    new = tmp_path / "out" / "new"
+    rows = jobs(tmp_path, "--out", str(new))
     assert isinstance(rows, list)
     promised = (
         "trace policy mean_completion_seconds mean_queueing_seconds p99_completion_seconds "
@@ -491,7 +494,7 @@ def test_jobs_compares_policies(tmp_path: Path) -> None:
     assert by_name["philly", "fifo"]["nodes"] == 2
     assert by_name["philly-all-nodes", "fifo"]["nodes"] == 6
     assert by_name["philly", "fifo"]["completion_ratio"] == 1.0
-    assert (tmp_path / "jobs.md").read_text().count("| `qssf` |") == 4
+    assert (new / "jobs.md").read_text().count("| `qssf` |") == 4
 
 
 TRACES = "OPTUNA_HERMES_TRACES"
