@@ -2,18 +2,20 @@
 
     python benchmarks/decision_cost.py [--policy hermes,asha] [--trials 100,1000] [--json]
 
-Random power-law curves with noise, of three populations: in ``level`` every trial has 100 reports,
-in ``spread`` from 1 to 100, and ``budget`` is ``spread`` in a study with one. One device is free:
-the trial that had it has just reported one more unit, as before every decision of a broker. Times
-are medians of processor milliseconds, with the slope of a line through their logarithms as the
-exponent of growth: 1 is linear; n log n gives 1.15 from 100 to 10,000. ``the first`` is the first
-decision about the largest number of trials: some policies remember what they computed about a
-curve. Exit status 1 if ``hermes`` needs more than 10 ms for 10,000 trials.
+Random power-law curves with noise, of four populations: in ``level`` every trial has 100 reports,
+in ``spread`` from 1 to 100, ``budget`` is ``spread`` in a study with one, and ``ends`` is
+``spread`` beside 300 finished trials, which ``qssf`` needs, and one more every fifth decision. One
+device is free: the trial that had it has just reported one more unit, as before every decision of a
+broker. Times are medians of processor milliseconds, with the slope of a line through their
+logarithms as the exponent of growth: 1 is linear; n log n gives 1.15 from 100 to 10,000. ``the
+first`` is the first decision about the largest number of trials: some policies remember what they
+computed about a curve. Exit status 1 if ``hermes`` needs more than 10 ms for 10,000 trials.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -33,7 +35,9 @@ from optuna_hermes.model import Budget, Curve, Device, Snapshot, TrialView
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 TRIALS = (100, 1_000, 3_000, 10_000)
-POPULATIONS = ("level", "spread", "budget")
+POPULATIONS = ("level", "spread", "budget", "ends")
+N_FINISHED = 300  # of ``ends``, at first
+ENDS_EVERY = 5
 N_POINTS = 100
 N_UNITS = 150
 """Units of a trial in all."""
@@ -106,6 +110,19 @@ def population(kind: str, n_trials: int) -> tuple[list[TrialView], list[list[flo
     return trials, values
 
 
+def _finished(number: int) -> TrialView:
+    rng = np.random.default_rng([SEED, number])
+    (values,) = curves(1, N_UNITS, number)
+    seconds, params = float(rng.uniform(0.5, 2.0)), rng.uniform(0.0, 1.0, 4).tolist()
+    return TrialView(
+        number=number,
+        state="done",
+        curve=_curve(values, N_UNITS, seconds),
+        attained_seconds=N_UNITS * seconds,
+        params=dict(zip("abcd", params, strict=True)),
+    )
+
+
 def _curve(values: list[float], age: int, seconds: float) -> Curve:
     return Curve(
         steps=tuple(range(1, age + 1)),
@@ -123,11 +140,17 @@ def decisions(policy: Policy, kind: str, n_trials: int) -> Iterator[float]:
     devices = (Device(id="cpu:0", free=True),)
     # So long that each trial can end, and none is due.
     left = Budget(seconds=1e6) if kind == "budget" else Budget()
+    ended = [_finished(n_trials + i) for i in range(N_FINISHED if kind == "ends" else 0)]
     now, last, memory = float(n_trials), 0, None
-    while True:
+    for decided in itertools.count():
         trials[last] = _reported(trials[last], values[last], now)
         snapshot = Snapshot(
-            now=now, devices=devices, trials=tuple(trials), left=left, memory=memory
+            now=now,
+            devices=devices,
+            trials=tuple(trials),
+            finished=tuple(ended),
+            left=left,
+            memory=memory,
         )
         start = time.process_time()
         decision = policy.decide(snapshot)
@@ -136,6 +159,8 @@ def decisions(policy: Policy, kind: str, n_trials: int) -> Iterator[float]:
         (assignment,) = decision.assignments
         assert assignment.trial is not None
         now, last, memory = now + 1.0, assignment.trial, decision.memory
+        if ended and decided % ENDS_EVERY == ENDS_EVERY - 1:
+            ended.append(_finished(n_trials + len(ended)))
 
 
 def _reported(trial: TrialView, values: list[float], now: float) -> TrialView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import importlib
+import itertools
 import json
 import math
 import os
@@ -22,7 +23,8 @@ import psutil
 import pytest
 
 from optuna_hermes.cluster.job_replay import JobRules, simulate_jobs
-from optuna_hermes.policies import POLICIES
+from optuna_hermes.model import Snapshot
+from optuna_hermes.policies import POLICIES, Qssf
 from optuna_hermes.replay import SimulationRules, read_curve_set, simulate_one, tabulate
 from optuna_hermes.replay._studies import StudyRules, simulate_study
 from optuna_hermes.simulator import RIVALS, CurveSet, Recording, Slice, Trace
@@ -111,7 +113,8 @@ def test_decision_cost_grows_with_the_trials(tmp_path: Path) -> None:
     options = ["--trials=10,100", "--repetitions=3", "--json"]
     result = json.loads(run("decision_cost.py", *options, cwd=tmp_path).stdout)
     timed = [(row["policy"], row["population"]) for row in result["rows"]]
-    assert timed == [(name, kind) for name in POLICIES for kind in ("level", "spread", "budget")]
+    populations = ("level", "spread", "budget", "ends")
+    assert timed == [(name, kind) for name in POLICIES for kind in populations]
     for row in result["rows"]:
         few, many = row["median_ms"]["10"], row["median_ms"]["100"]
         assert few > 0
@@ -128,7 +131,25 @@ def test_decision_cost_prints_a_table(tmp_path: Path) -> None:
         ["| fifo", "level"],
         ["| fifo", "spread"],
         ["| fifo", "budget"],
+        ["| fifo", "ends"],
     ]
+
+
+def test_decision_cost_of_qssf_is_that_of_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where trials end it learns of them, and of one more every fifth decision."""
+    learned_from: list[int] = []
+    service = Qssf._service
+
+    def noted(self: Qssf, snapshot: Snapshot) -> Any:
+        learned_from.append(len(snapshot.finished))
+        found = service(self, snapshot)
+        assert found is not None
+        return found
+
+    monkeypatch.setattr(Qssf, "_service", noted)
+    decisions = benchmark("decision_cost").decisions(Qssf(), "ends", 20)
+    assert all(seconds >= 0 for seconds in itertools.islice(decisions, 6))
+    assert learned_from == [300] * 5 + [301]
 
 
 def test_suggestion_cost_of_each_sampler(tmp_path: Path) -> None:
