@@ -212,8 +212,8 @@ def test_memory_that_nobody_holds_is_a_strangers() -> None:
     worker = broker.worker()
     assert broker.last(worker, "Grant") is None
     words = (
-        "10.00 GiB of its memory are taken by processes that cannot be listed here: find them where "
-        "they can, and wait for them or end them"
+        "10.00 GiB of its memory are taken by processes that cannot be listed here: find them "
+        "where they can, and wait for them or end them"
     )
     assert broker.handler.status(0.0).devices[0].problem == words
     broker.poll("GPU-0", memory_free_bytes=78 * GIB)  # what a driver and a desktop take
