@@ -234,7 +234,8 @@ def failure_of(trials: Sequence[TrialResult], failures: FailureSummary | None) -
     failed = [trial.number for trial in trials if trial.state == "FAIL"]
     if any(trial.state in ("COMPLETE", "PRUNED") for trial in trials) or not failed:
         return None
-    if len(failed) < len(trials) and not hopeless:
+    # One that was enqueued, and not begun, says nothing.
+    if any(trial.state not in ("FAIL", "WAITING") for trial in trials) and not hopeless:
         return None
     what = f"All trials have failed ({len(failed)})"
     first, error = failed[0], ""

@@ -110,10 +110,13 @@ def test_a_bad_region_does_not_end_a_study_in_which_another_trial_trains(run: An
     assert states(done) == ["COMPLETE"] + ["FAIL"] * 12 + ["COMPLETE"] * 2
 
 
-def test_a_call_whose_trials_all_failed_raises(storage_url: str) -> None:
-    """In Python the reason is an error, as under plain Optuna."""
+@pytest.mark.parametrize("n_enqueued", [0, 2])
+def test_a_call_whose_trials_all_failed_raises(n_enqueued: int, storage_url: str) -> None:
+    """In Python the reason is an error, as under plain Optuna, also if some were not begun."""
     sampler, pruner = HermesSampler(), HermesPruner()
     study = optuna.create_study(storage=storage_url, sampler=sampler, pruner=pruner)
+    for _ in range(n_enqueued):
+        study.enqueue_trial({})
     objective = f"{ENDING}:failing"
     with pytest.raises(TrialsFailedError, match="no such column"):
         optimize(study, objective, n_trials=1, devices="cpu:1", show_progress=False)
