@@ -272,6 +272,13 @@ def test_no_checkpoint_is_a_beginning() -> None:
     assert read((), RUN, None) is None
 
 
+def test_tensors_that_were_read_are_no_views(tmp_path: Path) -> None:
+    """A gradient among them is detached in place by fastai's optimizers, for one."""
+    gradient = found(stored(tmp_path))[1]["weight"]
+    gradient.detach_().zero_()
+    assert not gradient.any()
+
+
 def test_the_newest_is_read(tmp_path: Path) -> None:
     """The newest checkpoint gives the tree that was written."""
     older, newest = stored(tmp_path, 1), stored(tmp_path, 2)

@@ -70,7 +70,10 @@ class Content:
         found = {}
         for name, data in self.data.items():
             part = self.header[name]
-            found[name] = data.view(getattr(torch, DTYPES[part["dtype"]])).reshape(part["shape"])
+            view = data.view(getattr(torch, DTYPES[part["dtype"]])).reshape(part["shape"])
+            # Torch detaches no view in place, as some optimizers do with gradients.
+            own = torch.empty(0, dtype=view.dtype, device="cpu")
+            found[name] = own.set_(view.untyped_storage(), 0, view.shape, view.stride())
         return found
 
 
