@@ -88,9 +88,11 @@ class Losses:
         if loss.given_up or this in self._said:
             return loss.given_up
         self._said.add(this)
+        # No checkpoint: it only calls should_prune(), say.
+        how = "goes on in another, from its checkpoint" if loss.stored else "begins anew in another"
         self._note(
-            f"Trial {loss.trial} has lost its process ({self._how(loss)}), for time "
-            f"{loss.losses} of {loss.most_losses} without a new unit; it goes on in another."
+            f"Trial {loss.trial} has lost its process ({self._how(loss)}), {loss.losses} of at "
+            f"most {loss.most_losses} times without a new unit; it {how}."
         )
         return False
 

@@ -30,7 +30,15 @@ def test_each_lost_process_is_told_once(tmp_path: Path) -> None:
     losses = Losses(optuna.create_study(), tmp_path, statuses.get, notes.append)
     for pid in (7, 7, 8, 8):
         loss = TrialLoss(
-            trial=3, trial_id=3, losses=1, most_losses=3, pid=pid, hung=False, given_up=False
+            trial=3,
+            trial_id=3,
+            losses=1,
+            most_losses=3,
+            pid=pid,
+            hung=False,
+            given_up=False,
+            stored=pid == 8,
         )
         assert losses.update("s", [loss]) == []
     assert ["SIGKILL" in notes[0], "exit status 1" in notes[1], len(notes)] == [True, True, 2]
+    assert ["begins anew" in each for each in notes] == [True, False]

@@ -92,6 +92,7 @@ def losses_shown(study: Study) -> Iterator[TrialLoss]:
                 pid=trial.lost_pid,
                 hung=trial.hung,
                 given_up=trial.given_up and trial.connection is None,
+                stored=bool(trial.checkpoints),
             )
 
 

@@ -119,6 +119,7 @@ class TrialLoss(msgspec.Struct, frozen=True, kw_only=True):
         losses, most_losses: how many without a new unit between them, and how many end it.
         pid, hung: the last of those processes, which was ended since it hung.
         given_up: no further process is to be tried.
+        stored: it has a checkpoint to go on from.
     """
 
     trial: int
@@ -128,6 +129,7 @@ class TrialLoss(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     hung: bool
     given_up: bool
+    stored: bool
 
 
 class FailureSummary(msgspec.Struct, frozen=True, kw_only=True):
