@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -251,6 +252,9 @@ class _TrialExecution:
                 )
         else:
             trial = _optuna.reattach(self._study, grant.trial_id)
+            # One that begins anew trains units again of which Optuna has values, and says so each
+            # time.
+            warnings.filterwarnings("ignore", "The reported value is ignored", UserWarning)
         self._session.describe = partial(_optuna.params_of, trial)
         self._session.begin(trial.number, _optuna.trial_id(trial))
         sessions.add(_optuna.identity(self._study), trial.number, self._session)
