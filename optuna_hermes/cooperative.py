@@ -235,11 +235,16 @@ class CooperativeLoop:
             problem = self._named.why_not_loadable
         if folder is not None and problem is not None and not self._warned_of_memory:
             self._warned_of_memory = True
-            warn_of_memory(self._name, folder, problem)  # on the console; this is in its log
+            self._say_on_console(problem)
             log.warning("%s can only wait in memory: %s.", self._name.capitalize(), problem)
         self.can_store = problem is None and folder is not None
         if self.can_store and self._saver is None:
             self._saver = self._new_saver(session)
+
+    def _say_on_console(self, problem: str) -> None:
+        """Say there, once per study, why a trial can wait in memory only; the log has more."""
+        if self._session is not None and self._session.checkpoint_dir is not None:
+            warn_of_memory(self._name, self._session.checkpoint_dir, problem)
 
     def _new_saver(self, session: Session) -> Saver:
         # A checkpoint is never ahead of Optuna: its units are not trained, nor reported, again.
@@ -312,13 +317,15 @@ class CooperativeLoop:
         """True if attributes of these ``names`` keep a trial from being stored, said once."""
         if names and not self._warned_of_unmade:
             self._warned_of_unmade = True
+            what = ", ".join(names)
+            self._say_on_console(f"its training has put into {what} what no checkpoint can hold")
             log.warning(
                 "%s can only wait in memory from here on: its training has put into %s what no "
                 "checkpoint can hold, and what its next process would lack. Make it before the "
                 "training begins (in Lightning, in setup or on_train_start), set it to None once "
                 "it is done with, or give what holds it state_dict() and load_state_dict().",
                 self._name.capitalize(),
-                ", ".join(names),
+                what,
             )
         return bool(names)
 
@@ -327,6 +334,7 @@ class CooperativeLoop:
         if self._warned_of_shape:
             return
         self._warned_of_shape = True
+        self._say_on_console(f"{what} has other {parts}")
         log.warning(
             "%s can only wait in memory from here on: %s has other %s, so that its state does not "
             "fit the one that the next process makes.%s",

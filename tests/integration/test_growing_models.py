@@ -47,6 +47,7 @@ def test_a_trial_that_gets_other_parameters_waits_in_memory(
     assert unfreezing(FakeSession({8: "disk", 10: "disk"}, checkpoint_dir=folder)) == losses
     (warning,) = [each.message for each in caplog.records if "from here on" in each.message]
     assert "optimizer has other parameters, dtypes, layers or tied parts" in warning
+    assert "can only wait in memory: optimizer has other" in caplog.text  # on the console
     assert by_way_of_disk(unfreezing, tmp_path / "other", 4) == losses
 
 
