@@ -41,6 +41,7 @@ from optuna_hermes._optuna._storages import read_trials as read_trials
 from optuna_hermes._optuna._storages import read_trials_once as read_trials_once
 from optuna_hermes._optuna._storages import rest as rest
 from optuna_hermes._optuna._storages import settle_reports as settle_reports
+from optuna_hermes._optuna._storages import storage_errors as storage_errors
 from optuna_hermes._optuna._storages import study_names as study_names
 from optuna_hermes._optuna._studies import Study as Study
 from optuna_hermes._optuna._studies import asked_to_stop as asked_to_stop

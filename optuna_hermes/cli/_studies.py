@@ -162,6 +162,9 @@ def facts_reader(storage: str, name: str) -> Callable[[], StudyFacts]:
     """A function that reads the facts of a study again and again, as ``study_facts``.
 
     What is in no database is loaded once, as of a journal: its storage then reads what is new.
+
+    Raises:
+        StorageError: by that function, as ``study_facts``.
     """
     from optuna_hermes._optuna_tables import read_facts
 
@@ -176,11 +179,13 @@ def facts_reader(storage: str, name: str) -> Callable[[], StudyFacts]:
         from optuna_hermes import _optuna
 
         if loaded is not None:
-            with contextlib.suppress(KeyError):  # it was deleted, and may be there anew
+            # A key error: it was deleted, and may be there anew.
+            with contextlib.suppress(KeyError), _optuna.storage_errors(storage):
                 return _optuna.facts(loaded)
-        # Of no database, or of no study: Optuna says which.
-        loaded = _study(storage, name)
-        return _optuna.facts(loaded)
+        # Of no database, or of no study: Optuna says which. Or a database did not answer just now.
+        study = _study(storage, name)
+        loaded = None if _optuna.shares_its_ledger(study) else study
+        return _optuna.facts(study)
 
     return read
 

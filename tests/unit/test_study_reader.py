@@ -11,8 +11,9 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from optuna_hermes import _optuna
+from optuna_hermes import _optuna, _optuna_tables
 from optuna_hermes.cli._studies import facts_reader
+from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.view import source
 from optuna_hermes.view.source import StudyReader
@@ -73,3 +74,31 @@ def test_a_journal_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         last = reader.history(None)
         assert last is not None
         assert (len(last.trials), len(loads)) == (2, 2)
+
+
+def test_a_journal_that_cannot_be_read_is_an_error_of_its_storage(tmp_path: Path) -> None:
+    """Also after it was read before: what is shown live goes on once it can be read again."""
+    file = tmp_path / "journal.log"
+    begun(JournalStorage(JournalFileBackend(str(file))), 1)
+    read = facts_reader(str(file), "s")
+    assert read().sign == 1.0
+    away = file.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match="No such file"):
+        read()
+    away.rename(file)
+    assert read().sign == 1.0
+
+
+def test_a_database_that_did_not_answer_once_is_read_without_optuna_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Optuna has loaded knows nothing of a file that is made anew."""
+    file = tmp_path / "s.db"
+    begun(f"sqlite:///{file}", 1)
+    with monkeypatch.context() as once:
+        once.setattr(_optuna_tables, "read_facts", lambda storage, name: None)
+        read = facts_reader(f"sqlite:///{file}", "s")
+        before = read()
+    file.unlink()
+    begun(f"sqlite:///{file}", 1)
+    assert read().key != before.key

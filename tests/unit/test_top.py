@@ -543,6 +543,39 @@ def test_a_database_that_is_away_leaves_the_broker(monkeypatch: pytest.MonkeyPat
     assert play(act).wanted == [("override", "k", 0, "held")]
 
 
+def test_an_unexpected_error_is_said_and_the_next_look_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line of it: a traceback would go over the screen, and the picture stay for ever."""
+    errors: list[Exception] = [OSError("no file\nat all"), KeyError("key")]
+    look = FakeSource.look
+
+    def failing(self: FakeSource, key: str) -> Picture:
+        if self.gone and errors:
+            raise errors.pop()
+        return look(self, key)
+
+    def past(self: FakeSource) -> Sequence[Bar]:
+        raise OSError
+
+    def hold(self: FakeSource, *words: object) -> None:
+        raise OSError("not now")
+
+    for name, call in (("look", failing), ("past", past), ("override", hold)):
+        monkeypatch.setattr(FakeSource, name, call)
+    monkeypatch.setattr(_watch, "LOOK_SECONDS", 0.05)
+
+    async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
+        await pilot.press("h")
+        await until(pilot, lambda: words(app, "word") == "OSError: not now.")
+        source.gone = True
+        await until(pilot, lambda: not errors)
+        source.gone, source.shown = False, replace(source.shown, study="other")
+        await until(pilot, lambda: "other" in words(app, "head"))
+
+    play(act)
+
+
 def test_tab_shows_the_next_study() -> None:
     """Each study that the broker serves has its turn."""
 

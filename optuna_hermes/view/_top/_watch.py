@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 from rich.console import RenderableType
 from textual.message import Message
 
-from optuna_hermes.errors import HermesError
+from optuna_hermes.errors import HermesError, sentence
 from optuna_hermes.view.history import Bar
 from optuna_hermes.view.picture import Picture
 
@@ -23,7 +23,7 @@ READ_SECONDS = 10.0
 
 
 class TopSource(Protocol):
-    """Source of pictures and target of commands; a ``HermesError`` that is raised is shown."""
+    """Source of pictures and target of commands; an error that is raised is shown."""
 
     # Calls may block: ``look`` and ``past`` are made in one thread, the others in any.
 
@@ -106,8 +106,8 @@ class Watcher:
         def work() -> None:
             try:
                 self._post(call())
-            except HermesError as error:
-                self._post(Notice(str(error), bad=True))
+            except Exception as error:
+                self._post(Notice(_text(error), bad=True))
             # The command's effect is shown at once.
             self._due.set()
 
@@ -129,8 +129,9 @@ class Watcher:
             try:
                 self._post(NewPicture(self._source.look(self.key), self._past()))
                 self._seen = " What you see is of before."
-            except HermesError as error:
-                self._post(SourceLost(f"{error}{self._seen}"))
+            except Exception as error:
+                # Any error: the loop must live, for the next look may succeed.
+                self._post(SourceLost(f"{_text(error)}{self._seen}"))
             self._due.wait(max(0.0, begin + LOOK_SECONDS - time.monotonic()))
             self._due.clear()
 
@@ -139,9 +140,15 @@ class Watcher:
             return ()
         try:
             return tuple(self._source.past())
-        except HermesError:
+        except Exception:
             # Pictures go on without it, for the broker does: they show the newest leases.
             return ()
         finally:
             # From the end: a database that is away may take as long as that to say so.
             self._read_at = time.monotonic()
+
+
+def _text(error: Exception) -> str:
+    # Others than this package's are for no user, and may have many lines.
+    is_own = isinstance(error, HermesError)
+    return str(error) if is_own else f"{type(error).__name__}: {sentence(error)}"
