@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optuna_hermes.errors import LedgerError
+from optuna_hermes.errors import LedgerError, StorageError
 
 if TYPE_CHECKING:
     from optuna_hermes.ledger._database import Database
@@ -71,11 +71,15 @@ def read_facts(storage: str, name: str) -> StudyFacts | None:
 
 
 def is_empty(storage: str) -> bool:
-    """True if a database lacks Optuna's tables, which Optuna would create to look for a study."""
+    """True if a database lacks Optuna's tables, which Optuna would create to look for a study.
+
+    Raises:
+        StorageError: see ``is_there``.
+    """
     from optuna_hermes.ledger._database import Database
 
     file = sqlite_file(storage)
-    if file is not None and not file.exists():
+    if file is not None and not is_there(file):
         return file.parent.is_dir()  # else Optuna says what is not there
     try:
         with contextlib.closing(Database(storage)) as database:
@@ -114,3 +118,21 @@ def sqlite_file(storage: str) -> Path | None:
     if not separator or scheme.split("+")[0] != "sqlite":
         return None
     return Path(path.partition("?")[0])
+
+
+def is_there(file: Path) -> bool:
+    """True if a file of SQLite exists.
+
+    Raises:
+        StorageError: this user may not enter its folder, or no file can have its name.
+    """
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise StorageError(
+            f"File {str(file)!r} cannot be looked at ({error.strerror}): check the path in "
+            "--storage, and that you may enter its folder."
+        ) from error
+    return True

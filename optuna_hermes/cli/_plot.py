@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -65,7 +66,7 @@ def _check_path(path: Path) -> None:
         raise InvalidInputError(
             f"A file of plots must end in .html, {', '.join(PICTURES)} but got {str(path)!r}."
         )
-    if not path.absolute().parent.is_dir():
+    if not os.path.isdir(path.absolute().parent):  # unlike a Path's, False without permission, too
         raise InvalidInputError(f"No folder {str(path.parent)!r}: make it, or choose another.")
 
 

@@ -76,11 +76,11 @@ def study_to_optimize(storage: str, name: str, *, make: bool = False) -> Iterato
             one and ``make`` is False.
     """
     from optuna_hermes import HermesPruner, HermesSampler, _optuna
-    from optuna_hermes._optuna_tables import sqlite_file
+    from optuna_hermes._optuna_tables import is_there, sqlite_file
 
     _optuna.log_warnings_only()
     file = sqlite_file(storage)
-    file_is_new = file is not None and not file.exists()
+    file_is_new = file is not None and not is_there(file)
     begun = time.monotonic()
     names = _optuna.with_retry(_optuna.study_names, storage, seconds=START_SECONDS, since=begun)
     # Among other studies a new name is rather a wrong one.
@@ -213,10 +213,10 @@ def storage_of(storage: str | None, study_name: str) -> str:
 
 def check_file(storage: str) -> None:
     """Refuse a missing file of SQLite, which reading would create."""
-    from optuna_hermes._optuna_tables import sqlite_file
+    from optuna_hermes._optuna_tables import is_there, sqlite_file
 
     file = sqlite_file(storage)
-    if file is not None and not file.exists():
+    if file is not None and not is_there(file):
         raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")
 
 

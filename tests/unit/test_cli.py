@@ -258,6 +258,30 @@ def test_a_storage_in_a_missing_folder(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [OPTIMIZE[:2], ("status",), ("top",), ("finish", "--all")])
+def test_a_storage_in_a_folder_that_may_not_be_entered(
+    words: tuple[str, ...],
+    refuse: Callable[..., str],
+    runs_with: Callable[..., list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for a name that is too long, the system's own words are said."""
+    runs_with()
+    long = "x" * 300
+    line = refuse(*words, "--storage", f"sqlite:///{long}/s.db", "--study-name", "digits")
+    assert f"'{long}/s.db' cannot be looked at (File name too long)" in line
+    stat = Path.stat
+
+    def closed(file: Path, **how: bool) -> os.stat_result:
+        if file.name == "s.db":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return stat(file, **how)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    line = refuse(*words, "--storage", "sqlite:///away/s.db", "--study-name", "digits")
+    assert "'away/s.db' cannot be looked at (Permission denied)" in line
+
+
 def test_a_database_that_stays_away_is_status_75(
     runs_with: Callable[..., list[Any]],
     monkeypatch: pytest.MonkeyPatch,

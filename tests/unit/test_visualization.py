@@ -370,6 +370,7 @@ def test_the_command_fills_the_dashboard(
         ((), "--out plots.html or --dashboard"),
         (("--out", "plots.gif"), "must end in .html, .png, .svg, .pdf but got 'plots.gif'"),
         (("--out", "away/plots.png"), "No folder 'away'"),
+        (("--out", f"{'x' * 300}/plots.png"), "No folder 'xxx"),
         (("--out", "plots.png", "--against", "nobody"), "nobody"),
     ],
 )
