@@ -22,8 +22,9 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_and_ledger,
 )
-from optuna_hermes.errors import BrokerSilentError, InvalidInputError
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
+from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import status_view, trial_view
 
 if TYPE_CHECKING:
@@ -99,17 +100,6 @@ def status(
     return 0
 
 
-def ask_broker(*, curves: bool = False) -> tuple[BrokerStatus | None, str]:
-    """The broker's status; and the error's text if there is one that does not answer.
-
-    The ledger can be shown without it.
-    """
-    try:
-        return broker_status(curves=curves), ""
-    except BrokerSilentError as error:
-        return None, str(error)
-
-
 def _study_document(
     storage: str, name: str, broker: BrokerStatus | None, *, silent: bool
 ) -> Document:
@@ -176,7 +166,7 @@ def trial_document(
     Args:
         storage, name, number: the trial.
         broker: the status of this host's broker, None if there is none.
-        silent: there is one that does not answer.
+        silent: there may be one that tells nothing, see ``ask_broker``.
 
     Raises:
         InvalidInputError: the study has no such trial, or it was never suspended by this package.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from optuna_hermes.cli._status import ask_broker, trial_document
+from optuna_hermes.cli._status import trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     facts_and_ledger,
@@ -18,9 +18,8 @@ from optuna_hermes.cli._studies import (
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import BrokerError, InvalidInputError
-from optuna_hermes.view import formats
 from optuna_hermes.view.progress import is_screen
-from optuna_hermes.view.source import StudyReader
+from optuna_hermes.view.source import StudyReader, ask_broker
 from optuna_hermes.view.tables import trial_view
 
 if TYPE_CHECKING:
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 # Between two reads of the ledger of a study that this host's broker does not serve.
 REST_SECONDS = 5.0
 
-_READ_ONLY = "No broker of yours serves this study: what its ledger has is shown, read-only."
-_SILENT = f"{formats.SILENT} What the ledger has is shown, read-only."
+_UNSERVED = "No broker of yours serves this study."
+_READ_ONLY = "What the ledger has is shown, read-only."
 
 
 def top(
@@ -97,7 +96,7 @@ class StudySource:
         if self._name is None:
             if broker is None:
                 none = "No broker runs on this host: nothing trains."
-                raise BrokerError(formats.SILENT if self._reader.silent else none)
+                raise BrokerError(self._reader.silence or none)
         else:
             if not self._named_key:
                 self._read(broker)
@@ -109,7 +108,7 @@ class StudySource:
                 # What ``past`` read while the broker served the study is not shown after it.
                 if history is None or self._served or age > REST_SECONDS:
                     history, self._served = self._read(broker), False
-                why = _SILENT if self._reader.silent else _READ_ONLY
+                why = f"{self._reader.silence or _UNSERVED} {_READ_ONLY}"
                 return picture_of_history(history, self._name, time.time(), why)
         self._served = True
         self._before = picture_of(broker, key or self._named_key, time.time(), self._before)

@@ -9,7 +9,7 @@ import typer
 
 from optuna_hermes.cli._output import finite, note
 from optuna_hermes.cli._overrides import DONE, WHEN, Override, set_override
-from optuna_hermes.cli._status import ask_broker, trial_document
+from optuna_hermes.cli._status import trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
     facts_reader,
@@ -19,6 +19,7 @@ from optuna_hermes.cli._studies import (
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import NEWEST, event_text
 
 if TYPE_CHECKING:

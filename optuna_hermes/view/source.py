@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from optuna_hermes.errors import BrokerError, BrokerSilentError
+from optuna_hermes.errors import (
+    BrokerConflictError,
+    BrokerError,
+    BrokerSilentError,
+    ProtocolError,
+)
+from optuna_hermes.view import formats
 from optuna_hermes.view.history import StudyHistory, read_history
 
 if TYPE_CHECKING:
@@ -17,6 +23,22 @@ if TYPE_CHECKING:
 
 # Longest age of the facts from Optuna's tables, whose reading grows with the study.
 FACTS_SECONDS = 2.0
+
+# Of a broker that may train, but tells nothing: it hangs, or is of another version, for example.
+_TELLS_NOTHING = (BrokerSilentError, BrokerConflictError, ProtocolError)
+
+
+def ask_broker(*, curves: bool = False) -> tuple[BrokerStatus | None, str]:
+    """The status of this host's broker, and the reason why one that may train tells none.
+
+    The ledger can be shown without it. Without a broker there is neither.
+    """
+    from optuna_hermes.broker import broker_status
+
+    try:
+        return broker_status(curves=curves), ""
+    except _TELLS_NOTHING as error:
+        return None, str(error)
 
 
 class StudyReader:
@@ -32,8 +54,8 @@ class StudyReader:
     def __init__(self, facts: Callable[[], StudyFacts] | None, *, curves: bool = False) -> None:
         self._read_facts = facts
         self._curves = curves
-        self.silent = False
-        """True if there is a broker that has not answered ``status``."""
+        self.silence = ""
+        """The reason why a broker that may train has not told its status; else empty."""
         self._connection: Connection | None = None
         self._ledger: Ledger | None = None
         self._history: StudyHistory | None = None
@@ -49,9 +71,9 @@ class StudyReader:
         """The status of this host's broker, None if none answers."""
         from optuna_hermes.broker import connect
 
-        self.silent = False
         # Twice: a kept connection may be that of a broker that has ended.
         for _ in range(2):
+            self.silence = ""
             is_new = self._connection is None
             try:
                 if self._connection is None:
@@ -59,8 +81,10 @@ class StudyReader:
                 return self._connection.ask_status(curves=self._curves)
             except BrokerError as error:
                 self.disconnect()
-                self.silent = isinstance(error, BrokerSilentError)
-                if is_new or self.silent:
+                is_silent = isinstance(error, BrokerSilentError)
+                if isinstance(error, _TELLS_NOTHING):
+                    self.silence = formats.SILENT if is_silent else str(error)
+                if is_new or is_silent:
                     return None
         return None
 
@@ -84,7 +108,11 @@ class StudyReader:
             self._ledger = open_ledger(self._facts.ledger_url)
         if self._ledger is not None:
             self._history = read_history(
-                self._ledger, self._facts, broker=broker, silent=self.silent, before=self._history
+                self._ledger,
+                self._facts,
+                broker=broker,
+                silent=bool(self.silence),
+                before=self._history,
             )
         return self._history
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import optuna
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker import broker_status
-from optuna_hermes.errors import BrokerSilentError, InvalidInputError
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.history import Bar, StudyHistory, held_epochs, read_history
+from optuna_hermes.view.source import ask_broker
 from optuna_hermes.visualization import _data as plot_data
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._protocol import BrokerStatus
     from optuna_hermes.ledger import Ledger
     from optuna_hermes.simulator import CurveSet
 
@@ -58,23 +57,16 @@ def read_study(study: optuna.Study, *, to_replay: bool = False) -> StudyData:
                 "with HermesSampler and HermesPruner."
             )
             return StudyData(history=StudyHistory(key=""), now=time.time())
-        broker, silent = _broker()
-        history = read_history(ledger, _optuna.facts(study), broker=broker, silent=silent)
+        broker, silence = ask_broker()
+        if silence:
+            _logger.warning(silence)
+        history = read_history(ledger, _optuna.facts(study), broker=broker, silent=bool(silence))
         if not any(trial.points for trial in history.trials):
             _logger.warning(f"No trial of study {name!r} has reported a value yet.")
             to_replay = False
         found = _replayable(study, ledger) if to_replay else None
     held = held_epochs(broker, history.key)
     return StudyData(history=history, now=time.time(), held=held, curve_set=found)
-
-
-def _broker() -> tuple[BrokerStatus | None, bool]:
-    """The broker's status, and True, with a warning, if there is one that does not answer."""
-    try:
-        return broker_status(), False
-    except BrokerSilentError as error:
-        _logger.warning(str(error))
-        return None, True
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -18,6 +19,7 @@ import pytest
 
 from optuna_hermes import _optuna, visualization
 from optuna_hermes._job_environment import host_name
+from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker import connect
 from optuna_hermes.broker._client import _connection
 from optuna_hermes.cli import run
@@ -42,6 +44,35 @@ def silent(runtime_dir: Path) -> Iterator[None]:
         (runtime_dir / "broker.sock").chmod(0o600)
         listener.listen()
         yield
+    (runtime_dir / "broker.sock").unlink()
+
+
+@pytest.fixture
+def other(runtime_dir: Path) -> Iterator[str]:
+    """The reason that a broker of another version, as before an upgrade, tells whoever comes."""
+    reason = "This broker is of another version: when its studies have ended, `kill 7`."
+    runtime_dir.chmod(0o700)
+    listener = socket.socket(socket.AF_UNIX)
+
+    def refuse() -> None:
+        while True:
+            try:
+                sock, _ = listener.accept()
+            except OSError:  # the test is over
+                return
+            with sock:
+                sock.sendall(wire.frame(wire.Refused(reason=reason)))
+                sock.recv(1000)
+
+    with listener:
+        listener.bind(str(runtime_dir / "broker.sock"))
+        (runtime_dir / "broker.sock").chmod(0o600)
+        listener.listen()
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        yield reason
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
     (runtime_dir / "broker.sock").unlink()
 
 
@@ -143,6 +174,30 @@ def test_an_event_log_is_shown(storage_url: str, running: str) -> None:
     assert source.look(running).read_only.startswith("The broker does not answer: ")
     with pytest.raises(BrokerError, match="does not answer: trials may train"):
         StudySource(None, None).look("")
+
+
+def test_a_broker_of_another_version_is_not_taken_for_none(
+    other: str,
+    storage_url: str,
+    running: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After an upgrade: its trials train, the ledger is shown, and it is said what to do."""
+    assert run(("status", "--storage", storage_url, "--study-name", "s")) == 0
+    said = capsys.readouterr()
+    assert other in said.err
+    assert "nothing trains" not in said.out
+    source = StudySource(storage_url, "s")
+    picture = source.look(running)
+    assert picture.read_only == f"{other} What the ledger has is shown, read-only."
+    assert [trial.state for trial in picture.trials] == ["running"]
+    with pytest.raises(BrokerError, match="of another version"):
+        StudySource(None, None).look("")
+    optuna.logging.enable_propagation()
+    visualization._study.read_study(optuna.load_study(storage=storage_url, study_name="s"))
+    optuna.logging.disable_propagation()
+    assert other in caplog.text
 
 
 @pytest.mark.usefixtures("silent")

@@ -167,7 +167,7 @@ def test_the_past_tells_leases_of_two_studies_apart() -> None:
 class FakeReader:
     """A broker that serves two studies, and the ledger of one; its reads are counted."""
 
-    silent = False
+    silence = ""
 
     def __init__(self) -> None:
         self.reads = 0

@@ -196,7 +196,7 @@ def test_a_trial_that_trains_is_drawn_until_now(
     nobody = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in nobody if box.begin == BEGIN + 5] == [BEGIN + 22]
     status = broker_status(study_status(key=key))
-    monkeypatch.setattr(visualization._study, "broker_status", lambda: status)
+    monkeypatch.setattr(visualization._study, "ask_broker", lambda: (status, ""))
     data = visualization._study.read_study(study)
     held = plot_data.schedule_info(data.history, BEGIN + 100)
     assert [box.end for box in held if box.begin == BEGIN + 5] == [BEGIN + 100]
@@ -212,7 +212,7 @@ def test_a_new_trial_that_trains_is_drawn_until_now(
             ledger.commit_lease(lease(epoch, number=None, study=key, started=BEGIN + epoch))
     device = device_status(holder={"key": key, "epoch": 9})
     status = broker_status(study_status(key=key), devices=[device])
-    monkeypatch.setattr(visualization._study, "broker_status", lambda: status)
+    monkeypatch.setattr(visualization._study, "ask_broker", lambda: (status, ""))
     monkeypatch.setattr(visualization._study, "time", SimpleNamespace(time=lambda: BEGIN + 100))
     (bars,) = visualization.plot_schedule(study).data
     shown = zip(bars.x, bars.hovertext, strict=True)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from optuna_hermes.broker._protocol import BrokerStatus
 from optuna_hermes.ledger import TrialRecord
+from optuna_hermes.view import formats
 from optuna_hermes.view._web import _feed, _source
 from optuna_hermes.view._web._feed import UNREAD, Feed, delta
 from optuna_hermes.view._web._page import (
@@ -139,13 +140,15 @@ def test_it_says_when_the_broker_is_away() -> None:
 
 def test_it_says_when_the_broker_does_not_answer() -> None:
     """Also if it never has: its trials may train, whatever else is known."""
-    source = PageInput(name="digits", history=HISTORY, silent=True)
+    source = PageInput(name="digits", history=HISTORY, silence=formats.SILENT)
     page = PageBuilder().build(source)
     assert page["live"] == {"is": "away", "text": "The broker does not answer"}
     assert page["notes"] == ["The broker does not answer: trials may train."]
     over = replace(HISTORY, trials=(replace(TRIAL, state="done"),))
     page = PageBuilder().build(replace(source, history=over))
     assert (page["live"]["is"], page["notes"]) == ("ended", [])
+    other = PageBuilder().build(replace(source, silence="It is of another version."))
+    assert other["notes"] == ["It is of another version."]
 
 
 def test_a_device_of_another_study_of_that_name_is_not_its_own() -> None:
@@ -195,7 +198,7 @@ def test_it_says_since_when_the_database_is_away(seconds: float, since: str) -> 
 class FakeReader:
     """A broker and a ledger, whose reads are counted."""
 
-    silent, maximize = False, False
+    silence, maximize = "", False
 
     def __init__(self) -> None:
         self.broker = BROKER

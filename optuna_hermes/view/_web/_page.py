@@ -55,7 +55,7 @@ class PageInput:
         named: true if the user has named the study; otherwise it is one that the broker serves.
         maximize: whether its values are maximised, None if that is not known.
         history: from its ledger, None if that could not be read or there is none.
-        silent: there is a broker that does not answer.
+        silence: the reason why a broker that may train has told no status, else empty.
         was_served: true if a broker has served the study since this server began.
         problem: the reason why the ledger could not be read.
         now: Unix time of the broker's status.
@@ -66,7 +66,7 @@ class PageInput:
     maximize: bool | None = None
     history: StudyHistory | None = None
     broker: BrokerStatus | None = None
-    silent: bool = False
+    silence: str = ""
     was_served: bool = False
     problem: str | None = None
     now: float = 0.0
@@ -135,7 +135,7 @@ def _live(source: PageInput, study: StudyStatus | None, trials: Json) -> Json:
         return {"is": "live", "text": "Being suspended" if study.draining else "Training"}
     if study is not None or (states and not waiting):
         return {"is": "ended", "text": "Ended"}
-    if source.silent:
+    if source.silence:
         return {"is": "away", "text": "The broker does not answer"}
     if source.broker is None and source.was_served:
         return {"is": "away", "text": "The broker is away"}
@@ -149,8 +149,8 @@ def _notes(source: PageInput, study: StudyStatus | None, *, is_away: bool) -> It
     """Messages about problems of the study."""
     if source.problem is not None:
         yield source.problem
-    if is_away and source.silent:
-        yield formats.SILENT
+    if is_away and source.silence:
+        yield source.silence
     elif is_away:
         yield (
             "No broker answers on this host. Trials that train go on, and what is shown is from "

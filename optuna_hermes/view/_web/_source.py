@@ -60,7 +60,7 @@ class PageReader:
                 maximize=self._reader.maximize,
                 history=self._history,
                 broker=broker,
-                silent=self._reader.silent,
+                silence=self._reader.silence,
                 was_served=self._was_served,
                 problem=problem,
                 now=self._broker_at,
