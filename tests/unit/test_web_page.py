@@ -201,15 +201,16 @@ class FakeReader:
     silence, maximize = "", False
 
     def __init__(self) -> None:
-        self.broker = BROKER
+        self.broker: BrokerStatus | None = BROKER
+        self.kept = HISTORY
         self.reads = 0
 
-    def status(self) -> BrokerStatus:
+    def status(self) -> BrokerStatus | None:
         return self.broker
 
     def history(self, broker: BrokerStatus | None) -> StudyHistory:
         self.reads += 1
-        return HISTORY
+        return self.kept
 
 
 def looking(name: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[PageReader, FakeReader]:
@@ -253,6 +254,20 @@ def test_the_study_that_is_shown_stays_while_it_is_served(monkeypatch: pytest.Mo
     assert shown(a=2, b=1) == "b"
     assert shown(a=2) == "a"
     assert shown(a=1, b=2) == "a"
+
+
+def test_a_broker_that_ends_after_its_study_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All was suspended, as at a time-out, and the broker had nothing left to do."""
+    page, reader = looking("digits", monkeypatch)
+    reader.kept = replace(HISTORY, trials=(replace(TRIAL, state="stored"),))
+    assert page.look()["live"]["is"] == "live"
+    reader.broker = None
+    assert page.look()["live"]["is"] == "away"
+    reader.broker = broker_status()
+    assert page.look()["live"]["text"] == "Not running"
+    reader.broker = None
+    after = page.look()
+    assert (after["live"]["text"], after["notes"]) == ("Not running", [])
 
 
 def test_without_a_study_the_broker_is_shown() -> None:

@@ -56,7 +56,7 @@ class PageInput:
         maximize: whether its values are maximised, None if that is not known.
         history: from its ledger, None if that could not be read or there is none.
         silence: the reason why a broker that may train has told no status, else empty.
-        was_served: true if a broker has served the study since this server began.
+        was_served: true if the last status of a broker had the study.
         problem: the reason why the ledger could not be read.
         now: Unix time of the broker's status.
     """

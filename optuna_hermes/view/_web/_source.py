@@ -65,8 +65,10 @@ class PageReader:
                 problem=problem,
                 now=self._broker_at,
             )
-            # Kept for the time in which the broker is away, and is not "on another host".
-            self._was_served = self._was_served or served(source) is not None
+            # Kept for the time in which the broker is away. One that has left the study before it
+            # ended, as after a time-out, is not missed.
+            if broker is not None:
+                self._was_served = served(source) is not None
             return self._builder.build(source)
 
     def disconnect(self) -> None:
