@@ -63,6 +63,11 @@ class StudyReader:
         self._facts_due = 0.0
 
     @property
+    def key(self) -> str | None:
+        """The study's key, None if it has none or that was not read."""
+        return None if self._facts is None else self._facts.key
+
+    @property
     def maximize(self) -> bool | None:
         """True if the study's values are maximised, None if that was not read."""
         return None if self._facts is None else self._facts.sign < 0

@@ -168,6 +168,16 @@ def test_a_device_of_another_study_of_that_name_is_not_its_own() -> None:
     assert page["bars"]["7 vm/cpu:0"][3] == 0.0
 
 
+def test_a_named_study_that_never_ran_is_not_another_one_of_its_name() -> None:
+    """That of another database trains: it is listed beside the named one."""
+    named = PageInput(name="digits", named=True, broker=BROKER, now=110.0)
+    page = PageBuilder().build(named)
+    assert (page["live"]["text"], page["trials"]) == ("Not running", {})
+    assert page["study"]["others"] == ["digits"]
+    assert PageBuilder().build(replace(named, key="other"))["live"]["is"] == "still"
+    assert PageBuilder().build(replace(named, key="key"))["live"]["is"] == "live"
+
+
 def test_what_is_wanted_is_shown_without_a_broker() -> None:
     """As it is written down; of a trial that is over nothing is wanted any more."""
     held = replace(TRIAL, override="held")
@@ -198,7 +208,7 @@ def test_it_says_since_when_the_database_is_away(seconds: float, since: str) -> 
 class FakeReader:
     """A broker and a ledger, whose reads are counted."""
 
-    silence, maximize = "", False
+    silence, maximize, key = "", False, "key"
 
     def __init__(self) -> None:
         self.broker: BrokerStatus | None = BROKER

@@ -53,6 +53,7 @@ class PageInput:
 
     Args:
         named: true if the user has named the study; otherwise it is one that the broker serves.
+        key: of the study, None if it has none or that is not known.
         maximize: whether its values are maximised, None if that is not known.
         history: from its ledger, None if that could not be read or there is none.
         silence: the reason why a broker that may train has told no status, else empty.
@@ -63,6 +64,7 @@ class PageInput:
 
     name: str | None
     named: bool = False
+    key: str | None = None
     maximize: bool | None = None
     history: StudyHistory | None = None
     broker: BrokerStatus | None = None
@@ -108,8 +110,11 @@ def served(source: PageInput) -> StudyStatus | None:
     """The study in the broker's status, None if it does not serve it."""
     if source.broker is None:
         return None
-    if source.history is not None:
-        return source.broker.study(source.history.key)
+    key = source.history.key if source.history else source.key
+    if key is not None:
+        return source.broker.study(key)
+    if source.named:  # another database may have one of its name
+        return None
     return next((each for each in source.broker.studies if each.name == source.name), None)
 
 

@@ -57,6 +57,7 @@ class PageReader:
             source = PageInput(
                 name=self._name or self._shown,
                 named=self._name is not None,
+                key=self._reader.key,
                 maximize=self._reader.maximize,
                 history=self._history,
                 broker=broker,
