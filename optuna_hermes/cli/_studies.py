@@ -131,7 +131,7 @@ def study_and_ledger(storage: str, name: str) -> Iterator[tuple[Study, Ledger]]:
     study = _study(storage, name)
     with _optuna.database_errors(storage):
         if _optuna.known_key(study) is None:
-            raise _no_ledger(name)
+            raise no_ledger(name)
         with contextlib.closing(open_ledger(_optuna.ledger_url(study))) as ledger:
             yield study, ledger
 
@@ -144,7 +144,7 @@ def facts_and_ledger(storage: str, name: str) -> Iterator[tuple[StudyFacts, Ledg
 
     facts = study_facts(storage, name)
     if facts.ledger_url is None:
-        raise _no_ledger(name)
+        raise no_ledger(name)
     with contextlib.closing(open_ledger(facts.ledger_url)) as ledger:
         yield facts, ledger
 
@@ -228,7 +228,8 @@ def _study(storage: str, name: str) -> Study:
     return _optuna.load_study(storage, name)
 
 
-def _no_ledger(name: str) -> StorageError:
+def no_ledger(name: str) -> StorageError:
+    """The error of a study without a ledger."""
     return StorageError(
         f"Study {name!r} has no ledger, for no trial of it was ever suspended: run it with "
         "`optuna-hermes optimize`, wait for its first trial if it runs, or see `optuna-hermes "

@@ -12,6 +12,7 @@ from optuna_hermes.cli._studies import (
     OptionalStudyName,
     facts_and_ledger,
     facts_reader,
+    no_ledger,
     optional_storage,
     storage_of,
     study_facts,
@@ -156,7 +157,9 @@ class StudySource:
 
     def _read(self, broker: BrokerStatus | None) -> StudyHistory:
         history = self._reader.history(broker)
-        assert history is not None, "top() has opened the ledger before"
+        if history is None:  # it was made anew since top() has opened its ledger
+            self._history = None
+            raise no_ledger(str(self._name))
         self._history, self._read_at = history, time.monotonic()
         self._named_key = history.key
         return history

@@ -128,7 +128,8 @@ class StudyReader:
             ledger.reopen()
         else:
             ledger.close()
-            self._ledger = None
+            # The new study may have none yet: what the deleted one had is not its history.
+            self._ledger = self._history = None
 
     def disconnect(self) -> None:
         """Close the connection to the broker until the next reading."""

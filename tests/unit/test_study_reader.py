@@ -13,6 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from optuna_hermes import _optuna, _optuna_tables
 from optuna_hermes.cli._studies import facts_reader
+from optuna_hermes.cli._top import StudySource
 from optuna_hermes.errors import StorageError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.view import source
@@ -50,6 +51,22 @@ def test_a_database_that_was_made_anew_is_read(tmp_path: Path) -> None:
         after = reader.history(None)
         assert after is not None
         assert (len(after.trials), after.key != before.key) == (2, True)
+
+
+def test_a_study_that_was_made_anew_has_no_history_before_it_runs(tmp_path: Path) -> None:
+    """That of the deleted one is not shown as its own; `top` says why there is none."""
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    begun(url, 1)
+    top = StudySource(url, "s")
+    with contextlib.closing(StudyReader(facts_reader(url, "s"))) as reader:
+        assert reader.history(None) is not None
+        assert len(top.look("").trials) == 1
+        optuna.delete_study(study_name="s", storage=url)
+        optuna.create_study(study_name="s", storage=url)
+        assert reader.history(None) is None
+    with pytest.raises(StorageError, match="has no ledger"):
+        top._read(None)
+    top.close()
 
 
 def test_a_journal_is_loaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
