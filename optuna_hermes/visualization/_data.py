@@ -21,6 +21,10 @@ COLOURS = (
 
 BEST_COLOUR = "#111111"
 
+# Bars: more are too narrow for the numbers of their trials and for lines between them, and slow to
+# draw with them.
+LABELLED = 300
+
 
 class CurveStyle(NamedTuple):
     """The style of curves of trials in some states."""

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     import optuna
     import plotly.graph_objects as go
 
-# Bars: more are too narrow for the numbers of their trials, and slow to draw with them.
-LABELLED = 300
-
 
 def plot_schedule(study: optuna.Study) -> go.Figure:
     """Plot the leases of each device over time.
@@ -47,9 +44,9 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
         x=[round(1000 * (box.end - box.begin)) for box in boxes],
         marker={
             "color": [box.colour for box in boxes],
-            "line": {"color": "white", "width": 0.5 if len(boxes) <= LABELLED else 0},
+            "line": {"color": "white", "width": 0.5 if len(boxes) <= plot_data.LABELLED else 0},
         },
-        text=[box.label for box in boxes] if len(boxes) <= LABELLED else None,
+        text=[box.label for box in boxes] if len(boxes) <= plot_data.LABELLED else None,
         textposition="inside",
         insidetextanchor="middle",
         textangle=0,

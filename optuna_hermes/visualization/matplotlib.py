@@ -20,6 +20,9 @@ __all__ = ["plot_best_over_device_time", "plot_curves", "plot_schedule"]
 # Of the whole time: the number of a trial does not fit into a shorter bar.
 _LABELLED_SHARE = 0.02
 
+# Of the bars of a device; the distance to those of the next one is 1.
+_HEIGHT = 0.85
+
 
 def plot_schedule(study: optuna.Study) -> Axes:
     """Plot as ``optuna_hermes.visualization.plot_schedule``, with matplotlib."""
@@ -34,20 +37,25 @@ def _draw_schedule(ax: Axes, data: StudyData) -> Axes:
     rows = {device: row for row, device in enumerate(dict.fromkeys(box.device for box in boxes))}
     begins = [_days(box.begin) for box in boxes]
     # Not the difference of local times, which go back an hour once a year.
-    widths = [(box.end - box.begin) / 86400 for box in boxes]
-    bars = ax.barh(
-        y=[rows[box.device] for box in boxes],
-        left=begins,
-        width=widths,
-        color=[box.colour for box in boxes],
-        edgecolor="white",
-        linewidth=0.5,
-        height=0.85,
-    )
-    whole = max(map(sum, zip(begins, widths, strict=True))) - min(begins)
-    fits = [width > _LABELLED_SHARE * whole for width in widths]
-    labels = [box.label if fit else "" for box, fit in zip(boxes, fits, strict=True)]
-    ax.bar_label(bars, labels, label_type="center", color="white", fontsize=8)
+    spans = [
+        (begin, (box.end - box.begin) / 86400) for begin, box in zip(begins, boxes, strict=True)
+    ]
+    # One collection for each device: an object for each bar would take minutes for a large study.
+    for device, row in rows.items():
+        own = [index for index, box in enumerate(boxes) if box.device == device]
+        ax.broken_barh(
+            [spans[index] for index in own],
+            (row - _HEIGHT / 2, _HEIGHT),
+            facecolors=[boxes[index].colour for index in own],
+            edgecolors="white",
+            # Bars of a pixel would be all line.
+            linewidth=0.5 if len(boxes) <= plot_data.LABELLED else 0.0,
+        )
+    least = _LABELLED_SHARE * (max(map(sum, spans)) - min(begins))
+    for box, (begin, width) in zip(boxes, spans, strict=True):
+        if width > least:
+            style: dict[str, Any] = {"ha": "center", "va": "center", "color": "white"}
+            ax.text(begin + width / 2, rows[box.device], box.label, **style, fontsize=8)
     ax.set_yticks(list(rows.values()), labels=list(rows))
     ax.invert_yaxis()
     ax.xaxis_date()

@@ -22,7 +22,7 @@ from optuna_hermes.ledger import open_ledger
 from optuna_hermes.view.history import Bar, StudyHistory
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization import matplotlib as by_matplotlib
-from optuna_hermes.visualization._study import _most_at_once
+from optuna_hermes.visualization._study import StudyData, _most_at_once
 from support.records import checkpoint, lease, report, trial_record
 from support.statuses import broker_status, device_status, study_status
 
@@ -90,7 +90,19 @@ def test_the_schedule_has_a_row_for_each_device(study: optuna.Study) -> None:
     assert list(bars.x) == [2000, 2000, 2000, 1000]
     axes = by_matplotlib.plot_schedule(study)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cpu:9", "cpu:10"]
-    assert len(axes.patches) == 4
+    assert [len(row.get_paths()) for row in axes.collections] == [2, 2]
+    assert [text.get_text() for text in axes.texts] == ["0", "2", "1", "3"]
+    assert axes.collections[0].get_linewidth() == [0.5]
+
+
+def test_the_schedule_of_many_slices_is_bars_and_no_lines() -> None:
+    """White lines of half a point would cover bars of a pixel; a row is drawn at once."""
+    bars = tuple(Bar("a/cpu:0", n % 7, float(n), n + 1.0, n + 1) for n in range(400))
+    data = StudyData(history=StudyHistory(key="k", trials=(), bars=bars), now=500.0)
+    axes = by_matplotlib._draw_schedule(by_matplotlib._figure(1).axes[0], data)
+    (row,) = axes.collections
+    assert (len(row.get_paths()), list(row.get_linewidth())) == (400, [0.0])
+    assert (len(axes.patches), len(axes.texts)) == (0, 0)
 
 
 def test_curves_stand_by_what_has_become_of_them(study: optuna.Study) -> None:
@@ -217,7 +229,8 @@ def test_a_new_trial_that_trains_is_drawn_until_now(
     (bars,) = visualization.plot_schedule(study).data
     shown = zip(bars.x, bars.hovertext, strict=True)
     assert [each for each in shown if "new" in each[1]] == [(91_000, "new trial, 1:31 min")]
-    assert len(by_matplotlib.plot_schedule(study).patches) == 5
+    rows = by_matplotlib.plot_schedule(study).collections
+    assert sum(len(row.get_paths()) for row in rows) == 5
 
 
 def test_hosts_are_named_where_there_are_several() -> None:
@@ -234,7 +247,7 @@ def test_hosts_are_named_where_there_are_several() -> None:
 
 
 def drawn_things(plot: Any) -> int:
-    return len(plot.data) if hasattr(plot, "data") else len(plot.lines) + len(plot.patches)
+    return len(plot.data) if hasattr(plot, "data") else len(plot.lines) + len(plot.collections)
 
 
 @pytest.mark.parametrize("plot", PLOTS)
