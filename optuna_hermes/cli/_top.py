@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from optuna_hermes.cli._status import trial_document
@@ -86,6 +87,7 @@ class StudySource:
         self._named_key = ""
         self._before: Picture | None = None
         self._history: StudyHistory | None = None
+        self._resting: tuple[StudyHistory, Picture] | None = None
         self._read_at = 0.0
         self._served = False
         self._in_outage = False
@@ -110,7 +112,10 @@ class StudySource:
                 if history is None or self._served or age > REST_SECONDS:
                     history, self._served = self._read(broker), False
                 why = f"{self._reader.silence or _UNSERVED} {_READ_ONLY}"
-                return picture_of_history(history, self._name, time.time(), why)
+                if self._resting is None or self._resting[0] is not history:
+                    # Once for each reading: it takes all reports of the study.
+                    self._resting = history, picture_of_history(history, self._name, 0.0, why)
+                return replace(self._resting[1], at=time.time(), read_only=why)
         self._served = True
         self._before = picture_of(broker, key or self._named_key, time.time(), self._before)
         return self._before

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.cli import _top
 from optuna_hermes.cli._top import StudySource
 from optuna_hermes.model import Device
 from optuna_hermes.view._top._devices import UNNUMBERED, Past
@@ -206,6 +207,23 @@ def test_past_leases_are_read_while_their_study_is_shown_and_its_database_answer
     reader.outage_seconds = None
     source.look("s")
     assert len(source.past()) == 1
+
+
+def test_a_study_that_nobody_serves_is_drawn_once_for_each_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its picture takes all its reports; the time and the reason are of now."""
+    source, reader = StudySource("sqlite:///none.db", "s"), FakeReader()
+    monkeypatch.setattr(source, "_reader", reader)
+    monkeypatch.setattr(reader, "status", lambda: None)
+    first = source.look("")
+    reader.silence = "It is away."
+    second = source.look("")
+    assert (second.trials is first.trials, second.counts is first.counts) == (True, True)
+    assert second.at > first.at
+    assert second.read_only.startswith("It is away.")
+    monkeypatch.setattr(_top, "REST_SECONDS", -1.0)
+    assert source.look("").counts is not first.counts
 
 
 def test_a_flat_curve_and_none_have_a_line() -> None:
