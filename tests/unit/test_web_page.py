@@ -415,6 +415,11 @@ def test_of_very_many_curves_those_that_live_and_the_best_are_drawn() -> None:
     assert len(page["curves"]) == MOST_CURVES
     assert {"0", "498", "900"} <= page["curves"].keys()
     assert "499" not in page["curves"]
+    points = (Point(1, -1.0, 1.0, 101.0), Point(2, 2000.0, 2.0, 102.0))
+    trials = (*trials[:-1], replace(trials[-1], points=points))
+    page = PageBuilder().build(PageInput(name="digits", history=replace(HISTORY, trials=trials)))
+    assert page["best"] == {"trial": 999, "value": -1.0}
+    assert (len(page["curves"]), "999" in page["curves"]) == (MOST_CURVES, True)
 
 
 def test_of_very_many_slices_the_last_ones_are_drawn() -> None:

@@ -97,7 +97,7 @@ class PageBuilder:
             "totals": _totals(source, study),
             "best": _best(source, study, path),
             "trials": trials,
-            "curves": self._charts.curves(history, trials),
+            "curves": self._charts.curves(history, trials, path[-1].trial if path else None),
             "path": [[round(b.device_seconds, 2), rounded(b.value), b.trial] for b in path],
             "begin": begin,
             "bars": _bars(source, begin),
@@ -340,12 +340,12 @@ class Charts:
         self._path: tuple[Best, ...] = ()
         self._path_version: tuple[str, int, tuple[int, ...]] | None = None
 
-    def curves(self, history: StudyHistory | None, trials: Json) -> Json:
-        """Units and values of the curves that are drawn, by trial."""
+    def curves(self, history: StudyHistory | None, trials: Json, best: int | None) -> Json:
+        """Units and values of the curves that are drawn, by trial; of ``best`` in any case."""
         found = {}
         reported = [trial for trial in history.trials if trial.points] if history else []
         sign = -1.0 if history and history.maximize else 1.0
-        for trial in _drawn_trials(reported, trials, sign):
+        for trial in _drawn_trials(reported, trials, sign, best):
             points, columns = self._columns.get(trial.number, (None, None))
             if points is not trial.points or columns is None:
                 # Thousands of curves are thinned out anew only where a value was reported.
@@ -381,19 +381,20 @@ def _bars(source: PageInput, begin: float) -> Json:
 
 
 def _drawn_trials(
-    reported: Sequence[TrialHistory], trials: Json, sign: float
+    reported: Sequence[TrialHistory], trials: Json, sign: float, best: int | None
 ) -> Sequence[TrialHistory]:
     """The trials whose curves are drawn: all, or of many some.
 
-    Those with a process come first, then the best.
+    ``best`` and those with a process come first, then those with the best last values.
     """
     if len(reported) <= MOST_CURVES:
         return reported
 
-    def rank(trial: TrialHistory) -> tuple[bool, float]:
+    def rank(trial: TrialHistory) -> tuple[bool, bool, float]:
         value = sign * trial.points[-1].value
         has_process = trials[str(trial.number)]["state"] in _WITH_PROCESS
-        return not has_process, value if math.isfinite(value) else math.inf
+        # The best value may be an early one: since then its trial may have overfitted.
+        return trial.number != best, not has_process, value if math.isfinite(value) else math.inf
 
     return sorted(sorted(reported, key=rank)[:MOST_CURVES], key=lambda trial: trial.number)
 
