@@ -121,6 +121,7 @@ def test_a_broker_that_ends_and_comes_back_is_noticed(
         (["--study-name", "s"], "--study-name needs --storage"),
         (["--storage", "sqlite:///none.db", "--study-name", "s"], "No file 'none.db'"),
         (["--token", "short"], "--token must have 16 characters or more but got 5"),
+        (["--token", "schlüssel" * 2], "--token must have ASCII characters alone"),
         (["--host", "192.0.2.1"], "--host and --port must be free here but 192.0.2.1"),
     ],
 )

@@ -43,12 +43,18 @@ def serve(
         ready: called with the page's address when it can be opened.
 
     Raises:
-        InvalidInputError: the address is not available, or the token is too short.
+        InvalidInputError: the address is not available, or the token is too short or not ASCII.
     """
     if token is not None and len(token) < LEAST_TOKEN:
         raise InvalidInputError(
             f"--token must have {LEAST_TOKEN} characters or more but got {len(token)}: leave it "
             "out, and one is drawn."
+        )
+    if token is not None and not token.isascii():
+        # In the header of a request it would be other characters.
+        raise InvalidInputError(
+            "--token must have ASCII characters alone but has others: leave it out, and one is "
+            "drawn."
         )
     with _listening(host, port) as sock:
         trusts_own = token is None and is_loopback(host)
