@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
+import shutil
 import tempfile
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from optuna_hermes.cli._optimize import Devices, conclude, run_shown
 from optuna_hermes.cli._output import note, show, show_json, show_result
 from optuna_hermes.cli._studies import MOST_TRIALS, PROGRAM, SEED, Json, study_to_optimize
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view.chart import BEST_MARK, chart
+from optuna_hermes.view.chart import BEST_MARK, MIN_WIDTH, chart
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.tables import summary_view
 
@@ -25,6 +26,7 @@ OBJECTIVE = "optuna_hermes.quickstart:objective"
 STUDY_NAME = "quickstart"
 # Shorter than the default of `optimize`: the whole study shall take less than a minute.
 SLICE_SECONDS = 0.5
+CHART_WIDTH = 72
 
 # Packages, each with the modules of which one must be there.
 _NEEDED = {
@@ -110,7 +112,9 @@ def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
     show(summary_view(result.document()))
     if any(curves.values()):
         label = f"validation loss (log scale), every trial; {BEST_MARK} the best one"
-        show("\n" + chart(curves, best=best, x_label="epoch", y_label=label, log=True))
+        # A terminal would wrap wider lines, which leaves nothing of the curves.
+        width = max(MIN_WIDTH, min(CHART_WIDTH, shutil.get_terminal_size().columns))
+        show("\n" + chart(curves, width=width, best=best, x_label="epoch", y_label=label, log=True))
     if not result.unfinished and not result.interrupted:
         show(_next_steps(url))
 

@@ -29,6 +29,7 @@ from optuna_hermes.cli._output import show_json
 from optuna_hermes.errors import BrokerError, DatabaseOutageError, InvalidInputError, ObjectiveError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
+from optuna_hermes.view.chart import MIN_WIDTH
 from optuna_hermes.workers import _optimize, _worker_pool
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
@@ -385,6 +386,22 @@ def test_the_quickstart_names_what_is_not_installed(
     line = refuse("quickstart")
     assert "needs lightning and scikit-learn" in line
     assert "pip install 'optuna-hermes[lightning]'" in line
+
+
+@pytest.mark.parametrize(("columns", "width"), [("40", 40), ("200", 72), ("3", MIN_WIDTH)])
+def test_the_chart_of_the_quickstart_fits_into_the_terminal(
+    columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One whose lines are wrapped shows nothing."""
+    monkeypatch.setenv("COLUMNS", columns)
+    study = optuna.create_study()
+    values = {0: 1.0, 1: 0.1}
+    study.add_trial(optuna.trial.create_trial(value=0.1, intermediate_values=values))
+    _quickstart._show_all(study, OptimizeResult(**RESULT), "sqlite:///s.db")
+    lines = capsys.readouterr().out.splitlines()
+    drawn = [line for line in lines if "┤" in line or "│" in line or "└" in line]
+    assert drawn
+    assert max(map(len, drawn)) == width
 
 
 # -- the end of a run --------------------------------------------------------------------------
