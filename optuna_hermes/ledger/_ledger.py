@@ -383,6 +383,17 @@ class Ledger:
             for found in self._database.rows(query, of)
         ]
 
+    def first_events(self, study: str) -> dict[int, float]:
+        """The time of each trial's first event, by number."""
+        found = self._database.rows(sql.FIRST_EVENTS, {"of_study": study})
+        return {each["number"]: each["at"] for each in found}
+
+    def count_events(self, study: str, before: float) -> int:
+        """The number of a study's events that are older than a time."""
+        with self._database.reading() as connection:
+            of = {"of_study": study, "of_time": before}
+            return int(connection.execute(sql.COUNT_EVENTS, of).scalar_one())
+
     def trim_events(self, study: str, before: float) -> int:
         """Remove a study's events that are older than a time; return their number."""
         return self._write(sql.TRIM_EVENTS, {"of_study": study, "of_time": before})

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from optuna_hermes import _optuna
-from optuna_hermes.ledger import EventRecord, Ledger
+from optuna_hermes.ledger import Ledger
 
 # Silence after which a broker's row is removed; its trials could be claimed long before.
 FORGET_HOST_SECONDS = 3600.0
@@ -52,15 +52,14 @@ def find_rows(
     """
     key = _optuna.study_key(study)
     dead = [each.instance for each in ledger.load_hosts() if each.age_seconds > FORGET_HOST_SECONDS]
-    events = ledger.load_events(key)
-    begins = _events_before(study, events, now)
+    begins = _events_before(study, ledger.first_events(key), now)
     # A broker of another runtime directory may serve it.
     held = key in serving or ledger.is_locked(key)
     return Rows(
         leases=() if held else _orphans(ledger, key, host, now),
         hosts=tuple(dead),
         studies=_deleted(study, ledger, serving),
-        events=sum(event.at < begins for event in events),
+        events=ledger.count_events(key, begins),
         events_before=begins,
     )
 
@@ -104,7 +103,7 @@ def _deleted(study: _optuna.Study, ledger: Ledger, serving: Collection[str]) -> 
     return tuple(key for key in gone if not ledger.is_locked(key))
 
 
-def _events_before(study: _optuna.Study, events: Collection[EventRecord], now: float) -> float:
+def _events_before(study: _optuna.Study, firsts: Mapping[int, float], now: float) -> float:
     over = {n for n, state in _optuna.trial_states(study).items() if state.is_finished()}
-    unfinished = (e.at for e in events if e.number is not None and e.number not in over)
+    unfinished = (at for number, at in firsts.items() if number not in over)
     return min([now - EVENT_LOG_SECONDS, *unfinished])

@@ -497,7 +497,10 @@ class SharingContract:
         for at in (1.0, 5.0, 3.0):
             ledger.add_event(event(f"at {at}", at=at))
         ledger.add_event(event("at 1.0", at=1.0, study=OTHER))
+        ledger.add_event(event("at 4.0", at=4.0, number=None))
+        assert ledger.first_events(STUDY) == {0: 1.0}
+        assert [ledger.count_events(STUDY, before) for before in (1.0, 3.0, 9.0)] == [0, 1, 4]
         assert ledger.trim_events(STUDY, 3.0) == 1
         assert ledger.trim_events(STUDY, 3.0) == 0
-        assert [line.at for line in ledger.load_events(STUDY)] == [5.0, 3.0]
+        assert [line.at for line in ledger.load_events(STUDY)] == [5.0, 3.0, 4.0]
         assert len(ledger.load_events(OTHER)) == 1
