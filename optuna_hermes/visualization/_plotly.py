@@ -37,6 +37,8 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
     figure = go.Figure(layout=_layout("Schedule", "Time", "Device"))
     if not boxes:
         return figure
+    seconds = max(box.end for box in boxes) - min(box.begin for box in boxes)
+    form = "%H:%M:%S" if seconds <= 86400 else "%Y-%m-%d %H:%M:%S"
     figure.add_bar(
         orientation="h",
         y=[box.device for box in boxes],
@@ -51,7 +53,7 @@ def plot_schedule(study: optuna.Study) -> go.Figure:
         insidetextanchor="middle",
         textangle=0,
         hovertext=[box.hover for box in boxes],
-        hovertemplate="%{hovertext}<br>from %{base|%H:%M:%S} on %{y}<extra></extra>",
+        hovertemplate=f"%{{hovertext}}<br>from %{{base|{form}}} on %{{y}}<extra></extra>",
         showlegend=False,
     )
     figure.update_xaxes(type="date")

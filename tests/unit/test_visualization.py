@@ -95,6 +95,18 @@ def test_the_schedule_has_a_row_for_each_device(study: optuna.Study) -> None:
     assert axes.collections[0].get_linewidth() == [0.5]
 
 
+def test_a_schedule_of_days_has_dates(study: optuna.Study) -> None:
+    """Where a slice begins is told by its time alone if that is enough."""
+    (bars,) = visualization.plot_schedule(study).data
+    assert "from %{base|%H:%M:%S} on %{y}" in bars.hovertemplate
+    later = BEGIN + 2 * 86400
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        key = _optuna.study_key(study)
+        ledger.commit_lease(lease(9, number=2, study=key, started=later, ended=later + 1))
+    (bars,) = visualization.plot_schedule(study).data
+    assert "from %{base|%Y-%m-%d %H:%M:%S} on %{y}" in bars.hovertemplate
+
+
 def test_the_schedule_of_many_slices_is_bars_and_no_lines() -> None:
     """White lines of half a point would cover bars of a pixel; a row is drawn at once."""
     bars = tuple(Bar("a/cpu:0", n % 7, float(n), n + 1.0, n + 1) for n in range(400))
