@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from optuna.storages import GrpcStorageProxy, InMemoryStorage, JournalStorage, R
 from optuna.storages._rdb.models import StudySystemAttributeModel
 from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
+from optuna.trial import TrialState
 
 from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes._optuna._storages import (
@@ -202,10 +203,10 @@ def _mark_place(study: optuna.Study, key: str) -> None:
         _known.add((place, key))
 
 
-def facts(study: optuna.Study) -> StudyFacts:
-    """The facts of a study that its ledger lacks."""
+def facts(study: optuna.Study, states: Mapping[int, TrialState] | None = None) -> StudyFacts:
+    """The facts of a study that its ledger lacks; ``states`` are its trials', if known."""
     key = known_key(study)
-    states = trial_states(study)
+    states = trial_states(study) if states is None else states
     return StudyFacts(
         key=key,
         ledger_url=None if key is None else ledger_url(study),

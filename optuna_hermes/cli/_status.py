@@ -188,7 +188,8 @@ def _trial_document(
     if record is None:
         raise InvalidInputError(_unknown(study.study_name, number, len(trials), number in trials))
     alive = {host.instance for host in live_hosts(ledger)}
-    states = trial_states(ledger, _optuna.facts(study), [record], broker, alive, silent=silent)
+    facts = _optuna.facts(study, trials)  # a journal or a proxy gives all its trials for each read
+    states = trial_states(ledger, facts, [record], broker, alive, silent=silent)
     curves = ledger.load_curves(key)
     curve = _curve(curves.get(number), _optuna.sign(study))
     return {

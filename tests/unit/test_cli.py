@@ -731,6 +731,22 @@ def test_every_verb_opens_a_journal(
     assert study.trials[0].value == 2.0
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_an_event_log_takes_one_read_of_a_journals_trials(
+    in_journal: tuple[optuna.Study, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is one of all trials, and a proxy sends them."""
+    reads, get_trials = [], optuna.Study.get_trials
+
+    def counted(study: optuna.Study, *arguments: Any, **named: Any) -> Any:
+        reads.append(study)
+        return get_trials(study, *arguments, **named)
+
+    monkeypatch.setattr(optuna.Study, "get_trials", counted)
+    assert run(["status", "0", *in_journal[1]]) == 0
+    assert len(reads) == 1
+
+
 def test_optimize_opens_a_journal(
     in_journal: tuple[optuna.Study, tuple[str, ...]], runs_with: Callable[..., list[Any]]
 ) -> None:
