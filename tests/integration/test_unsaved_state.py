@@ -12,6 +12,7 @@ import itertools
 import queue
 import random
 import re
+import sys
 import weakref
 from array import array
 from collections import Counter, defaultdict, deque, namedtuple
@@ -48,6 +49,7 @@ from torchmetrics import (
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.pytorch import PyTorchLoop
+from optuna_hermes.suspend._loop_code._locals import variables
 from optuna_hermes.testing import FakeSession
 
 EPOCHS = 4
@@ -1710,6 +1712,40 @@ def test_a_variable_that_a_function_of_another_function_reads_is_named(
         apart(objective)
     (line,) = said(caplog)
     assert re.findall(r"(\w+) \(a variable of the loop\)", line) == ["state"]
+
+
+def test_what_locals_has_returned_stays_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An objective may hold its settings so, and hand them to a function that has the loop."""
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
+
+    def objective() -> None:
+        lr = 0.1
+        settings = locals()
+        for _ in run.epochs(3):
+            train(settings)
+            assert lr == settings["lr"]
+
+    def train(settings: dict[str, Any]) -> None:
+        for _ in run.batches([1.0, 2.0, 3.0]):
+            assert settings["lr"] == 0.1
+            session.tick()
+        run.report(0.0)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    assert said(caplog) == []
+
+
+def test_to_look_at_variables_keeps_none_of_them_alive() -> None:
+    """A trial that waits must not hold the memory of its last batch."""
+    value = Calls()
+    gone = weakref.ref(value)
+    assert variables(sys._getframe())["value"] is value
+    del value
+    assert gone() is None
 
 
 @pytest.mark.parametrize("after", [2, 4, 6])

@@ -26,6 +26,8 @@ from optuna_hermes.suspend._values._generators import GENERATORS, cells_of, cont
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _AT_ONCE = ("<genexpr>", *COMPREHENSIONS)
 """Names of functions that are called where they are made, and nowhere else."""
+_OWN_REFERENCES = 3
+"""References to what shows a frame's variables if only the frame and ``_shown`` hold it."""
 _Key = tuple[CodeType, str]
 _Closed = frozenset[tuple[str, str]]
 """Pairs of a function's name and that of a variable which it closes over."""
@@ -131,6 +133,9 @@ def carried(
             still to make may read.
     """
     found: dict[_Key, int] = {}
+    held = _held(frame)
+    if held:  # all variables are in there, also those that each round sets anew
+        known = {*known, *held}
     for key, value in _live(frame, cells=cells):
         if key[1] in without:
             continue
@@ -192,11 +197,25 @@ def _read_by(value: Any) -> Iterator[tuple[str, object]]:
 
 def variables(frame: FrameType) -> dict[str, Any]:
     """The local variables of a frame, and those of functions around it that it uses."""
+    return _shown(frame)[0]
+
+
+def _held(frame: FrameType | None) -> set[int]:
+    """Ids of what ``locals()`` has returned in the user's frames, where a user still has it."""
+    ids = (_shown(each)[1] for each in frames_of_user(frame))
+    return {each for each in ids if each is not None}
+
+
+def _shown(frame: FrameType) -> tuple[dict[str, Any], int | None]:
+    """The variables of a frame, and the id of the dictionary that shows them, if a user has it."""
     values = frame.f_locals
     found = dict(values)
-    if type(values) is dict:  # a copy before Python 3.13: it would keep the values alive
-        values.clear()
-    return found
+    if type(values) is not dict:  # since Python 3.13, where ``locals()`` returns another one
+        return found, None
+    if sys.getrefcount(values) > _OWN_REFERENCES:
+        return found, id(values)
+    values.clear()  # it would keep the values alive
+    return found, None
 
 
 def _changed(before: dict[_Key, int], now: dict[_Key, int]) -> set[str]:
