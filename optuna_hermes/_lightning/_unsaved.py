@@ -25,6 +25,7 @@ from optuna_hermes.suspend._modules._module_state import OF_LAZY_MODULES
 from optuna_hermes.suspend._modules._unsaved import (
     Attributes,
     ChangedAttributes,
+    is_of,
     optimizer_attributes,
     set_by,
     tensor_attributes,
@@ -107,10 +108,10 @@ def _of_modules(
 
 def _is_left_out(part: nn.Module, name: str, value: Any) -> bool:
     """True for what libraries look after: of their own parts all but what users set, too."""
-    of_library = type(part).__module__.startswith(_LIBRARIES)
+    kind: Any = type(part)
     own = name in _own_attributes() or is_masked(part, name)
     own = own or (is_metric(part) and of_metrics(part, name))
-    return own or (of_library and not _is_always_saved(value))
+    return own or (is_of(kind, _LIBRARIES) and not _is_always_saved(value))
 
 
 def _is_always_saved(value: Any) -> bool:

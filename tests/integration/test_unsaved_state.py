@@ -49,8 +49,10 @@ from torchmetrics import (
 from optuna_hermes.errors import Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.pytorch import PyTorchLoop
+from optuna_hermes.suspend._loop_code._code import classes_of
 from optuna_hermes.suspend._loop_code._locals import variables
 from optuna_hermes.testing import FakeSession
+from support import loops
 
 EPOCHS = 4
 BATCHES = 5
@@ -1349,6 +1351,61 @@ def test_what_users_add_to_objects_of_torch_s_own_classes_comes_back(
             added(session)
     assert added(session.again()) == expected
     assert said(caplog) == []
+
+
+class Scaled(nn.Module):
+    """A layer of the user's with a weight, and with values and a generator beside it."""
+
+    drawn = random.Random(3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1, 3))
+        self._calls = 0
+        self.recent: deque[float] = deque(maxlen=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self._calls += 1
+        out = nn.functional.linear(x, self.weight) + 0.01 * self._calls + sum(self.recent)
+        self.recent.append(0.1 * out.mean().item())
+        return out * Scaled.drawn.random()
+
+
+def parametrized(session: FakeSession) -> list[float]:
+    """A loop over such a layer, which torch gives a class of its own."""
+    torch.manual_seed(1)
+    Scaled.drawn.seed(3)  # as in a new process
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(Scaled()))
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(EPOCHS):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            losses.append(model(torch.full((2, 3), x)).sum().item())
+            session.tick()
+        run.report(losses[-1])
+    return losses
+
+
+class Parametrized(Net):
+    """Has such a layer in Lightning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Scaled.drawn.seed(3)
+        self.scaled = nn.utils.parametrizations.spectral_norm(Scaled())
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        return super().training_step(batch, index) * self.scaled(torch.ones(2, 3)).mean()
+
+
+def test_what_users_layers_keep_comes_back_if_torch_has_parametrized_them(tmp_path: Path) -> None:
+    """Also under private names, and with the generators of their classes."""
+    layer = nn.utils.parametrizations.weight_norm(Scaled())
+    assert [each.owner for each in classes_of([layer, nn.Linear(1, 1)])] == [Scaled, nn.Linear]
+    expected = parametrized(FakeSession())
+    assert loops.by_way_of_disk(parametrized, tmp_path / "loop", 4, 3) == expected
+    losses = fit(FakeSession(), Parametrized, []).losses
+    assert by_way_of_disk(tmp_path / "fit", Parametrized, list, 7, 4).losses == losses
 
 
 def test_a_hidden_state_in_a_local_variable_is_named(

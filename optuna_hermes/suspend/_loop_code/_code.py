@@ -17,6 +17,7 @@ from optuna_hermes.suspend._values._generators import (
     FoundGenerators,
     GeneratorOwner,
     holders_in,
+    is_users_type,
     set_states,
 )
 
@@ -67,8 +68,13 @@ class Code:
 
 def classes_of(values: Iterable[object]) -> list[GeneratorOwner]:
     """The classes of some objects: searching the many parts of modules would take long."""
-    kinds = dict.fromkeys(map(type, values))
+    kinds = dict.fromkeys(map(_class_of_user, values))
     return [GeneratorOwner(f"{each.__module__}.{each.__qualname__}", each) for each in kinds]
+
+
+def _class_of_user(value: object) -> type:
+    """The class of an object, or the first of its bases that a user has written."""
+    return next(filter(is_users_type, type(value).__mro__), type(value))
 
 
 def _function(frame: FrameType) -> FunctionType:

@@ -20,7 +20,7 @@ from optuna_hermes.suspend._modules._metrics import (
     restore_metrics,
 )
 from optuna_hermes.suspend._modules._parts import parts_of
-from optuna_hermes.suspend._modules._unsaved import is_added
+from optuna_hermes.suspend._modules._unsaved import is_added, is_of
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._values._tree import mapped, storable, tensors_in
 
@@ -209,8 +209,9 @@ def set_numbers(module: nn.Module, numbers: Mapping[str, Mapping[str, Any]]) -> 
 
 def ignored_of(part: nn.Module) -> Callable[[str, Any], bool]:
     """A test of an attribute's name and value: True if its owner saves it, or nothing has to."""
-    if type(part).__module__.startswith("torch."):
-        return functools.partial(_is_of_torch, type(part))
+    kind: Any = type(part)
+    if is_of(kind, ("torch.",)):
+        return functools.partial(_is_of_torch, kind)
     return functools.partial(_is_saved_apart, part)
 
 

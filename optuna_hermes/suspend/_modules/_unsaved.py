@@ -311,6 +311,17 @@ class Attributes:
 
 
 @functools.cache
+def is_of(kind: Any, packages: tuple[str, ...]) -> bool:
+    """True for a class of these packages that has no user's class among its bases.
+
+    Torch makes classes of its own from those of modules that are parametrized.
+    """
+    modules = (each.__module__ for each in kind.__mro__)
+    others = (each for each in modules if not each.startswith(packages))
+    return all(each.partition(".")[0] in sys.stdlib_module_names for each in others)
+
+
+@functools.cache
 def set_by(kind: Any, packages: tuple[str, ...]) -> frozenset[str]:
     """Names of attributes that those classes set, of a class and its bases, which packages have.
 
