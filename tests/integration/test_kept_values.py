@@ -239,6 +239,44 @@ def test_copies_do_not_become_the_weights(stops: tuple[int, ...], tmp_path: Path
     assert by_way_of_disk(copying, tmp_path, *stops) == copying(FakeSession())
 
 
+class Trained(nn.Module):
+    """A module that has a trained tensor beside its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = torch.zeros(1, requires_grad=True)
+
+
+def accumulating(session: FakeSession) -> Any:
+    """A loop that changes tensors by hand, by the gradients of three batches each."""
+    model = Trained()
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+    weight = run.kept.setdefault("weight", torch.zeros(3, requires_grad=True))
+    flat = run.kept.setdefault("flat", [torch.zeros(4)])
+    if len(flat) == 1:
+        flat.append(flat[0].view(2, 2).requires_grad_())
+    before = run.kept.setdefault("before", [])
+    for _ in run.epochs(3):
+        for x in run.batches(BATCHES):
+            error = (x * weight + model.other * x).sum() + flat[1].sum() - x
+            error.square().backward()
+            if len(before) % 3 == 2:
+                for each in (weight, flat[1], model.other):
+                    with torch.no_grad():
+                        each -= 0.01 * each.grad
+                run.kept["last"], weight.grad = weight.grad, None
+            before.append(told([weight, flat, model.other, run.kept.get("last")]))
+            session.tick()
+        run.report(0.0)
+    return before
+
+
+@pytest.mark.parametrize("stops", [(4, 1), (1, 3, 1)], ids=str)
+def test_gradients_of_trained_tensors_come_back(stops: tuple[int, ...], tmp_path: Path) -> None:
+    """Of kept ones, of those that share memory, and of those in attributes of modules."""
+    assert by_way_of_disk(accumulating, tmp_path, *stops) == accumulating(FakeSession())
+
+
 # -- objects of installed packages -------------------------------------------------------------
 
 ARCADE = """

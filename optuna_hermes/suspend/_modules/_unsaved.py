@@ -197,6 +197,8 @@ class Attributes:
         """True if it has since the first batch; else the objective makes it again."""
         if name not in self._changed:
             same = self._before.get(name) == self._fingerprint(value)
+            if same and id(value) not in self._known and _has_gradient(value):
+                same = False  # of batches before the one that changes the tensor
             if same or (name not in self._before and self._makes_again(name, value)):
                 return False
             self._changed.add(name)  # saved from now on, without comparing fingerprints
@@ -453,6 +455,10 @@ def reachable(
             waiting += each
         waiting += dict_of(each).values()
     return found
+
+
+def _has_gradient(value: Any) -> bool:
+    return issubclass(type(value), torch.Tensor) and value.is_leaf and value.grad is not None
 
 
 def needed_of(value: object, known: Collection[int]) -> object:

@@ -37,6 +37,7 @@ from optuna_hermes.suspend._modules._module_state import (
     kept_groups,
     numbers_of,
     put_back,
+    set_gradient,
     set_numbers,
     state_of,
 )
@@ -251,14 +252,16 @@ class ValueWriter(_Writer):
             sparse = is_sparse(value) and not trained
             if not (sparse or storable(value)):
                 raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
+            gradient = [self.node(value.grad, (*place, "grad"))] if trained else []
             number = None
             if not sparse:
                 number = self._shared(value, region_of_tensor(value), ".".join(place))
             if number is not None:
                 if not self.objects[number].is_contiguous():  # it will be, and strides will differ
                     raise CheckpointError(f"{'.'.join(place)} shares the memory of its transpose")
-                return ["reshaped tensor", number, list(value.shape), list(value.stride()), trained]
-            return ["tensor", value, value.device.type != "cpu", trained]
+                view = [number, list(value.shape), list(value.stride())]
+                return ["reshaped tensor", *view, trained, *gradient]
+            return ["tensor", value, value.device.type != "cpu", trained, *gradient]
         if kind is deque:
             return ["deque", self._items(value, place), value.maxlen]
         if kind in _MAPPINGS.values():
@@ -363,20 +366,21 @@ class ValueReader(_Reader):
         return present if type(present) is kind and self._take(present) else kind()
 
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
-        if kind in ("array", "tensor") and id(present) in self._given:
-            numbers = rest[1] if kind == "array" else rest[0]
-            if copied(present, numbers) is present:
-                return present
+        if kind == "array" and id(present) in self._given and copied(present, rest[1]) is present:
+            return present
         if kind == "part":
             part = self._owned.read(tuple(rest[0]), rest[1], rest[2:])
             self._parts.add(id(part))
             return part
         if kind == "tensor":
-            return _tensor(rest, present)
+            value, was_on_device, trained, *gradient = rest
+            if not (id(present) in self._given and copied(present, value) is present):
+                present = _tensor(value, was_on_device, trained, present)
+            return self._with_gradient(present, gradient)
         if kind == "reshaped tensor":
-            number, shape, strides, trained = rest
+            number, shape, strides, trained, *gradient = rest
             view = self._seen[number].detach().as_strided(shape, strides)
-            return _tensor([view, False, trained], present)
+            return self._with_gradient(_tensor(view, False, trained, present), gradient)
         if kind == "deque":
             ring = deque(self._items(rest[0], present), rest[1])
             same = type(present) is deque and present.maxlen == rest[1]
@@ -420,6 +424,11 @@ class ValueReader(_Reader):
                 set_numbers(present, rest[3])
             return present
         return super()._without(kind, rest, present)
+
+    def _with_gradient(self, tensor: torch.Tensor, nodes: list[Any]) -> torch.Tensor:
+        for each in nodes:  # none of one that is not trained
+            set_gradient(tensor, self.node(each))
+        return tensor
 
     def _in_array(self, made: array[Any], present: Any) -> array[Any]:
         """An array of the standard library, in the one that is there if it fits."""
@@ -546,8 +555,9 @@ def _is_a(value: object, module: str, name: str) -> bool:
     return (type(value).__module__, type(value).__qualname__) == (module, name)
 
 
-def _tensor(rest: list[Any], present: Any) -> torch.Tensor:
-    value, was_on_device, requires_grad = rest
+def _tensor(
+    value: torch.Tensor, was_on_device: bool, requires_grad: bool, present: Any
+) -> torch.Tensor:
     # A trained one stays the same object, as its optimizer holds it.
     trained = isinstance(present, torch.Tensor) and present.requires_grad
     if (trained or isinstance(present, torch.nn.Parameter)) and copied(present, value) is present:
