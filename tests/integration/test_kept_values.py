@@ -8,8 +8,10 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable
+from datetime import date
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import optuna
@@ -237,6 +239,47 @@ def copying(session: FakeSession) -> list[float]:
 def test_copies_do_not_become_the_weights(stops: tuple[int, ...], tmp_path: Path) -> None:
     """Nor are the weights set to what was kept of them."""
     assert by_way_of_disk(copying, tmp_path, *stops) == copying(FakeSession())
+
+
+class Turn(NamedTuple):
+    """A key of a user's own class."""
+
+    state: int
+    action: str
+
+
+class Level(Enum):
+    EASY = 1
+    HARD = 2
+
+
+def tabulating(session: FakeSession) -> Any:
+    """A loop that counts by keys of many kinds, and remembers names in arrays."""
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": nn.Linear(1, 1)}, session)
+    counts: dict[Any, int] = run.kept.setdefault("counts", {})
+    places = run.kept.setdefault("places", {})
+    worst = run.kept.setdefault("worst", np.array(["a.png", "b.png"]))
+    parts = run.kept.setdefault("parts", [np.array([None, (1, "a")], object)])
+    for epoch in run.epochs(3):
+        for x in run.batches(BATCHES):
+            level = Level(1 + epoch % 2)
+            keys = (Turn(epoch, "left"), level, Path("a.png"), date(2026, 1, 1 + epoch), (level, 1))
+            for key in keys:
+                counts[key] = counts.get(key, 0) + 1
+            places[epoch, (np.int64(1), "b")] = x
+            worst[epoch % 2] = f"{run.batch}.png"
+            parts[0][0] = (epoch, {"x": x})
+            session.tick()
+        run.report(0.0)
+    return counts, places, worst.tolist(), parts[0].tolist()
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (6, 1, 4)], ids=str)
+def test_keys_of_users_classes_and_arrays_of_text_come_back(
+    stops: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Also in arrays that the loop got before its first epoch."""
+    assert by_way_of_disk(tabulating, tmp_path, *stops) == tabulating(FakeSession())
 
 
 class Trained(nn.Module):

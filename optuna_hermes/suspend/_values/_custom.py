@@ -65,7 +65,7 @@ _FACTORIES = {kind.__name__: kind for kind in (list, dict, set, int, float, str)
 _MOST_LEVELS = 80
 """Most levels of a value: ``pack`` calls itself nine times for each, and Python has a limit."""
 _REUSED = {
-    *("object", "stateful", "metrics", "array", "tensor"),
+    *("object", "stateful", "metrics", "array", "array of", "tensor"),
     *("reshaped tensor", "drawing", "buffer"),
 }
 """Nodes that may become the object that is there."""
@@ -368,6 +368,9 @@ class ValueReader(_Reader):
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
         if kind == "array" and id(present) in self._given and copied(present, rest[1]) is present:
             return present
+        if kind == "array of":
+            made = super()._without(kind, rest, present)
+            return copied(present, made) if id(present) in self._given else made
         if kind == "part":
             part = self._owned.read(tuple(rest[0]), rest[1], rest[2:])
             self._parts.add(id(part))

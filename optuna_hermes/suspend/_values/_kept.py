@@ -13,7 +13,14 @@ import torch
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._state import moved, on_device
 from optuna_hermes.suspend._values._fingerprint import BUFFERS
-from optuna_hermes.suspend._values._tree import NUMBERS, each_once, frozen, sparse_parts
+from optuna_hermes.suspend._values._tree import (
+    NUMBERS,
+    each_once,
+    frozen,
+    is_array,
+    is_scalar,
+    sparse_parts,
+)
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
@@ -191,8 +198,8 @@ def _named_in_errors(name: str) -> Iterator[None]:
 def _memories_of_plain(value: object) -> list[Memory | int] | None:
     """Keys of a plain value's containers, arrays and tensors, one at each reference to them.
 
-    None if it is not plain. Plain are scalars, arrays and tensors, also in containers: a tree holds
-    them as they are.
+    None if it is not plain. Plain are scalars, arrays of numbers and tensors, also in containers:
+    ``pack`` knows them.
     """
     from optuna_hermes.suspend._values._owned import memory_of
 
@@ -201,6 +208,8 @@ def _memories_of_plain(value: object) -> list[Memory | int] | None:
     while waiting:
         each = waiting.pop()
         if type(each) in _CONTAINERS:
+            if isinstance(each, dict) and not _are_plain_keys(each):
+                return None
             items = each.values() if isinstance(each, dict) else cast("list[object]", each)
             others = _no_numbers(items)
             if others or type(each) is not tuple:
@@ -210,13 +219,20 @@ def _memories_of_plain(value: object) -> list[Memory | int] | None:
                 waiting += others
         elif type(each) in NUMBERS:
             continue
-        elif isinstance(each, torch.Tensor | np.ndarray):
+        elif is_array(each) or isinstance(each, torch.Tensor):
             if isinstance(each, torch.Tensor) and each.requires_grad:
                 return None  # it would come back without that
             memories.append(memory_of(each))
-        elif type(each) not in _LEAVES and not isinstance(each, np.generic):
+        elif type(each) not in _LEAVES and not is_scalar(each):
             return None
     return memories
+
+
+def _are_plain_keys(keys: Iterable[Any]) -> bool:
+    return all(
+        _are_plain_keys(key) if type(key) is tuple else type(key) in _LEAVES or is_scalar(key)
+        for key in _no_numbers(keys)
+    )
 
 
 def sharing(

@@ -215,10 +215,10 @@ class _Packer:
             return {"$numpy_dtype": value.str}
         if type(value) is torch.device:
             return {"$device": str(value)}
-        if type(value) is np.ndarray and value.dtype.kind in _KINDS:
+        if is_array(value):
             octets = torch.from_numpy(value.flatten().view(np.uint8))
             return {"$array": [self._add(octets), value.dtype.str, *value.shape]}
-        if _is_scalar(value):
+        if is_scalar(value):
             return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
         raise UnstorableError(
             f"A checkpoint of {self._name} must hold only tensors, numbers, text, lists and "
@@ -400,7 +400,13 @@ def is_numpy_dtype(value: object) -> bool:
     return isinstance(value, np.dtype) and value.kind in f"{_KINDS}OSUMm"
 
 
-def _is_scalar(value: Any) -> bool:
+def is_array(value: Any) -> bool:
+    """True for an array of numbers."""
+    return type(value) is np.ndarray and value.dtype.kind in _KINDS
+
+
+def is_scalar(value: Any) -> bool:
+    """True for a number of NumPy's."""
     kind = type(value)
     return isinstance(value, np.generic) and kind is value.dtype.type and value.dtype.kind in _KINDS
 
