@@ -82,13 +82,15 @@ class PyTorchLoop(CooperativeLoop):
     )
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
-        self._epoch = self._n_batches = 0
+        self._epoch = 0
         self._n_epochs: int | None = None
         self._position = LoaderPosition(
             self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
         )
         self._other_loaders = OtherLoaders()
         self._looped = self._batches_due = False
+        self._trains = False
+        """True once the loop, or a pass over ``loader``, has begun."""
         self._thread = 0
         self._around_epochs: str | None = None
         self._without_batches = False
@@ -190,7 +192,6 @@ class PyTorchLoop(CooperativeLoop):
                 yield numbers[place]
                 if self._batches_due:
                     self._without_batches = True
-                    self._n_batches += 1
         finally:
             self.leave()
 
@@ -231,7 +232,6 @@ class PyTorchLoop(CooperativeLoop):
             # Else its memory would stay in use while the trial waits.
             del batch
             self._position.batch += 1
-            self._n_batches += 1
             self._switch_point(sys._getframe().f_back)
 
     def loader(
@@ -267,17 +267,17 @@ class PyTorchLoop(CooperativeLoop):
         self._report_pass(due)
         self.begin("its loops are in a function, which begins anew")
         self._switch_point(None)
-        begun = self._n_batches
+        self._trains, n_batches = True, 0
         try:
             for batch in loader:
                 yield batch
                 del batch
-                self._n_batches += 1
+                n_batches += 1
                 self._switch_point(None)
         except GeneratorExit:
             # Not now: no error, pruning included, can leave from here. Who leaves a pass in its
             # first batch has only looked at that.
-            if report is not None and self._n_batches > begun:
+            if report is not None and n_batches:
                 self._due = report
             raise
         self._report_pass(report)
@@ -301,7 +301,7 @@ class PyTorchLoop(CooperativeLoop):
             InvalidInputError: it is called outside of ``epochs``, where nothing was trained.
             TrialPruned: the study's pruner prunes the trial.
         """
-        if not self._n_batches and not self._batches_due:
+        if not self._trains:
             raise InvalidInputError(
                 f"run.report() must come in the loop over run.epochs(), but {self._name} has "
                 "trained nothing: others could never have its device."
@@ -315,8 +315,7 @@ class PyTorchLoop(CooperativeLoop):
 
     def _count_own_report(self, value: float) -> None:
         """Count a value that a loop without ``report`` has passed to ``trial.report``."""
-        trained = self._n_batches or self._batches_due
-        if self._reports or self._restored is not None or not trained:
+        if self._reports or self._restored is not None or not self._trains:
             return
         self._begin_before_batches()
         self._report_to_broker(self._count(value))
@@ -386,7 +385,8 @@ class PyTorchLoop(CooperativeLoop):
     # -- between two batches -------------------------------------------------------------------
 
     def _begin(self, epoch: int) -> None:
-        self._epoch, self._batches_due, self._position.batch = epoch, True, 0
+        self._epoch, self._position.batch = epoch, 0
+        self._trains = self._batches_due = True
         if self._session is None:
             return
         self._early_calls.end()
@@ -467,7 +467,6 @@ class PyTorchLoop(CooperativeLoop):
         return {
             "position": self._position.state_dict(),
             "epoch": self._epoch,
-            "batches": self._n_batches,
             "variables": self._locals.kept(self._caller, self._stored_objects(), self._named.kept),
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
@@ -486,7 +485,6 @@ class PyTorchLoop(CooperativeLoop):
     def go_to(self, tree: dict[str, Any]) -> None:
         """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
         self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
-        self._n_batches = tree["batches"]
         self._early_calls.at_once = tree["copies_modules"]
 
     def _load_copy(self) -> None:

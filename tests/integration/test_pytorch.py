@@ -957,6 +957,49 @@ def test_no_report_outside_of_epochs() -> None:
         run.report(1.0)
 
 
+def test_reports_within_the_first_batch(tmp_path: Path) -> None:
+    """Validation may come by the number of batches, and count from the first one."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    run = PyTorchLoop(new_trial(), {"model": nn.Linear(1, 1)}, session)
+    for epoch in run.epochs(2):
+        for _ in run.batches([1.0, 2.0, 3.0]):
+            if run.batch % 2 == 0:
+                run.report(10.0 * epoch + run.batch)
+            session.tick()
+    assert [value for _, _, value in session.reports] == [0.0, 2.0, 10.0, 12.0]
+    run = PyTorchLoop(new_trial(), {}, None)
+    for _ in run.loader([1.0]):
+        run.report(1.0)
+    assert run.value == 1.0
+
+
+def test_epochs_of_one_batch_that_are_left_at_once(tmp_path: Path) -> None:
+    """As ``next(iter(run.batches(loader)))``: what is reported to Optuna is heard, and saved."""
+
+    def train(session: FakeSession) -> list[float]:
+        model = nn.Linear(1, 1)
+        nn.init.ones_(model.weight)
+        trial = new_trial()
+        run = PyTorchLoop(trial, {"model": model}, session)
+        values = run.kept.setdefault("values", [])
+        for epoch in run.epochs(4):
+            x = next(iter(run.batches([1.0, 2.0])))
+            with torch.no_grad():
+                model.weight *= 2 * x
+            values.append(model.weight.item())
+            session.tick()
+            trial.report(values[-1], epoch)
+        return values
+
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    with pytest.raises(Suspended):
+        train(session)
+    assert [value for _, _, value in session.reports] == [2.0, 4.0]
+    session = session.again()
+    assert train(session) == [2.0, 4.0, 8.0, 16.0]
+    assert [value for _, _, value in session.reports] == [8.0, 16.0]
+
+
 Part = Callable[[Any], Iterator[Any]]
 
 
