@@ -22,7 +22,6 @@ from optuna_hermes.suspend._loop_code._early_calls import EarlyCalls
 from optuna_hermes.suspend._loop_code._iterators import CountedOn, begun_anew, collecting
 from optuna_hermes.suspend._loop_code._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
-from optuna_hermes.suspend._modules._unsaved import reachable
 from optuna_hermes.suspend._tiers._saver import warn_of_lost
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._kept import can_keep
@@ -351,7 +350,7 @@ class PyTorchLoop(CooperativeLoop):
             self._caller = None
 
     def _stored_objects(self) -> dict[int, object]:
-        return reachable(self._named.roots())
+        return self._named.stored()
 
     def _lost(self) -> list[str]:
         names = self._locals.lost(self._caller, self._stored_objects(), self._position.batch)

@@ -1592,6 +1592,40 @@ def test_a_list_of_parameters_is_no_hidden_state(
     assert said(caplog) == []
 
 
+def replaying(session: FakeSession, layers: int) -> list[float]:
+    """A loop with a large buffer of transitions, over a model of so many layers."""
+    torch.manual_seed(1)
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
+    memory = run.kept.setdefault("memory", [(0, 0.5, [n]) for n in range(10_000)])
+    losses, last = run.kept.setdefault("losses", []), model[-1]
+    for _ in run.epochs(3):
+        for x in run.batches([0.5, 1.0, 1.5]):
+            memory.append((len(memory), x, [losses]))
+            loss = (last(model[0](torch.tensor([x]))) - memory[-2][1]).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            session.tick()
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("layers", [2, 1500])
+def test_named_objects_are_known_beside_large_buffers_and_in_deep_models(
+    layers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A search for what is stored ends after so many objects, but has met these first."""
+    session = FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    with pytest.raises(Suspended):
+        apart(replaying, session, layers)
+    assert said(caplog) == []
+
+
 def test_odd_objects_of_an_objective_are_no_errors(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,6 +29,7 @@ from optuna_hermes.suspend._modules._unsaved import (
     engine_attributes,
     is_private,
     optimizer_attributes,
+    reachable,
     tensor_attributes,
 )
 from optuna_hermes.suspend._state import copied
@@ -87,6 +88,12 @@ class NamedObjects:
     def roots(self) -> list[object]:
         """Objects that lead to every tensor."""
         return [*self._owners.values(), self.kept]
+
+    def stored(self) -> dict[int, object]:
+        """The objects that a checkpoint holds, by ``id``; of very many the nearest."""
+        owned = reachable(_by_name(self._owners).values())
+        # Apart: a kept list of a hundred thousand items would leave no room for others.
+        return owned | reachable([self.kept], known=owned)
 
     @property
     def reshaped(self) -> list[str]:

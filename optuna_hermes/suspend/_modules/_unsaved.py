@@ -429,7 +429,7 @@ def tensor_attributes(
 def reachable(
     roots: Iterable[Any], *, through_data: bool = False, known: Collection[int] = ()
 ) -> dict[int, object]:
-    """The objects that ``roots`` lead to by attributes and items, by ``id``.
+    """The objects that ``roots`` lead to by attributes and items, by ``id``; the nearest of many.
 
     Args:
         known: ids of objects that are left out.
@@ -437,10 +437,10 @@ def reachable(
             of a training holds these.
     """
     found: dict[int, object] = {}
-    waiting = list(roots)
+    waiting = deque(roots)
     own = {id(each) for each in waiting}
     while waiting and len(found) < _MOST_REACHED:
-        each = waiting.pop()
+        each = waiting.popleft()
         # By identity: comparing values would run code of the user.
         if id(each) in found or id(each) in known or issubclass(type(each), _LEAVES):
             continue
