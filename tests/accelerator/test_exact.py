@@ -5,6 +5,7 @@ As a script, this file is the next process of a training: ``test_exact.py FOLDER
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -14,9 +15,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
+from optuna_hermes.suspend._values._kept import KeptValues
+from optuna_hermes.suspend._values._tree import frozen
 from optuna_hermes.testing import FakeSession
 from support.accelerator import KIND, install, waiting
 from support.accelerator.trainings import (
@@ -127,6 +131,21 @@ def test_a_value_comes_back_to_the_device() -> None:
     kind, value, *rest = ValueWriter().write_only("it", torch.ones(3, device=f"{KIND}:0"))
     back = ValueReader(None).node([kind, value.cpu(), *rest], None)
     assert (back.device, back.tolist()) == (torch.device(f"{KIND}:0"), [1.0] * 3)
+
+
+def test_kept_values_may_be_on_the_device_in_part() -> None:
+    """As a copy of Adam's state is, which counts steps in main memory."""
+    weight = nn.Parameter(torch.ones(3, device=DEVICE))
+    optimizer = torch.optim.Adam([weight])
+    weight.grad = torch.ones(3, device=DEVICE)
+    optimizer.step()
+    kept, back = KeptValues(), KeptValues()
+    kept.values["best"] = copy.deepcopy(optimizer.state_dict())
+    kept.values["loss"] = [torch.ones((), device=DEVICE)]
+    back.load_state_dict(frozen(kept.state_dict(dict)), dict)
+    devices = {name: each.device.type for name, each in back.values["best"]["state"][0].items()}
+    assert devices == {"step": "cpu", "exp_avg": KIND, "exp_avg_sq": KIND}
+    assert back.values["loss"][0].device.type == KIND
 
 
 if __name__ == "__main__":

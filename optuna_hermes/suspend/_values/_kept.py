@@ -204,6 +204,7 @@ def _memories_of_plain(value: object) -> list[Memory | int] | None:
     from optuna_hermes.suspend._values._owned import memory_of
 
     memories: list[Memory | int] = []
+    on_device: set[bool] = set()
     waiting, seen = [value], set()
     while waiting:
         each = waiting.pop()
@@ -220,8 +221,10 @@ def _memories_of_plain(value: object) -> list[Memory | int] | None:
         elif type(each) in NUMBERS:
             continue
         elif is_array(each) or isinstance(each, torch.Tensor):
-            if isinstance(each, torch.Tensor) and each.requires_grad:
-                return None  # it would come back without that
+            if isinstance(each, torch.Tensor):
+                on_device.add(each.device.type != "cpu")
+                if each.requires_grad or len(on_device) > 1:
+                    return None  # it would come back without that, or all on the device
             memories.append(memory_of(each))
         elif type(each) not in _LEAVES and not is_scalar(each):
             return None
