@@ -57,32 +57,7 @@ def suspendable(trial: Any, /, **named: Any) -> PyTorchLoop:
 
 def make_loop(trial: Any, named: dict[str, Any], session: Session | None) -> PyTorchLoop:
     """Make a loop as ``suspendable`` does, with a given session."""
-    return SklearnLoop(trial, {name: _kept(name, each) for name, each in named.items()}, session)
-
-
-class SklearnLoop(PyTorchLoop):
-    """A loop whose epochs may draw their order from a named generator before ``batches``."""
-
-    def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
-        self._generators = {
-            name: each
-            for name, each in named.items()
-            if isinstance(each, Objects) and isinstance(each.root, _GENERATORS)
-        }
-        self._at_begin: dict[str, Any] = {}
-        super().__init__(trial, named, session)
-
-    def _begin(self, epoch: int) -> None:
-        if self._session is not None:
-            if self._restored is not None:
-                for name, generator in self._generators.items():
-                    generator.load_state_dict(self._restored["epoch_generators"][name])
-            self._at_begin = {name: each.state_dict() for name, each in self._generators.items()}
-        super()._begin(epoch)
-
-    def position(self) -> dict[str, Any]:
-        """See ``PyTorchLoop``; with the generators at the epoch's begin."""
-        return {**super().position(), "epoch_generators": self._at_begin}
+    return PyTorchLoop(trial, {name: _kept(name, each) for name, each in named.items()}, session)
 
 
 def _kept(name: str, each: Any) -> Any:
