@@ -228,6 +228,18 @@ def test_what_makes_the_values_of_a_dictionary() -> None:
     assert (there["a"]["b"], there["a"]["c"], there["d"]["e"]) == (1.0, 0.0, 0)
 
 
+def test_the_versions_of_parts_in_kept_weights_come_back() -> None:
+    """A module asks for them when it loads weights, and they are in no item of a ``state_dict``."""
+    weights = torch.nn.Sequential(torch.nn.BatchNorm1d(2)).state_dict()
+    versions = {"": {"version": 1}, "0": {"version": 2}}
+    assert back(weights)._metadata == versions
+    there = torch.nn.Sequential(torch.nn.Linear(1, 1)).state_dict()
+    assert back(weights, there)._metadata == versions
+    assert back(weights, there) is there
+    before = ValueWriter().write_only("it", weights)[:-1]
+    assert ValueReader(HERE).node(before).keys() == weights.keys()
+
+
 def test_a_known_object_comes_back_by_its_name() -> None:
     """In the next process it is another one; where there is none, the value cannot be restored."""
     first, second = Meter(1.0), Meter(2.0)

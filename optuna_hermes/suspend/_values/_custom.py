@@ -47,6 +47,7 @@ from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._fingerprint import BUFFERS, SCALARS, is_iterator, outside
 from optuna_hermes.suspend._values._generators import (
     GENERATORS,
+    dict_of,
     generator_state,
     set_generator_state,
 )
@@ -266,7 +267,9 @@ class ValueWriter(_Writer):
             return ["deque", self._items(value, place), value.maxlen]
         if kind in _MAPPINGS.values():
             made = getattr(getattr(value, "default_factory", None), "__name__", None)
-            return ["mapping", kind.__name__, self._pairs(value, place), made]
+            pairs = self._pairs(value, place)
+            # A module's state_dict has the versions of its parts in one.
+            return ["mapping", kind.__name__, pairs, made, self._pairs(dict_of(value), place)]
         if kind in (torch.Generator, random.Random):
             return ["drawing", kind.__name__, generator_state(value)]
         if isinstance(value, torch.Generator | random.Random):
@@ -389,14 +392,17 @@ class ValueReader(_Reader):
             same = type(present) is deque and present.maxlen == rest[1]
             return filled(present, deque, ring) if same else ring
         if kind == "mapping":
-            name, _, factory = rest
+            name, pairs, factory, *attributes = rest
             same = type(present) is _MAPPINGS[name]
             if not same and name == "defaultdict" and factory not in _FACTORIES:
                 raise SuspendError("it holds a defaultdict, and what makes its values is not known")
             there = present if same else _MAPPINGS[name]()
             if name == "defaultdict" and factory in _FACTORIES:
                 there.default_factory = _FACTORIES[factory]
-            return filled(there, type(there), self._pairs(rest[1], there))
+            filled(there, type(there), self._pairs(pairs, there))
+            for own in attributes:  # none in checkpoints of before
+                filled(dict_of(there), dict, self._pairs(own, dict_of(there)))
+            return there
         if kind == "drawing":
             made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]
             generator = present if type(present) is made else made()
