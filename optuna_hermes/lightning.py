@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from optuna_hermes._lightning._callbacks import expect_suspension, search_of
-from optuna_hermes._lightning._cli import watch_configurations
+from optuna_hermes._lightning._callbacks import (
+    expect_suspension,
+    move_before_checkpoints,
+    search_of,
+)
+from optuna_hermes._lightning._early_setups import watch_checkpoints, watch_configurations
 from optuna_hermes._lightning._launches import watch_launches
 from optuna_hermes._lightning._loggers import leave_open
 from optuna_hermes._lightning._namespace import (
@@ -70,6 +74,7 @@ class HermesCallback(AnyCallback):
         _session: Session | None = None,
     ) -> None:
         watch_launches(_loop_of)
+        watch_checkpoints(_set_up_early)
         watch_configurations(_set_up_early)
         if elastic_batch is not None and max_devices is not None:
             raise InvalidInputError(
@@ -120,6 +125,7 @@ class HermesCallback(AnyCallback):
         early, self._is_set_up = self._is_set_up, False
         if stage != "fit" or early:
             return
+        move_before_checkpoints(trainer, self)
         finder = search_of(trainer)
         if finder is None:
             self._loop.set_up(trainer)
@@ -190,6 +196,7 @@ class HermesCallback(AnyCallback):
             leave_open(trainer)
         if isinstance(exception, Suspended):
             expect_suspension(trainer)
+        self._is_set_up = False  # its turn may not have come
         self._loop.leave()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -217,7 +224,9 @@ def _set_up_early(before: Callback, trainer: Trainer, pl_module: LightningModule
     hermes = next((each for each in callbacks if isinstance(each, HermesCallback)), None)
     if hermes is None:
         return False
-    if callbacks.index(before) < callbacks.index(hermes) and not hermes._is_set_up:
+    # A callback that another one has made and calls is not among the trainer's.
+    earlier = before in callbacks[: callbacks.index(hermes)]
+    if earlier and not hermes._is_set_up:
         hermes.setup(trainer, pl_module, "fit")
         hermes._is_set_up = True
     return hermes._loop.goes_on

@@ -93,6 +93,22 @@ def _known(trainer: Trainer) -> list[tuple[Callback, tuple[str, ...]]]:
     return [(each, names) for kind, names in kinds for each in callbacks_of(trainer, kind)]
 
 
+def move_before_checkpoints(trainer: Trainer, callback: Callback) -> None:
+    """Place a callback before those that save models, as Lightning does where a Trainer is made.
+
+    An appended one would be told after them that a trial leaves, and report after they have saved.
+    """
+    callbacks = callbacks_of(trainer)
+    if callback not in callbacks:  # another callback calls its hooks
+        return
+    own = callbacks.index(callback)
+    first = min(map(callbacks.index, trainer.checkpoint_callbacks), default=own)
+    if first < own:
+        # A new list: hooks are being called for each in the one before.
+        others = [*callbacks[:own], *callbacks[own + 1 :]]
+        vars(trainer)["callbacks"] = [*others[:first], callback, *others[first:]]
+
+
 def expect_suspension(trainer: Trainer) -> None:
     """Keep Lightning from saving a checkpoint for the exception by which a trial leaves."""
     # OnExceptionCheckpoint and ``save_on_exception`` would take ``Suspended`` for a failure.

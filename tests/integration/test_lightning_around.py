@@ -1127,20 +1127,32 @@ def test_logs_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
 # -- folders --------------------------------------------------------------------------------------
 
 
-def test_own_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that Lightning writes itself are in the run's folder, and no stray file is loaded."""
+@pytest.mark.parametrize("appended", [False, True])
+def test_own_root(appended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that Lightning writes itself are in the run's folder, and no stray file is loaded.
+
+    So they are where the run's callback was appended to a Trainer; no suspension is a failure.
+    """
     working = tmp_path / "working"
     working.mkdir()
     (working / "hpc_ckpt_1.ckpt").write_text("of another trial")
     monkeypatch.chdir(working)
 
+    def before(trainer: pl.Trainer) -> None:
+        log_more(trainer)
+        if appended:
+            callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+            callbacks.append(callbacks.pop(0))
+            assert isinstance(callbacks[-1], HermesCallback)
+
     def options(root: Path | None = None) -> dict[str, Any]:
         return {
             "default_root_dir": root,
             "logger": True,
+            "callbacks": [ModelCheckpoint(save_on_exception=True)],
             "enable_checkpointing": True,
             "profiler": SimpleProfiler(filename="profile"),
-            "before": log_more,
+            "before": before,
         }
 
     whole(lambda: options(tmp_path / "whole"))
