@@ -1,4 +1,4 @@
-"""Redirection of an objective's output to a file of its trial; write errors never fail a trial."""
+"""Standard streams: an objective's output goes to a file of its trial, and never fails it."""
 
 from __future__ import annotations
 
@@ -91,6 +91,21 @@ def stream(descriptor: int) -> TextIO:
     """A text stream on a file descriptor; what cannot be written is dropped."""
     file = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+
+
+def open_closed_streams() -> None:
+    """Open to nowhere each standard stream that is closed, as by ``2>&-``.
+
+    Else the next file or socket would get its number, here and in the workers.
+    """
+    names = ("stdin", "stdout", "stderr")
+    # The system gives the lowest number that is free.
+    while (number := os.open(os.devnull, os.O_RDWR)) < len(names):
+        os.set_inheritable(number, True)
+        if getattr(sys, names[number]) is None:
+            file = io.FileIO(number, "w" if number else "r", closefd=False)
+            setattr(sys, names[number], io.TextIOWrapper(file, errors="backslashreplace"))
+    os.close(number)
 
 
 @contextlib.contextmanager

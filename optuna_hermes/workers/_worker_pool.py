@@ -26,6 +26,7 @@ from optuna_hermes.errors import BrokerSilentError, HermesError, ObjectiveError
 from optuna_hermes.policies import POLICIES, make_policy
 from optuna_hermes.workers._forked import fork_server, has_fileno, why_new_python
 from optuna_hermes.workers._objective import Objective, arguments, pack
+from optuna_hermes.workers._output import open_closed_streams
 from optuna_hermes.workers._processes import (
     ForkedProcess,
     command,
@@ -119,6 +120,7 @@ class WorkerPool:
         self.new_python = new_python
         packed = b"" if new_python is None else pack(objective, new_python)
         environment = _environment(devices)
+        open_closed_streams()
         self._ready = False
         self._socket, end = socket.socketpair()
         self._alive: set[int] = set()

@@ -74,6 +74,26 @@ def test_a_fork_server_may_be_killed_before_it_has_its_job(pool: WorkerPool, end
         pool._read()
 
 
+CLOSED = """
+import sys
+from optuna_hermes.workers._worker_pool import WorkerPool
+
+new_python = sys.argv[1] or None
+with WorkerPool(len, "cpu:1", new_python) as pool:
+    sys.exit(0 if pool.wait_until_ready() else 1)
+"""
+
+
+@pytest.mark.parametrize("new_python", ["", "threads were started"])
+@pytest.mark.parametrize("closed", ["0", "2", "01"])
+def test_a_fork_server_of_a_script_whose_streams_are_closed(closed: str, new_python: str) -> None:
+    """As by ``2>&-``: else the fork would overwrite, or close, the socket that has the number."""
+    shell = " ".join(f"{number}>&-" for number in closed)
+    words = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-c", CLOSED, new_python]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, timeout=60, check=False)
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("new_python", [None, "threads were started"])
 def test_a_fork_server_that_the_system_refuses(
     new_python: str | None, monkeypatch: pytest.MonkeyPatch
