@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import socket
@@ -35,7 +36,12 @@ EXIT_CONFLICT = 4
 """Exit statuses of a broker that could not start; 3: another one is at work here."""
 
 _MAX_SOCKET_PATH = 107
-_USUAL = Path("/tmp")
+_NAMED = ("TMPDIR", "TEMP", "TMP")
+_PLACES = ("/tmp", "/var/tmp", "/usr/tmp")
+"""Where Python looks for a folder for temporary files: variables that name it, and then places.
+
+The last one is the working directory.
+"""
 WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 
 
@@ -65,15 +71,37 @@ def _runtime_path() -> Path:
         return Path(named)
     label = job_label(os.environ)
     of_job = "" if label is None else f"-{label}"
+    name, host = f"optuna-hermes-{os.getuid()}{of_job}", host_name()
     # Not $XDG_RUNTIME_DIR: it goes with the last login, while what nohup has started goes on, and
     # a cron job has none, which is to find the same broker.
+    places = [os.path.normpath(each) for each in (*map(os.environ.get, _NAMED), *_PLACES) if each]
+    with contextlib.suppress(FileNotFoundError):  # it may have been removed
+        places.append(os.getcwd())
     try:
-        place = Path(tempfile.gettempdir())
+        place = tempfile.gettempdir()
     except FileNotFoundError as error:
-        raise BrokerError(f"No folder for temporary files can be written: {WAY_OUT}.") from error
+        found = _at_work(name, host, tuple(places))
+        if found is None:
+            raise BrokerError(
+                f"No folder for temporary files can be written: {WAY_OUT}."
+            ) from error
+        return found
+    # A script may have chosen another one.
+    passed_over = places[: places.index(place)] if place in places else ()
+    return _at_work(name, host, tuple(passed_over)) or _in(place, name, host)
+
+
+@functools.cache  # a process keeps to its broker
+def _at_work(name: str, host: str, places: tuple[str, ...]) -> Path | None:
+    """Path of a broker in a place that cannot be written now, as where its disk is full."""
+    paths = [_in(place, name, host) for place in places]
+    return next((path for path in paths if holder_card(path) is not None), None)
+
+
+def _in(place: str, name: str, host: str) -> Path:
     # $TMPDIR may be a folder that several hosts share.
-    of_host = "" if place == _USUAL else f"-{zlib.crc32(host_name().encode()):08x}"
-    return place / f"optuna-hermes-{os.getuid()}{of_job}{of_host}"
+    of_host = "" if place == _PLACES[0] else f"-{zlib.crc32(host.encode()):08x}"
+    return Path(place, f"{name}{of_host}")
 
 
 def socket_path(directory: Path) -> Path:

@@ -153,8 +153,45 @@ def test_a_host_without_a_folder_for_temporary_files(monkeypatch: pytest.MonkeyP
 
     monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
     monkeypatch.setattr("tempfile.gettempdir", none)
+    monkeypatch.setattr(election, "holder_card", lambda directory: None)
     with pytest.raises(BrokerError, match="set OPTUNA_HERMES_RUNTIME_DIR to a folder of your own"):
         election.runtime_dir()
+
+
+@pytest.mark.parametrize("left", ["other", None])
+def test_a_broker_whose_disk_is_full_is_found(
+    left: str | None, runtime_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python passes a full folder for temporary files over, or has none left."""
+
+    def gettempdir() -> str:
+        if left is None:
+            raise FileNotFoundError("No usable temporary directory found")
+        return str(runtime_dir / left)
+
+    full, card = runtime_dir / "t", election.holder_card
+
+    def card_of_test(directory: Path) -> dict[str, object] | None:
+        return card(directory) if directory.parent == full else None
+
+    monkeypatch.setattr(election, "holder_card", card_of_test)
+    monkeypatch.delenv(election.RUNTIME_DIR_VARIABLE)
+    monkeypatch.setenv("TMPDIR", str(full))
+    monkeypatch.setenv("TMP", str(runtime_dir / "other"))
+    monkeypatch.setattr("tempfile.tempdir", str(full))
+    directory = election.runtime_dir()
+    assert directory.parent == full
+    lock = election.RuntimeLock(directory, "cpu:1")
+    monkeypatch.setattr("tempfile.gettempdir", gettempdir)
+    assert election.runtime_dir() == directory
+    lock.release()
+    assert election.runtime_dir() == directory, "a process keeps to it"
+    election._at_work.cache_clear()
+    if left is not None:
+        assert election.runtime_dir().parent == runtime_dir / left
+    else:
+        with pytest.raises(BrokerError, match="No folder for temporary files can be written"):
+            election.runtime_dir()
 
 
 def test_workers_keep_to_one_runtime_directory(
