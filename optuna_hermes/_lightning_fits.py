@@ -404,7 +404,7 @@ class FitLoop(CooperativeLoop):
     def _report_sizes(self, session: Session) -> None:
         if self.elastic is None:
             return
-        sizes = self.elastic.sizes(by_validation=self.units.by_validation)
+        sizes = self.elastic.sizes(self.units)
         if sizes is not None:
             session.report_sizes(sizes)
 

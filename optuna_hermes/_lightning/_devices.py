@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from optuna_hermes._lightning._elastic import Stopwatch
+from optuna_hermes._lightning._elastic import Stopwatch, limited_samples
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
+from optuna_hermes._lightning._units import Units
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
 from optuna_hermes.suspend._loaders._elastic import DividedSampler, why_not_regrouped
@@ -81,10 +82,8 @@ class ElasticDevices:
         assert self.seed is not None
         self._batch_size = int(loader.batch_size or 1)
         progress: Any = trainer.fit_loop.epoch_progress.current
-        limit = trainer.limit_train_batches
-        self._samples = len(loader.batch_sampler.sampler)  # type: ignore[union-attr]
-        if isinstance(limit, int):
-            self._samples = min(self._samples, limit * self._batch_size)
+        whole = len(loader.batch_sampler.sampler)  # type: ignore[union-attr]
+        self._samples = limited_samples(trainer, loader) or whole
         return DividedSampler(
             loader,
             trained,
@@ -116,18 +115,18 @@ class ElasticDevices:
     def begin_epoch(self) -> None:
         self.watch.interrupted()
 
-    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
+    def sizes(self, units: Units) -> BatchSizes | None:
         """The sizes and devices that the trial may be given, None before training."""
         trainer, size = self._trainer, self._batch_size
         if trainer is None:
             return None
-        epochs = trainer.check_val_every_n_epoch if by_validation else None
+        epochs = units.epochs_each(trainer)
         return BatchSizes(
             now=size,
             least=size,
             most=size,
             seconds=self.watch.seconds,
-            unit_samples=self._samples * (epochs or 1),
+            unit_samples=None if epochs is None else round(self._samples * epochs),
             most_devices=max(1, min(self._most, size)),
         )
 

@@ -14,6 +14,7 @@ from optuna_hermes._lightning._clocks import show_length
 from optuna_hermes._lightning._namespace import GradientAccumulationScheduler, Trainer, callbacks_of
 from optuna_hermes._lightning._schedules import Pace, scale_rates, unscalable
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks, clean
+from optuna_hermes._lightning._units import Units
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import BatchSizes
 from optuna_hermes.suspend import kept_rng
@@ -90,11 +91,8 @@ class ElasticBatch:
         """Make the ``ResumableSampler`` of a training loader; a fit may make its loader anew."""
         if why_not_regrouped(loader) is not None:
             return ResumableSampler(loader, trained)
-        combined = trainer.fit_loop._combined_loader
+        combined, samples = trainer.fit_loop._combined_loader, limited_samples(trainer, loader)
         assert combined is not None
-        limit = math.inf if combined.limits is None else combined.limits[0]
-        size = int(loader.batch_size or 1)
-        samples = None if limit >= len(loader) else int(limit) * size
         combined.limits = None  # they count batches, but an epoch must keep its samples
         before, self._replay = self._replay, ElasticSampler(loader, trained, samples)
         if before is not None:
@@ -136,19 +134,19 @@ class ElasticBatch:
             if self._pace is not None:
                 self._pace.begin_epoch(self._replay)
 
-    def sizes(self, *, by_validation: bool) -> BatchSizes | None:
+    def sizes(self, units: Units) -> BatchSizes | None:
         """The batch sizes that the trial may be given, None if its size cannot change."""
         trainer = self._trainer
         if self._fixed or self._replay is None or trainer is None:
             return None
         now = self._replay.size  # may lie outside of the limits: the script may have changed them
-        epochs = trainer.check_val_every_n_epoch if by_validation else None
+        epochs = units.epochs_each(trainer)
         return BatchSizes(
             now=now,
             least=min(self._limits[0], now),
             most=max(self._most(), now),
             seconds=self.watch.seconds,
-            unit_samples=self._replay.samples * (epochs or 1),
+            unit_samples=None if epochs is None else round(self._replay.samples * epochs),
         )
 
     # -- between two batches -------------------------------------------------------------------
@@ -247,6 +245,14 @@ class ElasticBatch:
     def batch_ended(self) -> None:
         if self._replay is not None:
             self.watch.batch_ended(self._replay.size)
+
+
+def limited_samples(trainer: Trainer, loader: DataLoader[Any]) -> int | None:
+    """The samples of an epoch to which ``limit_train_batches`` limits a loader; None for all."""
+    combined = trainer.fit_loop._combined_loader
+    assert combined is not None
+    limit = math.inf if combined.limits is None else combined.limits[0]
+    return None if limit >= len(loader) else int(limit) * int(loader.batch_size or 1)
 
 
 def _is_searched(size: int, params: Mapping[str, Any]) -> bool:

@@ -79,6 +79,10 @@ class Units:
         total = _validations(trainer, epochs) if self.by_validation else epochs
         return None if total is None else max(0, total - done)
 
+    def epochs_each(self, trainer: Trainer) -> float | None:
+        """Epochs in a unit, on the average; None if that cannot be known in advance."""
+        return _epochs_a_validation(trainer) if self.by_validation else 1
+
 
 def _validations(trainer: Trainer, epochs: int) -> int | None:
     interval, batches = trainer.val_check_batch, trainer.num_training_batches
@@ -93,6 +97,18 @@ def _validations(trainer: Trainer, epochs: int) -> int | None:
     if every is None:  # validations count batches across epochs
         return int(epochs * batches // interval)
     return (epochs // every) * int(batches // interval)
+
+
+def _epochs_a_validation(trainer: Trainer) -> float | None:
+    interval, batches = trainer.val_check_batch, trainer.num_training_batches
+    every = trainer.check_val_every_n_epoch
+    if interval is None:
+        return None
+    if math.isinf(interval) or interval == batches:
+        return every or 1
+    if math.isinf(batches):
+        return None
+    return interval / batches if every is None else every / (batches // interval)
 
 
 def validated_names(trainer: Trainer) -> set[str]:

@@ -6,6 +6,7 @@ import functools
 import json
 import random
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ pytestmark = [
 SAMPLES = 40
 BATCH = 8
 EPOCHS = 3
+INSTANT = timedelta(microseconds=1)
 
 
 class Points(Dataset[tuple[int, torch.Tensor, torch.Tensor]]):
@@ -238,6 +240,26 @@ def test_each_process_with_a_value_of_its_own_is_refused(tmp_path: Path) -> None
     said = session.stretched[-1]
     assert (said.now, said.most_devices, said.unit_samples) == (BATCH, 2, SAMPLES)
     assert session.reports == []
+
+
+@pytest.mark.parametrize(
+    ("options", "samples"),
+    [
+        ({"limit_train_batches": 0.5}, 2 * BATCH),
+        ({"val_check_interval": 0.4}, SAMPLES // 2),
+        ({"val_check_interval": 2, "check_val_every_n_epoch": 2}, SAMPLES),
+        ({"val_check_interval": 2, "check_val_every_n_epoch": None}, 2 * BATCH),
+        ({"val_check_interval": INSTANT, "check_val_every_n_epoch": None}, None),
+    ],
+)
+def test_a_unit_is_so_many_samples(
+    options: dict[str, Any], samples: int | None, tmp_path: Path
+) -> None:
+    """Of an epoch, or between two validations, however many there are in one."""
+    session = RankedSession({5: "resident", 12: "resident"}, devices=("cpu:0",))
+    train(session, tmp_path, seed=1, **options)
+    assert session.reports
+    assert session.stretched[-1].unit_samples == samples
 
 
 def test_options_that_exclude_each_other() -> None:
