@@ -110,24 +110,33 @@ class Lines:
         self._clock = clock
         self._shown: object = None
         self._next = 0.0
+        self._due: str | None = None
 
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
         """Print the study's line if it is time, and counts or best value are new."""
         now, total = self._clock(), self._total.of(study)
         state = (study.counts, study.best)
-        if state == self._shown or now < self._next:
+        is_new = state != self._shown
+        self._due = study_line(study, total) if is_new else None
+        if not is_new or now < self._next:
             return
         if self._shown is None:
             self.note(LEGEND)
         self._shown, self._next = state, now + LINE_SECONDS
-        self.note(study_line(study, total))
+        self._print_due()
 
     def note(self, text: str) -> None:
         """Print a line."""
         print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Print the last line: a log ends with what there was in the end."""
+        self._print_due()
+
+    def _print_due(self) -> None:
+        if self._due is not None:
+            line, self._due = self._due, None
+            self.note(line)
 
 
 class Screen:

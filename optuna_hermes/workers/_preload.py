@@ -6,6 +6,7 @@ name are not imported, since they would cost time for nothing.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import sys
@@ -65,7 +66,8 @@ def read_code(objective: Any) -> None:
     """Read which names the objective's code uses, as each worker would before its first batch."""
     generators = sys.modules.get("optuna_hermes.suspend._values._generators")
     if generators is not None:
-        generators.holders_in(generators.GeneratorOwner("objective", function_of(objective)))
+        with contextlib.suppress(Exception):  # it fails again in the worker that needs it
+            generators.holders_in(generators.GeneratorOwner("objective", function_of(objective)))
 
 
 def imported_late(objective: Any) -> set[str]:

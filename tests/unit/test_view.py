@@ -234,20 +234,23 @@ def test_each_device_has_a_line() -> None:
 
 
 def test_plain_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line comes when something is new, and not before the last one is seconds old."""
+    """A line comes when something is new, and not before the last one is seconds old or it ends."""
     now = 100.0
     lines = progress.Lines(clock=lambda: now)
     changed = digits(best={"trial": 8, "value": 0.05})
+    last = digits(best={"trial": 9, "value": 0.04})
     lines.update(DEVICES, STUDY)
     lines.update(DEVICES, changed)  # too early
     now += progress.LINE_SECONDS
     lines.update(DEVICES, STUDY)  # nothing new
     lines.update(DEVICES, changed)
+    lines.update(DEVICES, last)  # too early, but the last
+    lines.close()
     lines.close()
     out, err = capsys.readouterr()
     legend, *shown = err.splitlines()
     assert legend.startswith("live: ")
-    assert [line.split("best ")[1][:6] for line in shown] == ["0.0812", "0.05 ("]
+    assert [line.split("best ")[1][:6] for line in shown] == ["0.0812", "0.05 (", "0.04 ("]
     assert out == ""
 
 
