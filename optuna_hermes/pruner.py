@@ -84,8 +84,8 @@ class HermesPruner(BasePruner):
 def _take_turns(
     session: TrialSession, study: optuna.Study, trial: FrozenTrial, *, reports: bool
 ) -> None:
-    session.started(can_store=False)
     step, unit = trial.last_step, len(trial.intermediate_values)
+    session.started(can_store=False, late=step is not None)
     # A sign of life only: nothing was reported since the last call, or the session is that of
     # another trial of this thread.
     if step is None or unit == session.reported_unit or not reports:

@@ -194,6 +194,21 @@ def test_dashboards_see_state_and_device_time(script: Any, tmp_path: Path) -> No
     assert trial.user_attrs["hermes:device_seconds"] > 0
 
 
+def test_a_first_unit_that_is_heard_of_late_is_no_overhead(script: Any) -> None:
+    """An objective that only calls ``should_prune`` says nothing until its first unit is over."""
+    done = script(
+        "import time\n"
+        "def slow(trial):\n"
+        "    time.sleep(2.0)\n"
+        "    trial.report(1.0, 0)\n"
+        "    trial.should_prune()\n"
+        "    return 1.0\n"
+        "result = optimize(study, slow, n_trials=1, devices='cpu:1')\n"
+        "assert result.overhead_seconds['opening'] == 0.0, result.overhead_seconds"
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_maximising_studies_find_the_largest(script: Any, tmp_path: Path) -> None:
     """The best trial of a maximised study is the one with the largest value."""
     done = script(

@@ -46,6 +46,17 @@ def test_a_trial_is_opening_until_its_first_batch() -> None:
     assert counted(broker) == {"opening": 2.0}
 
 
+def test_a_first_unit_is_no_opening() -> None:
+    """Of an objective that only calls ``should_prune`` that is the first that is heard."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker, epoch = opened(broker)
+    broker.advance(2.0)
+    broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=False, late=True))
+    assert counted(broker) == {}
+    assert broker.handler.state.studies["s"].opening_seconds == 0.0
+
+
 def test_a_device_that_no_trial_could_use_is_not_idle() -> None:
     """The wait for another driver, after the last trial's end, is nobody's cost."""
     broker = FakeBroker(devices=1)

@@ -255,8 +255,8 @@ class TrialSession:
         self.managed = True
         self.started(can_store=can_store)
 
-    def started(self, *, can_store: bool) -> None:
-        """Report the first batch since the grant."""
+    def started(self, *, can_store: bool, late: bool = False) -> None:
+        """Report the first batch since the grant; ``late`` if a unit has ended since."""
         if not self.trains and self._lease.epoch:
             self.trains = True
             self.on_first_batch()
@@ -267,8 +267,9 @@ class TrialSession:
                 lease.change(
                     training=True, can_store=can_store, params=params or lease.reattach.params
                 )
+                epoch = lease.epoch
                 self._connection.send(
-                    wire.FirstBatch(epoch=lease.epoch, can_store=can_store, params=params)
+                    wire.FirstBatch(epoch=epoch, can_store=can_store, late=late, params=params)
                 )
 
     def report_sizes(self, sizes: BatchSizes) -> None:

@@ -93,9 +93,10 @@ def training(
         kind = "resuming"
         study.measure(lease.from_tier, now - lease.started)
         study.switches += 1
-    elif not (trial.units or lease.adopted):
+    elif not (trial.units or lease.adopted or message.late):
         study.measure_opening(now - lease.started)
-    study.add_overhead(kind, lease.device_seconds(now))
+    if not message.late:  # else most of it was training
+        study.add_overhead(kind, lease.device_seconds(now))
     if message.can_store and not (lease.yielding or study.is_elastic):
         # What it took to come here may be longer than the slice, in which it would train nothing.
         lease.deadline = max(lease.deadline, now + study.spec.slice_seconds / 2)

@@ -103,11 +103,13 @@ class Created(Message, frozen=True, kw_only=True):
 class FirstBatch(Message, frozen=True, kw_only=True):
     """The first batch since the grant begins: what came before was the cost of switching.
 
-    ``can_store`` says that the trial can be suspended to disk.
+    ``can_store`` says that the trial can be suspended to disk; ``late`` that a unit has ended
+    since, as where an objective only calls ``should_prune``: when that unit began is not known.
     """
 
     epoch: Count
     can_store: bool
+    late: bool = False
     # Only now: an objective suggests them after the grant.
     params: Params = msgspec.field(default_factory=dict)
 
