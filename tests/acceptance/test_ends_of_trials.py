@@ -58,7 +58,7 @@ def test_trials_that_end_their_own_processes_fail_and_others_go_on(run: Any) -> 
         assert f"trial-{number:05d}" in failed[str(number)]
     assert "trial 0 ends by _exit" in done.stderr
     assert "Segmentation fault" in done.stderr
-    assert "time 1 of 3" in done.stderr
+    assert "1 of at most 3 times without a new unit; it begins anew" in done.stderr
 
 
 def test_units_that_are_trained_again_are_no_progress(run: Any) -> None:
