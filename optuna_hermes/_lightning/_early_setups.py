@@ -18,7 +18,7 @@ Begin = Callable[[Any, Trainer, LightningModule], bool]
 def watch_checkpoints(begin: Begin) -> None:
     """Wrap ``ModelCheckpoint``, which asks for the folder of logs: it may be the trial's own."""
     for each in parts("callbacks"):
-        wrap(each.ModelCheckpoint, "setup", _set_up_checkpoint, begin)
+        wrap(each.ModelCheckpoint, "setup", _set_up, begin)
 
 
 def watch_configurations(begin: Begin) -> None:
@@ -26,13 +26,22 @@ def watch_configurations(begin: Begin) -> None:
 
     It refuses a file that is there, and asks for the folder of logs.
     """
+
+    def begin_with_configuration(
+        callback: Any, trainer: Trainer, pl_module: LightningModule
+    ) -> bool:
+        goes_on = begin(callback, trainer, pl_module)
+        if goes_on:
+            callback.already_saved = True
+        return goes_on
+
     for root in ROOTS:
         module = sys.modules.get(f"{root}.cli")  # it takes long to import, and few have it
         if module is not None:
-            wrap(module.SaveConfigCallback, "setup", _set_up_configuration, begin)
+            wrap(module.SaveConfigCallback, "setup", _set_up, begin_with_configuration)
 
 
-def _set_up_checkpoint(
+def _set_up(
     callback: Any,
     set_up: Callable[..., None],
     begin: Begin,
@@ -43,18 +52,4 @@ def _set_up_checkpoint(
 ) -> None:
     if stage == "fit":
         begin(callback, trainer, pl_module)
-    set_up(callback, trainer, pl_module, stage)
-
-
-def _set_up_configuration(
-    callback: Any,
-    set_up: Callable[..., None],
-    begin: Begin,
-    /,
-    trainer: Trainer,
-    pl_module: LightningModule,
-    stage: str,
-) -> None:
-    if stage == "fit" and begin(callback, trainer, pl_module):
-        callback.already_saved = True
     set_up(callback, trainer, pl_module, stage)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes.errors import MonitorError
@@ -76,39 +77,30 @@ class Units:
         epochs = trainer.max_epochs
         if epochs is None or epochs < 0 or trainer.max_steps >= 0:
             return None
-        total = _validations(trainer, epochs) if self.by_validation else epochs
-        return None if total is None else max(0, total - done)
+        pace = self._pace(trainer)
+        return None if pace is None else max(0, int(epochs // pace[0] * pace[1]) - done)
 
     def epochs_each(self, trainer: Trainer) -> float | None:
         """Epochs in a unit, on the average; None if that cannot be known in advance."""
-        return _epochs_a_validation(trainer) if self.by_validation else 1
+        pace = self._pace(trainer)
+        return None if pace is None else float(pace[0] / pace[1])
 
-
-def _validations(trainer: Trainer, epochs: int) -> int | None:
-    interval, batches = trainer.val_check_batch, trainer.num_training_batches
-    every = trainer.check_val_every_n_epoch
-    if interval is None:  # they go by the clock
-        return None
-    # At the ends of epochs: then the interval is the number of batches, or infinity.
-    if math.isinf(interval) or interval == batches:
-        return epochs // (every or 1)
-    if math.isinf(batches):
-        return None
-    if every is None:  # validations count batches across epochs
-        return int(epochs * batches // interval)
-    return (epochs // every) * int(batches // interval)
-
-
-def _epochs_a_validation(trainer: Trainer) -> float | None:
-    interval, batches = trainer.val_check_batch, trainer.num_training_batches
-    every = trainer.check_val_every_n_epoch
-    if interval is None:
-        return None
-    if math.isinf(interval) or interval == batches:
-        return every or 1
-    if math.isinf(batches):
-        return None
-    return interval / batches if every is None else every / (batches // interval)
+    def _pace(self, trainer: Trainer) -> tuple[Fraction, int] | None:
+        """A number of epochs, and the units in them; None if that cannot be known in advance."""
+        interval, batches = trainer.val_check_batch, trainer.num_training_batches
+        every = trainer.check_val_every_n_epoch
+        if not self.by_validation:
+            return Fraction(1), 1
+        if interval is None:  # they go by the clock
+            return None
+        # At the ends of epochs: then the interval is the number of batches, or infinity.
+        if math.isinf(interval) or interval == batches:
+            return Fraction(every or 1), 1
+        if math.isinf(batches):
+            return None
+        if every is None:  # validations count batches across epochs
+            return Fraction(int(interval), int(batches)), 1
+        return Fraction(every), int(batches // interval)
 
 
 def validated_names(trainer: Trainer) -> set[str]:
