@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 import numpy as np
 
+from optuna_hermes.cluster.qssf import seconds_left
 from optuna_hermes.model import Elastic, Snapshot, Speed, TrialView
 from optuna_hermes.policies.base import free_devices, opened, unopened
 from optuna_hermes.policies.step_model import HUGE, Array, StepModel, fit_steps
@@ -277,8 +278,7 @@ def _expected_left(trial: TrialView) -> float | None:
     told = trial.curve.units or trial.units_left is not None or trial.elastic is not None
     if trial.expected_seconds is None or told:
         return None
-    # As with ``qssf``: one that has overrun is expected to need as much again as it is over.
-    return max(abs(trial.expected_seconds - trial.attained_seconds), LEAST_SECONDS)
+    return max(seconds_left(trial, trial.expected_seconds), LEAST_SECONDS)
 
 
 def _within(seconds: Array, least: int, most: int) -> Array:

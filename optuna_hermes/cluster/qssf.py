@@ -107,11 +107,16 @@ _Rank: TypeAlias = tuple[tuple[Any, ...], TrialView | None]
 _first = itemgetter(0)
 
 
-def _place(trial: TrialView, expected: float) -> tuple[Any, ...]:
+def seconds_left(trial: TrialView, expected: float) -> float:
+    """Device seconds that a trial still needs, of those that were expected of it."""
     # One that has overrun its prediction is expected to need as much again as it is over: were it
     # more at once, a trial whose prediction is a little too short would be put off just before its
     # end.
-    left = abs(expected - trial.attained_seconds)
+    return abs(expected - trial.attained_seconds)
+
+
+def _place(trial: TrialView, expected: float) -> tuple[Any, ...]:
+    left = seconds_left(trial, expected)
     return left, trial.state == "pending", trial.submitted, trial.number
 
 
