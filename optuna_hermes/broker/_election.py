@@ -38,9 +38,9 @@ EXIT_CONFLICT = 4
 _MAX_SOCKET_PATH = 107
 _NAMED = ("TMPDIR", "TEMP", "TMP")
 _PLACES = ("/tmp", "/var/tmp", "/usr/tmp")
-"""Where Python looks for a folder for temporary files: variables that name it, and then places.
+"""Variables that name Python's folder for temporary files, and the places that it tries after them.
 
-The last one is the working directory.
+After these it tries the working directory.
 """
 WAY_OUT = f"set {RUNTIME_DIR_VARIABLE} to a folder of your own"
 

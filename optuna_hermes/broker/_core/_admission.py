@@ -64,7 +64,7 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
         )
     if isinstance(message, wire.Register) and study.is_plain and study.problem:
         return study.problem
-    trial = study.trials.get(message.number) if isinstance(message, wire.Register) else None
+    trial = _registered(study, message)
     if trial is not None and is_trained_elsewhere(study, message):
         return (
             f"Trial {trial.number} is trained on another host ({trial.host}): end it there first."
@@ -83,8 +83,13 @@ def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
 
 def is_trained_elsewhere(study: Study, message: wire.FromClient) -> bool:
     """True if a message registers a trial that is another host's and has not ended."""
-    trial = study.trials.get(message.number) if isinstance(message, wire.Register) else None
+    trial = _registered(study, message)
     return trial is not None and trial.live and study.is_elsewhere(trial)
+
+
+def _registered(study: Study, message: wire.FromClient) -> LiveTrial | None:
+    """The trial that a message registers, None if it registers none or a new one."""
+    return study.trials.get(message.number) if isinstance(message, wire.Register) else None
 
 
 def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | None:
