@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import math
@@ -259,6 +260,8 @@ _objects: weakref.WeakKeyDictionary[optuna.Trial, _Referenced] = weakref.WeakKey
 _alive: weakref.WeakValueDictionary[tuple[StudyIdentity, int], _Referenced] = (
     weakref.WeakValueDictionary()
 )
+# What is referenced to the end of the interpreter is not to be looked up in the midst of it.
+atexit.register(_alive.clear)
 
 
 def _trial_being_made() -> optuna.Trial | None:

@@ -419,3 +419,17 @@ def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(
     study.tell(first, 1.0)
     wait_for(is_free)
     assert len(sessions.all()) == 0
+
+
+def test_a_script_that_keeps_a_trial_to_its_end_ends_quietly(storage_url: str) -> None:
+    """The trial's last reference goes in the midst of the interpreter's end."""
+    script = (
+        "import optuna\n"
+        "from optuna_hermes import HermesPruner, HermesSampler\n"
+        "optuna.logging.set_verbosity(optuna.logging.WARNING)\n"
+        f"study = optuna.create_study(storage={storage_url!r}, sampler=HermesSampler(), "
+        "pruner=HermesPruner())\n"
+        "trial = study.ask()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
