@@ -251,6 +251,9 @@ class _ForkServer:
         for pid in self._children:  # these wait for trials, or have just ended theirs
             if os.waitpid(pid, 0)[1]:
                 kill_session(pid)
+        signal.set_wakeup_fd(-1)
+        for end in (self._wake, self._wake_end):
+            end.close()
 
     def _serve(self) -> None:
         for each in (self._parent, self._wake, self._words):

@@ -60,6 +60,16 @@ def study_in(tmp_path: Path) -> optuna.Study:
     return optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 'study.db'}")
 
 
+def test_a_script_in_development_mode_shows_nothing_of_ours(
+    script: Callable[[str], subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its own process nor the fork server leaves a socket or a file open."""
+    monkeypatch.setenv("PYTHONDEVMODE", "1")
+    done = script("optimize(study, objective, 2, devices='cpu:1', show_progress=False)")
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+
+
 def test_a_script_without_a_main_guard_runs_once(script: Any, tmp_path: Path) -> None:
     """Workers take the objective by value and import what the script could import."""
     done = script("optimize(study, objective, n_trials=3, devices='cpu:1', seed=1)\nprint('end')")
