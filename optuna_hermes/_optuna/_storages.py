@@ -223,7 +223,7 @@ def database_errors(storage: str) -> Iterator[None]:
         raise StorageError(
             f"Storage {without_password(storage)} cannot be reached: "
             f"{redacted(line(error), storage)} Check the URL, and that its folder or server is "
-            "there, its file whole, and you may read it."
+            "there, its file whole, and you may read and write it."
         ) from error
 
 
@@ -270,9 +270,20 @@ def _file_of(engine: Any) -> str:
         with engine.connect() as connection:
             opened = connection.exec_driver_sql("PRAGMA database_list").fetchone()[2]
         here = os.path.abspath(path)
+        _refuse_undecoded(here)
         # Its spelling here, with links, as others give it; the engine has resolved it when made.
         _files[engine] = here if os.path.realpath(here) == os.path.realpath(opened) else opened
     return _files[engine]
+
+
+def _refuse_undecoded(path: str) -> None:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"The path of a storage must be text in the locale's encoding but is {path!r}: set "
+            "PYTHONUTF8=1 if it is UTF-8."
+        ) from None
 
 
 class WholeJournal(JournalFileBackend):

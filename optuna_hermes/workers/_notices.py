@@ -26,6 +26,7 @@ NOTED_SECONDS = 3.0
 _LAST_LINES = 5
 _LAST_BYTES = 16384
 _CRASH = "Fatal Python error"
+_FAILED_OUTSIDE = "another process has set it to FAIL in Optuna"
 
 Callback = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -69,10 +70,9 @@ class Losses:
             return
         self._said_failure = True
         if first not in self._failed:  # else noted already
-            self._note(
-                f"Trial {first} has failed: {one_line(mine.failures.error)}. Its output.log has "
-                "the rest; others go on."
-            )
+            error = one_line(mine.failures.error)
+            why = f"{error}. Its output.log has the rest" if error else _FAILED_OUTSIDE
+            self._note(f"Trial {first} has failed: {why}; others go on.")
 
     def _is_settled(self, loss: TrialLoss) -> bool:
         """True if the exit status is known, or was waited for long enough."""

@@ -109,13 +109,17 @@ class OptimizeResult:
 
     @property
     def remainder(self) -> str:
-        """Words for the suspended trials, and for those that must begin anew."""
+        """Words for the suspended trials, and for those that must begin anew or have not begun."""
+        pending = [trial for trial in self.trials if trial.state == "PENDING"]
         # They have trained, and there is no checkpoint.
-        anew = sum(1 for t in self.trials if t.state == "PENDING" and (t.units or t.suspensions))
-        suspended = f"Stopped with {plural(self.unfinished - anew, 'trial')} suspended"
-        if not anew:
-            return suspended
-        return f"{suspended} and {plural(anew, 'trial')} to begin anew, without a checkpoint"
+        anew = sum(1 for trial in pending if trial.units or trial.suspensions)
+        unbegun = len(pending) - anew
+        words = [f"Stopped with {plural(self.unfinished - len(pending), 'trial')} suspended"]
+        if anew:
+            words.append(f"{plural(anew, 'trial')} to begin anew, without a checkpoint")
+        if unbegun:
+            words.append(f"{plural(unbegun, 'trial')} not begun")
+        return " and ".join(words)
 
     @property
     def unfinished(self) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import optuna
 
-from optuna_hermes.broker._protocol import TrialLoss
+from optuna_hermes.broker._protocol import FailureSummary, TrialLoss
 from optuna_hermes.workers._notices import DeviceNotices, Losses
-from support.statuses import device_status
+from support.statuses import device_status, study_status
 
 
 def test_what_lasts_is_told_once() -> None:
@@ -42,3 +42,14 @@ def test_each_lost_process_is_told_once(tmp_path: Path) -> None:
         assert losses.update("s", [loss]) == []
     assert ["SIGKILL" in notes[0], "exit status 1" in notes[1], len(notes)] == [True, True, 2]
     assert ["begins anew" in each for each in notes] == [True, False]
+
+
+def test_a_failure_without_words_came_from_outside(tmp_path: Path) -> None:
+    """As by a heartbeat that has stopped, or by `tell`: the trial's own log has nothing of it."""
+    notes: list[str] = []
+    losses = Losses(optuna.create_study(), tmp_path, {}.get, notes.append)
+    failures = FailureSummary(first=2, error="", alike=1, hopeless=False)
+    losses.say_first_failure(study_status(failures=failures))
+    assert notes == [
+        "Trial 2 has failed: another process has set it to FAIL in Optuna; others go on."
+    ]

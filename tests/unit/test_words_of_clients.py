@@ -121,8 +121,8 @@ def test_an_early_end_says_how_to_go_on(
     lost = replace(trial, state="PENDING")
     not_begun = replace(lost, suspensions=0, units=0)
     assert replace(result, trials=(trial, lost, not_begun)).outlook == (
-        "Stopped with 2 trials suspended and 1 trial to begin anew, without a checkpoint: the same "
-        f"call{where} goes on with them."
+        "Stopped with 1 trial suspended and 1 trial to begin anew, without a checkpoint and "
+        f"1 trial not begun: the same call{where} goes on with them."
     )
 
 
@@ -501,7 +501,7 @@ def test_a_study_that_is_not_there(tmp_path: Path) -> None:
     ("url", "words"),
     [
         ("nonsense", "cannot be reached: .* Check the URL, and that its folder or server is there"),
-        ("sqlite:////nowhere/s.db", "cannot be reached: .* is there, .* and you may read it"),
+        ("sqlite:////nowhere/s.db", "cannot be reached: .* whole, and you may read and write it"),
         ("oracle://u:pw@h/d", "cannot be used: .* Check the URL, and that what it needs is inst"),
     ],
 )
