@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from optuna_hermes._optuna import _supported as _supported
 
 # isort: split
+from optuna_hermes._optuna._heartbeats import fail_dead_trials as fail_dead_trials
 from optuna_hermes._optuna._plain import SharingTerms as SharingTerms
 from optuna_hermes._optuna._plain import begin_trial as begin_trial
 from optuna_hermes._optuna._plain import end_trial as end_trial

@@ -37,6 +37,7 @@ from optuna_hermes.errors import (
     StudyTakenError,
 )
 from optuna_hermes.ledger import Ledger, open_ledger, outage_phrase
+from optuna_hermes.model import LIVE_STATES
 from optuna_hermes.sampler import seed_of
 from optuna_hermes.suspend._tiers._saver import forget_warnings
 from optuna_hermes.view.formats import plural
@@ -162,6 +163,7 @@ class Driver:
             with self._stops.heeds_signals():
                 if self._is_imported():
                     with _optuna.optimize_loop(self._study):
+                        self._fail_dead_trials(ledger)
                         self._serve(ledger)
                 else:
                     self._taken_by = driver_of(_optuna.study_key(self._study))
@@ -173,6 +175,13 @@ class Driver:
             raise
         finally:
             ledger.close()
+
+    def _fail_dead_trials(self, ledger: Ledger) -> None:
+        """Fail trials of plain Optuna whose process has died, if the study's storage tells."""
+        records = ledger.load_trials(_optuna.study_key(self._study))
+        live = {record.number for record in records if record.state in LIVE_STATES}
+        _optuna.with_retry(_optuna.fail_dead_trials, self._study, live)
+        ledger.disconnect()
 
     def _refuse_deleted(self) -> None:
         """End all workers if the study was deleted: its trials' ids may be another one's by now.

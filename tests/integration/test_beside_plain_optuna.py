@@ -13,10 +13,12 @@ from typing import Any
 
 import optuna
 import pytest
-from optuna.storages import RDBStorage
+import sqlalchemy
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna
+from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize, suspendable
+from optuna_hermes.workers import _driver
 
 # Who has trained which trial is told by a file beside this one, to which both append.
 OBJECTIVE = """
@@ -203,6 +205,87 @@ def test_progress_counts_towards_what_is_ours(
     done = cli(*command(storage_url, 5))
     assert done.returncode == 0, done.stderr
     assert "s: 0 of 2 ended, " in done.stderr
+
+
+@pytest.fixture
+def with_heartbeats(storage_url: str) -> Iterator[optuna.Study]:
+    """A study whose storage fails trials that have had no heartbeat for a second, and retries."""
+    storage = RDBStorage(
+        storage_url,
+        heartbeat_interval=1,
+        grace_period=1,
+        heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=1),
+    )
+    yield optuna.create_study(
+        study_name="s", storage=storage, sampler=HermesSampler(), pruner=HermesPruner()
+    )
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def make_stale(study: optuna.Study, trial_id: int) -> None:
+    """Give a trial a heartbeat of long ago."""
+    storage: Any = study._storage
+    storage = getattr(storage, "_backend", storage)
+    storage.record_heartbeat(trial_id)
+    long_ago = sqlalchemy.text(
+        f"UPDATE trial_heartbeats SET heartbeat = '2020-01-01' WHERE trial_id = {trial_id}"
+    )
+    with storage.engine.begin() as connection:
+        connection.execute(long_ago)
+
+
+def short(trial: optuna.Trial) -> float:
+    x = trial.suggest_float("x", -1, 1)
+    trial.report(x, 1)
+    trial.should_prune()
+    return x
+
+
+def test_a_trial_whose_plain_process_has_died_is_tried_again(with_heartbeats: optuna.Study) -> None:
+    """As under plain Optuna: the storage's callback puts it into the queue."""
+    with pytest.warns(UserWarning, match="Heartbeat of storage"):
+        dead = with_heartbeats.ask({"x": optuna.distributions.FloatDistribution(-1, 1)})
+    make_stale(with_heartbeats, dead._trial_id)
+    optimize(with_heartbeats, short, n_trials=2, devices="cpu:1", show_progress=False)
+    found = {trial.number: trial for trial in with_heartbeats.trials}
+    assert {number: each.state.name for number, each in found.items()} == {
+        0: "FAIL",
+        1: "COMPLETE",
+    }
+    assert found[1].params == dead.params
+
+
+def test_a_suspended_trial_that_had_a_heartbeat_is_not_dead(
+    with_heartbeats: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It began under plain Optuna, as any process then tells: it has no process now."""
+    study, ends = with_heartbeats, tmp_path / "ends"
+
+    def objective(trial: optuna.Trial) -> float:
+        run = suspendable(trial)
+        for unit in run.epochs(10 if ends.exists() else 1_000_000):
+            for _ in run.batches(range(2)):
+                pass
+            run.report(1 / (1 + unit))
+        return 1.0
+
+    def call() -> None:
+        optimize(study, objective, 2, devices="cpu:1", slice_seconds=0.05, show_progress=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_driver.Driver, "_should_stop", lambda self, mine: mine.switches > 2)
+        call()
+    suspended = study.get_trials(states=(TrialState.RUNNING,))
+    assert suspended
+    for trial in suspended:
+        make_stale(study, trial._trial_id)
+    ends.touch()
+    call()
+    assert {trial.number: trial.state.name for trial in study.trials} == {
+        0: "COMPLETE",
+        1: "COMPLETE",
+    }
 
 
 class Race:
