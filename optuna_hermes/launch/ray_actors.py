@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.experimental import internal_kv
 from ray.util.placement_group import (
     get_placement_group,
     placement_group,
@@ -38,6 +40,8 @@ SHOWN_LINES = 1000
 """Last lines of a host's output that are kept."""
 
 _ANSWER_SECONDS = 5.0
+_KEPT_IN = "optuna-hermes"
+"""Namespace of launches in Ray's store of keys and values, where Ray Serve has its state, too."""
 _POLL_SECONDS = 0.05
 _PIECE_BYTES = 65536
 _FINAL = frozenset({ExitStatus.DONE, ExitStatus.BAD_INPUT, ExitStatus.NOTHING_SUCCEEDED})
@@ -66,6 +70,7 @@ def start(
     ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="ERROR")
     if not _kill_ended(name):
         return str(at_work(name))
+    internal_kv._internal_kv_del(name, namespace=_KEPT_IN)
     supervisor = (
         ray.remote(Supervisor)
         .options(name=name, lifetime="detached", num_cpus=0, max_restarts=-1)
@@ -207,7 +212,8 @@ class RayHost:
 class Supervisor:
     """Starts the hosts of a launch, one on each node, and knows what became of them.
 
-    It needs no processor, and stays when all have ended, so that it can be asked.
+    It needs no processor, and stays when all have ended, so that it can be asked. One that Ray
+    starts anew begins only those that had not ended, and none of a launch that was stopped.
 
     Args:
         name: of the launch.
@@ -222,12 +228,15 @@ class Supervisor:
         self._name = name
         self._resources = dict(resources)
         self._others = others
-        self._ended: dict[int, tuple[int, list[str]]] = {}
+        kept = json.loads(internal_kv._internal_kv_get(name, namespace=_KEPT_IN) or "{}")
+        self._stopped: bool = kept.get("stopped", False)
+        self._ended: dict[int, tuple[int, list[str]]] = {
+            int(index): (status, []) for index, status in kept.get("ended", {}).items()
+        }
         self._group: Any = None
-        self._actors: list[Any] = []
+        self._actors: dict[int, Any] = {}
         self._count = hosts
         self._watching: asyncio.Task[None] | None = None
-        self._stopped = False
         # Where Ray starts it anew, for its node is gone, nobody else does.
         ray.get_runtime_context().current_actor.begin.remote()
 
@@ -239,24 +248,26 @@ class Supervisor:
     async def _watch(self) -> None:
         with contextlib.suppress(ValueError):  # there is none of a supervisor that is gone
             remove_placement_group(get_placement_group(self._name))
+        if self._stopped:  # the hosts of a supervisor that is gone have ended with it
+            for index in self._left():
+                self._end(index, ExitStatus.SUSPENDED, [])
+        left = self._left()
+        if not left:
+            return
         self._group = placement_group(
-            [self._resources] * self._count, strategy="STRICT_SPREAD", name=self._name
+            [self._resources] * len(left), strategy="STRICT_SPREAD", name=self._name
         )
         actors = ray.remote(RayHost)
-        for index in range(self._count):
-            place = PlacementGroupSchedulingStrategy(self._group, index)
-            self._actors.append(
-                actors.options(
-                    num_cpus=self._resources["CPU"],
-                    num_gpus=self._resources.get("GPU", 0.0),
-                    max_restarts=-1,
-                    max_task_retries=-1,
-                    scheduling_strategy=place,
-                ).remote(
-                    name=f"{self._name}-{index}", cpus=int(self._resources["CPU"]), **self._others
-                )
-            )
-        runs = [asyncio.ensure_future(self._follow(index)) for index in range(self._count)]
+        for bundle, index in enumerate(left):
+            place = PlacementGroupSchedulingStrategy(self._group, bundle)
+            self._actors[index] = actors.options(
+                num_cpus=self._resources["CPU"],
+                num_gpus=self._resources.get("GPU", 0.0),
+                max_restarts=-1,
+                max_task_retries=-1,
+                scheduling_strategy=place,
+            ).remote(name=f"{self._name}-{index}", cpus=int(self._resources["CPU"]), **self._others)
+        runs = [asyncio.ensure_future(self._follow(index)) for index in left]
         for run in asyncio.as_completed(runs):
             await run
             if any(status in _FINAL for status, _ in self._ended.values()):
@@ -265,17 +276,28 @@ class Supervisor:
 
     async def _follow(self, index: int) -> None:
         try:
-            self._ended[index] = await self._actors[index].run.remote()
+            self._end(index, *await self._actors[index].run.remote())
         except ray.exceptions.RayError as error:
-            self._ended.setdefault(index, (ExitStatus.FAILED, [str(error)]))
+            if index not in self._ended:
+                self._end(index, ExitStatus.FAILED, [str(error)])
         ray.kill(self._actors[index])
 
     async def _end_waiting(self) -> None:
         left = self._left()
         for index, place in zip(left, await self._asked_all(left, "place"), strict=True):
             if place is None and index not in self._ended:
-                self._ended[index] = (ExitStatus.SUSPENDED, [])
+                self._end(index, ExitStatus.SUSPENDED, [])
                 ray.kill(self._actors[index])
+
+    def _end(self, index: int, status: int, lines: list[str]) -> None:
+        self._ended[index] = (status, lines)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep outside of this process what a supervisor that Ray starts anew must not undo."""
+        ended = {index: status for index, (status, _) in self._ended.items()}
+        kept = json.dumps({"stopped": self._stopped, "ended": ended})
+        internal_kv._internal_kv_put(self._name, kept, namespace=_KEPT_IN)
 
     def _left(self) -> list[int]:
         """The hosts that have not ended."""
@@ -287,7 +309,7 @@ class Supervisor:
 
     async def _asked(self, index: int, question: str) -> Any:
         """A host's answer, None from one that has no node."""
-        if index >= len(self._actors):
+        if index not in self._actors:
             return None
         try:
             asked = getattr(self._actors[index], question).remote()
@@ -325,6 +347,7 @@ class Supervisor:
     async def stop(self) -> None:
         """Have every host suspend its trials and end, and start none again."""
         self._stopped = True
+        self._keep()
         await self._asked_all(self._left(), "stop")
         await self._end_waiting()
 

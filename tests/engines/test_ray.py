@@ -56,6 +56,12 @@ def brokers() -> list[psutil.Process]:
     return found
 
 
+def kill_supervisors() -> None:
+    for process in psutil.process_iter(["cmdline"]):
+        if any("ray::Supervisor" in word for word in process.info["cmdline"] or ()):
+            process.kill()
+
+
 PROGRESS_BAR = """
 import sys
 for percent in range(20_000):
@@ -121,6 +127,7 @@ def test_hosts_get_the_password_of_the_launch(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, value)
     ray = mock.MagicMock()
     monkeypatch.setattr(ray_actors, "ray", ray)
+    monkeypatch.setattr(ray_actors, "internal_kv", mock.MagicMock())
     monkeypatch.setattr(ray_actors, "_kill_ended", lambda name: True)
     ray_actors.start(address="auto", namespace="n", name="s", arguments=())
     made = ray.remote.return_value.options.return_value.remote.call_args
@@ -137,6 +144,7 @@ def test_an_error_of_a_hosts_own_is_the_end_of_that_host(monkeypatch: pytest.Mon
         raise ray_actors.ray.exceptions.RayTaskError("run", "no room", ValueError("no room"))
 
     supervisor = object.__new__(ray_actors.Supervisor)
+    monkeypatch.setattr(supervisor, "_keep", lambda: None)
     actor = SimpleNamespace(run=SimpleNamespace(remote=run))
     supervisor._actors, supervisor._ended = [actor], {}
     asyncio.run(supervisor._follow(0))
@@ -188,7 +196,11 @@ def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
     training: Training,
     wait_for: Callable[..., Any],
 ) -> None:
-    """A job that has ended makes room for its next; one that is at work does not."""
+    """A job that has ended makes room for its next; one that is at work does not.
+
+    Ray starts the supervisor anew, which begins what was at work again, and nothing that was
+    stopped.
+    """
     ray_cluster.add_node(num_cpus=1)
     make(postgres_url)
     env = environment(training)
@@ -216,9 +228,17 @@ def test_the_same_launch_goes_on_and_so_does_one_whose_supervisor_is_lost(
     refused = launch(8)
     assert refused.returncode == 1
     assert "A job 's' is at work" in refused.stderr
-    for process in psutil.process_iter(["cmdline"]):
-        if any("ray::Supervisor" in word for word in process.info["cmdline"] or ()):
-            process.kill()
+    kill_supervisors()
     wait_for(lambda: finished(postgres_url) == {"COMPLETE": 8}, 600)
     wait_for(lambda: states() == ["done"], 120)
-    cli("launch", "stop", "s", cwd=training.folder, env=env)
+    begun = len(training.batches())
+    assert launch(16).returncode == 0
+    wait_for(lambda: len(training.batches()) > begun, 180)
+    assert cli("launch", "stop", "s", cwd=training.folder, env=env).returncode == 0
+    wait_for(lambda: states() == ["suspended"], 60)
+    begun = len(training.batches())
+    kill_supervisors()
+    answers = ("launch", "status", "s", "--json")
+    wait_for(lambda: cli(*answers, cwd=training.folder, env=env).returncode == 0, 120)
+    assert states() == ["suspended"]
+    assert len(training.batches()) == begun
