@@ -145,15 +145,18 @@ class Kubernetes(Launcher):
             "metadata": {"name": f"{job.name}-storage"},
             "stringData": job.environment,
         }
-        kubectl = _kubectl(self._namespace)
-        launch = Launch(launcher=self.name, name=job.name, id=job.name, place=self._namespace)
+        launch = Launch(
+            launcher=self.name, name=job.name, id=job.name, place=_place(self._namespace)
+        )
+        kubectl = _kubectl(launch.place)
         if self.is_at_work(launch):  # it may be on record on another machine only
             raise at_work(job.name)
         # One that has ended was kept to be asked about.
         ask([*kubectl, "delete", "job", job.name, "--ignore-not-found"])
         ask([*kubectl, "apply", "-f", "-"], json.dumps(secret))
         try:
-            ask([*kubectl, "create", "-f", "-"], manifest, look=f"kubectl get job {job.name}")
+            look = " ".join([*kubectl, "get", "job", job.name])
+            ask([*kubectl, "create", "-f", "-"], manifest, look=look)
         except LaunchError:
             with contextlib.suppress(LaunchError):  # nothing on record would lead to it
                 ask([*kubectl, "delete", "secret", f"{job.name}-storage", "--ignore-not-found"])
@@ -196,8 +199,24 @@ class Kubernetes(Launcher):
                     yield f"{host.name}: {line}"
 
 
-def _kubectl(namespace: str) -> list[str]:
-    return ["kubectl", *(["--namespace", namespace] if namespace else [])]
+def _place(namespace: str) -> str:
+    """``CONTEXT/NAMESPACE`` of kubectl: it may have others by the time that the job is stopped."""
+    words = "jsonpath={.current-context}/{.contexts[0].context.namespace}"
+    try:
+        said = ask(["kubectl", "config", "view", "--minify", "-o", words])
+    except LaunchError:  # it has no context, as within a pod
+        return namespace
+    context, _, own = said.rpartition("/")
+    return f"{context}/{namespace or own or 'default'}"
+
+
+def _kubectl(place: str) -> list[str]:
+    context, _, namespace = place.rpartition("/")
+    return [
+        "kubectl",
+        *(["--context", context] if context else []),
+        *(["--namespace", namespace] if namespace else []),
+    ]
 
 
 def _rules() -> list[dict[str, Any]]:

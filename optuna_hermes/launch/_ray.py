@@ -63,12 +63,14 @@ class Ray(Launcher):
         )
 
     def start(self, job: Job) -> Launch:
-        with _cluster(self._address):
-            pass  # so that what is missing is said in words of its own
+        with _cluster(self._address) as ray:  # so that what is missing is said in words of its own
+            # Later "auto" may be another one, and this job's would train on.
+            found = ray.get_runtime_context().gcs_address
+        place = found if self._address == "auto" else self._address
         # In a process of its own, as a user would run it: what is shown is what is started.
         look = f"ray list actors --filter name={job.name}"
         ask([sys.executable, "-"], self.render(job), job.environment, look=look)
-        return Launch(launcher=self.name, name=job.name, id=job.name, place=self._address)
+        return Launch(launcher=self.name, name=job.name, id=job.name, place=place)
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         with _cluster(launch.place) as ray:

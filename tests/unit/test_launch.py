@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -33,7 +34,8 @@ def job(**changed: Any) -> Job:
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Put a program of an engine on the path; it notes its arguments and input in the file.
 
-    It ends with the status and the error if ``only`` is among its arguments.
+    It ends with the status and the error if ``only`` is among its arguments. Asked for its
+    configuration it shows the file ``context``, else it has none.
     """
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -46,7 +48,8 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
         said.write_text(answer)
         program = folder / name
         program.write_text(
-            f'#!/bin/bash\necho "$@" >> {noted}\n[ -p /dev/stdin ] && cat >> {noted}\n'
+            f'#!/bin/bash\nif [ "$1" = config ]; then cat {tmp_path / "context"}; exit; fi\n'
+            f'echo "$@" >> {noted}\n[ -p /dev/stdin ] && cat >> {noted}\n'
             f'echo "storage=$OPTUNA_STORAGE" >> {noted}\n'
             f'if [[ "$*" != *{only!r}* ]]; then cat {said}; exit 0; fi\n'
             f"cat {said}\necho {error!r} >&2\nexit {status}\n"
@@ -390,6 +393,45 @@ def test_a_job_at_work_elsewhere_is_not_replaced(
     assert kept("digits").launcher == "slurm"
 
 
+@pytest.mark.parametrize(
+    ("context", "namespace", "place"),
+    [
+        ("arn:aws:eks:cluster/one/ml", "", "arn:aws:eks:cluster/one/ml"),
+        ("one/", "", "one/default"),
+        ("one/ml", "mine", "one/mine"),
+    ],
+)
+def test_a_job_stays_that_of_the_cluster_it_was_started_in(
+    context: str, namespace: str, place: str, engine: Engine, objective: list[str], tmp_path: Path
+) -> None:
+    """Else `stop` would be told to kubectl's next cluster, while the pods train on."""
+    noted = engine("kubectl")
+    (tmp_path / "context").write_text(context)
+    launch = ["launch", "kubernetes", "--image", "train:1", "--claim", "c"]
+    assert run([*launch, "--namespace", namespace, "--", *objective]) == 0
+    assert kept("digits").place == place
+    (tmp_path / "context").write_text("other/other")
+    assert run(["launch", "stop", "digits"]) == 0
+    at, _, within = place.rpartition("/")
+    words = f"--context {at} --namespace {within} "
+    lines = noted.read_text().splitlines()
+    assert f"{words}create -f -" in lines
+    assert f"{words}delete job digits --wait=false --ignore-not-found" in lines
+
+
+@pytest.mark.parametrize(("given", "place"), [("auto", "10.0.0.1:6379"), ("head:1", "head:1")])
+def test_a_job_stays_that_of_the_cluster_of_ray_it_was_started_in(
+    given: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then `auto` may be another one."""
+    ray = mock.MagicMock()
+    ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
+    cluster = contextlib.nullcontext(ray)
+    monkeypatch.setattr("optuna_hermes.launch._ray._cluster", lambda address: cluster)
+    monkeypatch.setattr("optuna_hermes.launch._ray.ask", lambda *told, **more: "")
+    assert launcher("ray", address=given).start(job()).place == place
+
+
 def test_no_secret_is_left_of_a_job_that_is_refused(engine: Engine) -> None:
     """Nothing on record would lead to it."""
     noted = engine("kubectl", status=1, error="exceeded quota", only="create")
@@ -419,12 +461,13 @@ def test_an_engine_that_answers_late_may_have_started_the_job(
     """It is not on record: the error has the command that shows it."""
 
     def answer(command: list[str], **others: Any) -> subprocess.CompletedProcess[bytes]:
-        if command[:2] in (["kubectl", "create"], ["sbatch", "--parsable"], [sys.executable, "-"]):
+        if {"create", "--parsable", "-"} & {*command[1:2]}:
             raise subprocess.TimeoutExpired(command, 60.0)
-        return subprocess.CompletedProcess(command, 0, b"", b"")
+        return subprocess.CompletedProcess(command, "config" in command, b"", b"")
 
     monkeypatch.setattr(subprocess, "run", answer)
-    monkeypatch.setattr("optuna_hermes.launch._ray._cluster", contextlib.nullcontext)
+    cluster = contextlib.nullcontext(mock.MagicMock())
+    monkeypatch.setattr("optuna_hermes.launch._ray._cluster", lambda address: cluster)
     told = {"image": "train:1", "claim": "c"} if name == "kubernetes" else {}
     with pytest.raises(LaunchError, match=f"may have been started: look by `{look}`"):
         launcher(name, **told).start(job())
@@ -548,13 +591,13 @@ def test_the_shell_that_launches_acts_on_each_engine_alike(
     def devices(*words: str) -> list[str]:
         assert run([*launch, "--cpus", "4", "--dry-run", "--", *objective, *words]) == 0
         shown = capsys.readouterr().out
-        assert "77" not in shown
+        assert "80808" not in shown
         found: list[str] = re.findall(r"--devices\W+([a-z:0-9]+)", shown)
         return found
 
     assert devices() == ["cpu:4"]
     monkeypatch.setenv("OPTUNA_HERMES_DEVICES", "cpu:2")
-    monkeypatch.setenv("OPTUNA_HERMES_GRACE_SECONDS", "77")
+    monkeypatch.setenv("OPTUNA_HERMES_GRACE_SECONDS", "80808")
     assert devices() == ["cpu:2"]
     assert devices("--devices=cpu:3", "--devices", "cpu:1") == ["cpu:1"]
     assert devices("--devices", "auto") == ["auto"]
