@@ -174,13 +174,20 @@ class Kubernetes(Launcher):
         return not ended & {"Complete", "Failed"}
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
-        said = ask(
-            [*_kubectl(launch.place), "get", "pods", "-l", f"job-name={launch.id}", "-o", "json"]
-        )
-        return tuple(
-            _host(pod)
-            for pod in sorted(json.loads(said)["items"], key=lambda each: each["metadata"]["name"])
-        )
+        # Of each index the newest: those that it has replaced have ended, and stay.
+        pods = {_index(pod): pod for pod in self._pods(launch)}
+        if not pods and self.is_at_work(launch):  # as where a quota is used up
+            words = " ".join([*_kubectl(launch.place), "describe", "job", launch.id])
+            detail = f"it has no pod: `{words}` says why"
+            return (Host(name=launch.id, state="waiting", detail=detail),)
+        hosts = (_host(pod) for pod in pods.values())
+        return tuple(sorted(hosts, key=lambda each: each.name))
+
+    def _pods(self, launch: Launch) -> list[dict[str, Any]]:
+        """The pods of a launch, the oldest first."""
+        words = ["get", "pods", "-l", f"job-name={launch.id}", "-o", "json"]
+        pods: list[dict[str, Any]] = json.loads(ask([*_kubectl(launch.place), *words]))["items"]
+        return sorted(pods, key=lambda each: str(each["metadata"].get("creationTimestamp")))
 
     def stop(self, launch: Launch) -> None:
         # The pods get SIGTERM and their grace period.
@@ -189,7 +196,8 @@ class Kubernetes(Launcher):
         ask([*kubectl, "delete", "secret", f"{launch.id}-storage", "--ignore-not-found"])
 
     def logs(self, launch: Launch) -> Iterator[str]:
-        for host in self.hosts(launch):
+        # Also of pods that were replaced: they say why.
+        for host in map(_host, sorted(self._pods(launch), key=_index)):
             if host.state != "waiting":
                 try:
                     said = ask([*_kubectl(launch.place), "logs", host.name])
@@ -240,6 +248,12 @@ def _secret(variable: str, name: str) -> dict[str, Any]:
     return {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": variable}}}
 
 
+def _index(pod: dict[str, Any]) -> str:
+    """The completion index of a pod, which the one that replaces it has, too."""
+    told = pod["metadata"].get("annotations", {})
+    return str(told.get("batch.kubernetes.io/job-completion-index", pod["metadata"]["name"]))
+
+
 def _host(pod: dict[str, Any]) -> Host:
     status = pod["status"]
     phases: dict[str, HostState] = {
@@ -256,9 +270,21 @@ def _host(pod: dict[str, Any]) -> Host:
     elif "deletionTimestamp" in pod["metadata"]:
         state = "stopping"
     detail = status.get("reason") or (f"exit status {ended[0]['exitCode']}" if ended else "")
+    if state == "waiting":
+        detail = detail or _obstacle(status)
     return Host(
         name=pod["metadata"]["name"],
         state=state,
         node=pod["spec"].get("nodeName", ""),
         detail=detail,
     )
+
+
+def _obstacle(status: dict[str, Any]) -> str:
+    """Why a pod does not run yet, in Kubernetes' words, as where no node has room for it."""
+    states = (each.get("state", {}) for each in status.get("containerStatuses", ()))
+    scheduled = (each for each in status.get("conditions", ()) if each["type"] == "PodScheduled")
+    for told in (*(each.get("waiting", {}) for each in states), *scheduled):
+        if "reason" in told:
+            return ": ".join(told[each] for each in ("reason", "message") if told.get(each))
+    return ""

@@ -304,6 +304,76 @@ def test_kubectl_is_asked(engine: Engine) -> None:
     assert "--namespace ml get pods -l job-name=digits" in noted.read_text()
 
 
+def test_a_pod_that_has_replaced_another_one_is_the_host(engine: Engine) -> None:
+    """Its forerunner has ended, and would be taken for a job that is to be launched again."""
+
+    def pod(name: str, index: int, minute: int, phase: str) -> dict[str, Any]:
+        told = {"batch.kubernetes.io/job-completion-index": str(index)}
+        created = f"2026-01-01T00:{minute:02}:00Z"
+        return {
+            "metadata": {"name": name, "annotations": told, "creationTimestamp": created},
+            "spec": {},
+            "status": {"phase": phase},
+        }
+
+    pods = [
+        pod("digits-0-a", 0, 9, "Running"),
+        pod("digits-0-z", 0, 2, "Failed"),
+        pod("digits-1-b", 1, 1, "Failed"),
+    ]
+    noted = engine("kubectl", json.dumps({"items": pods}))
+    launched = Launch(launcher="kubernetes", name="digits", id="digits")
+    hosts = launcher("kubernetes").hosts(launched)
+    assert [(host.name, host.state) for host in hosts] == [
+        ("digits-0-a", "running"),
+        ("digits-1-b", "failed"),
+    ]
+    assert list(launcher("kubernetes").logs(launched))
+    for name in ("digits-0-a", "digits-0-z", "digits-1-b"):
+        assert f"logs {name}\n" in noted.read_text()
+
+
+@pytest.mark.parametrize(
+    ("status", "detail"),
+    [
+        (
+            {"containerStatuses": [{"state": {"waiting": {
+                "reason": "ImagePullBackOff", "message": "no image train:2",
+            }}}]},
+            "ImagePullBackOff: no image train:2",
+        ),
+        (
+            {"conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                 "message": "0/3 nodes are available"},
+            ]},
+            "Unschedulable: 0/3 nodes are available",
+        ),
+        ({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}],
+          "conditions": [{"type": "PodScheduled", "status": "True"}]}, "ContainerCreating"),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_why_a_pod_waits(status: dict[str, Any], detail: str, engine: Engine) -> None:
+    """One that can never start would wait without a word."""
+    pod = {"metadata": {"name": "digits-0"}, "spec": {}, "status": {"phase": "Pending", **status}}
+    engine("kubectl", json.dumps({"items": [pod]}))
+    (host,) = launcher("kubernetes").hosts(Launch(launcher="kubernetes", name="d", id="d"))
+    assert (host.state, host.detail) == ("waiting", detail)
+
+
+def test_a_job_without_a_pod_is_shown(engine: Engine) -> None:
+    """As where a quota is used up: the job itself waits."""
+    engine("kubectl", json.dumps({"items": [], "status": {}}))
+    launched = Launch(launcher="kubernetes", name="digits", id="digits", place="one/ml")
+    (host,) = launcher("kubernetes").hosts(launched)
+    assert (host.name, host.state) == ("digits", "waiting")
+    assert "`kubectl --context one --namespace ml describe job digits` says why" in host.detail
+    ended = {"conditions": [{"type": "Complete", "status": "True"}]}
+    engine("kubectl", json.dumps({"items": [], "status": ended}))
+    assert launcher("kubernetes").hosts(launched) == ()
+
+
 def test_logs_that_are_not_there_or_are_cut(engine: Engine, tmp_path: Path) -> None:
     """Those of the other pods are shown, also where a character is incomplete."""
     pods = [
