@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import PurePath, PurePosixPath
 from typing import Any
@@ -44,7 +45,13 @@ class Kubernetes(Launcher):
     def render(self, job: Job) -> str:
         import yaml
 
-        return str(yaml.safe_dump(self.manifest(job), sort_keys=False, width=100))
+        manifest = yaml.safe_dump(self.manifest(job), sort_keys=False, width=100)
+        kubectl = " ".join(_kubectl(self._namespace))
+        values = " ".join(f'--from-literal={each}="${each}"' for each in job.environment)
+        return (
+            "# `launch` makes the secret, too. If you apply this file yourself, make it by\n"
+            f"# {kubectl} create secret generic {job.name}-storage {values}\n{manifest}"
+        )
 
     def manifest(self, job: Job) -> dict[str, Any]:
         """The Job of Kubernetes.
@@ -55,7 +62,8 @@ class Kubernetes(Launcher):
         if not self._image:
             raise InvalidInputError("A pod needs an image: give one by --image.")
         folder, default = job.checkpoint_dir, f"{CHECKPOINTS}/{job.name}"
-        if not ("://" in folder or self._keeps(folder or default)):
+        path = re.sub("^(file|local)://", "", folder)
+        if not ("://" in path or self._keeps(path or default)):
             got = f" but got --checkpoint-dir {folder}" if folder else ""
             raise InvalidInputError(
                 f"A pod's files go with it{got}: name a claim of a volume for checkpoints, "

@@ -167,6 +167,9 @@ def test_pods_need_a_place_for_checkpoints() -> None:
         ("checkpoints", "/shared/digits", False),
         ("", "/shared/digits", False),
         ("", "s3://bucket/digits", True),
+        ("", "file:///shared/digits", False),
+        ("", "local:///checkpoints/digits", False),
+        ("checkpoints", "file:///checkpoints/mine", True),
     ],
 )
 def test_a_folder_inside_of_a_pod_keeps_nothing(claim: str, folder: str, kept: bool) -> None:
@@ -717,6 +720,21 @@ def test_started_shown_and_stopped(
     assert run(["launch", "status", "digits"]) == 0
     assert "digits-0" in capsys.readouterr().out
     assert run(["launch", "stop", "digits"]) == 0
+
+
+def test_a_manifest_names_the_secret_that_it_needs(
+    objective: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever applies it by hand has none, and its pods would never start."""
+    monkeypatch.setenv("PGPASSWORD", "sesame")
+    launch = ["launch", "kubernetes", "--image", "train:1", "--claim", "c", "--namespace", "ml"]
+    assert run([*launch, "--dry-run", "--", *objective]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "# kubectl --namespace ml create secret generic digits-storage "
+        '--from-literal=OPTUNA_STORAGE="$OPTUNA_STORAGE" --from-literal=PGPASSWORD="$PGPASSWORD"\n'
+    ) in shown
+    assert yaml.safe_load(shown)["kind"] == "Job"
 
 
 def test_hosts_get_the_password_of_this_environment(
