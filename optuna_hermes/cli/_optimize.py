@@ -79,9 +79,9 @@ def optimize(
             help="Trials that the study shall have in the end, those it has now included.",
         ),
     ] = None,
-    timeout: Annotated[float | None, seconds("Suspend all after S seconds.")] = None,
+    timeout: Annotated[float | None, seconds("Suspend all S seconds after this call.")] = None,
     device_seconds: Annotated[
-        float | None, seconds("Suspend all after S seconds of device time.")
+        float | None, seconds("Suspend all after S seconds of this call's device time.")
     ] = None,
     devices: Devices = "auto",
     policy: Annotated[
