@@ -191,8 +191,13 @@ def logs(name: Launched) -> None:
     from optuna_hermes.launch import kept, launcher
 
     launched = kept(name)
+    nothing = True
     for line in launcher(launched.launcher).logs(launched):
         show(line)
+        nothing = False
+    if nothing:
+        place = f" in {launched.folder}" if launched.folder else ""
+        note(f"No output of {name!r} was found{place}.")
 
 
 def _start(launcher: Launcher, job: Job, dry_run: bool) -> None:

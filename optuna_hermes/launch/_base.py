@@ -40,8 +40,8 @@ class Launch:
         name: of the job.
         id: by which the engine knows it.
         folder: of its log files, where the engine writes files.
-        place: of the engine: a cluster's address, or its context and namespace, empty for the
-            usual one.
+        place: of the engine: a cluster's address or name, or its context and namespace, empty for
+            the usual one.
     """
 
     launcher: str

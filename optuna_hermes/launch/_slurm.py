@@ -34,6 +34,8 @@ _STATES: dict[str, HostState] = {
 }
 """Every other state is a failure: FAILED, which also a driver that has suspended its trials is to
 SLURM, OUT_OF_MEMORY, BOOT_FAIL, DEADLINE."""
+_QUEUED_AGAIN = ("waiting", "running")
+"""States of tasks that go back into the queue when they are told to suspend."""
 _FIELD = re.compile(r"(\w+)=(\S*)")
 
 
@@ -78,16 +80,20 @@ class Slurm(Launcher):
     def start(self, job: Job) -> Launch:
         look = f"squeue --name {job.name}"
         said = ask(["sbatch", "--parsable"], self.render(job), job.environment, look=look)
-        number = said.strip().partition(";")[0]  # a federation's cluster may follow
-        return Launch(launcher=self.name, name=job.name, id=number, folder=str(Path.cwd()))
+        # Of several clusters the one that has it follows.
+        number, _, cluster = said.strip().partition(";")
+        return Launch(
+            launcher=self.name, name=job.name, id=number, folder=str(Path.cwd()), place=cluster
+        )
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
         # All of the user's, for a job that the controller has forgotten is an error by its number.
-        said = ask(["squeue", "--me", "-h", "-r", "-t", "all", "-o", "%F|%K|%T|%N|%r"])
+        squeue = _program("squeue", launch)
+        said = ask([*squeue, "--me", "-h", "-r", "-t", "all", "-o", "%F|%K|%T|%N|%r"])
         rows = [line.split("|") for line in said.splitlines()]
         tasks = sorted((row for row in rows if row[0] == launch.id), key=lambda row: int(row[1]))
         some_failed = any(state == "FAILED" for _, _, state, _, _ in tasks)
-        suspended = _suspended(launch.id) if some_failed else frozenset()
+        suspended = _suspended(launch) if some_failed else frozenset()
         return tuple(
             Host(
                 name=f"{launch.name}-{task}",
@@ -100,12 +106,22 @@ class Slurm(Launcher):
 
     def stop(self, launch: Launch) -> None:
         # A driver that suspends puts its job back into the queue, unless SLURM refuses.
+        scontrol, scancel = _program("scontrol", launch), _program("scancel", launch)
+        refused: dict[str, LaunchError] = {}
         for host in self.hosts(launch):
-            if host.state in ("waiting", "running"):
+            if host.state in _QUEUED_AGAIN:
                 task = host.name.rpartition("-")[2]
-                ask(["scontrol", "update", f"JobId={launch.id}_{task}", "Requeue=0"])
-        ask(["scancel", "--state=PENDING", launch.id])
-        ask(["scancel", "--state=RUNNING", "--batch", "--signal=TERM", launch.id])
+                try:
+                    ask([*scontrol, "update", f"JobId={launch.id}_{task}", "Requeue=0"])
+                except LaunchError as error:  # it may have just ended, and others have not
+                    refused[host.name] = error
+        try:
+            ask([*scancel, "--state=PENDING", launch.id])
+        finally:
+            ask([*scancel, "--state=RUNNING", "--batch", "--signal=TERM", launch.id])
+        for host in self.hosts(launch) if refused else ():
+            if host.state in _QUEUED_AGAIN and host.name in refused:
+                raise refused[host.name]
 
     def logs(self, launch: Launch) -> Iterator[str]:
         pattern = f"{launch.name}-{launch.id}-*.log"
@@ -115,10 +131,14 @@ class Slurm(Launcher):
                 yield f"{launch.name}-{task}: {line}"
 
 
-def _suspended(job: str) -> frozenset[str]:
+def _program(name: str, launch: Launch) -> list[str]:
+    return [name, *(["-M", launch.place] if launch.place else [])]
+
+
+def _suspended(launch: Launch) -> frozenset[str]:
     """The tasks that have ended with the status of a driver that has suspended its trials."""
     try:
-        said = ask(["scontrol", "--oneliner", "show", "job", job])
+        said = ask([*_program("scontrol", launch), "--oneliner", "show", "job", launch.id])
     except LaunchError:  # the controller has forgotten it by now
         return frozenset()
     tasks = (dict(_FIELD.findall(line)) for line in said.splitlines())

@@ -254,7 +254,9 @@ def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     submitted = engine("sbatch", "17;cluster\n")
     launched = launcher("slurm").start(job())
-    assert launched == Launch(launcher="slurm", name="digits", id="17", folder=str(tmp_path))
+    assert launched == Launch(
+        launcher="slurm", name="digits", id="17", folder=str(tmp_path), place="cluster"
+    )
     assert f"storage={URL}" in submitted.read_text()
     engine(
         "squeue",
@@ -275,10 +277,50 @@ def test_slurm_is_asked(engine: Engine, tmp_path: Path, monkeypatch: pytest.Monk
     assert launcher("slurm").hosts(launched)[3].state == "suspended"
     changed, cancelled = engine("scontrol"), engine("scancel")
     launcher("slurm").stop(launched)
-    assert "update JobId=17_0 Requeue=0" in changed.read_text()
-    assert "--state=RUNNING --batch --signal=TERM 17" in cancelled.read_text()
+    assert "-M cluster update JobId=17_0 Requeue=0" in changed.read_text()
+    assert "-M cluster --state=RUNNING --batch --signal=TERM 17" in cancelled.read_text()
+    assert "-M cluster --me" in (tmp_path / "squeue.txt").read_text()
     (tmp_path / "digits-17-0.log").write_text("one\ntwo\n")
     assert list(launcher("slurm").logs(launched)) == ["digits-0: one", "digits-0: two"]
+
+
+@pytest.mark.parametrize("then", ["RUNNING", "COMPLETED"])
+def test_a_task_that_cannot_be_changed_holds_up_no_other_one(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have just ended; one that is still at work would begin again, which is said."""
+    asked: list[str] = []
+
+    def answer(command: list[str]) -> str:
+        asked.append(" ".join(command))
+        if "JobId=17_1" in command:
+            raise LaunchError("17_1 is completing")
+        states = ("RUNNING", then if len(asked) > 1 else "RUNNING", "RUNNING")
+        return "".join(f"17|{task}|{state}|n1|None\n" for task, state in enumerate(states))
+
+    monkeypatch.setattr("optuna_hermes.launch._slurm.ask", answer)
+    launched = Launch(launcher="slurm", name="digits", id="17")
+    is_at_work = pytest.raises(LaunchError, match="17_1 is completing")
+    with is_at_work if then == "RUNNING" else contextlib.nullcontext():
+        launcher("slurm").stop(launched)
+    assert asked[1:6] == [
+        *(f"scontrol update JobId=17_{task} Requeue=0" for task in range(3)),
+        "scancel --state=PENDING 17",
+        "scancel --state=RUNNING --batch --signal=TERM 17",
+    ]
+
+
+def test_logs_that_are_nowhere(
+    engine: Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As those of an --output of one's own: the folder that was looked through is named."""
+    engine("sbatch")
+    with record("digits") as keep:
+        keep(Launch(launcher="slurm", name="digits", id="17", folder=str(tmp_path)))
+    assert run(["launch", "logs", "digits"]) == 0
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"No output of 'digits' was found in {tmp_path}" in "".join(said.err.split("\n"))
 
 
 def test_kubectl_is_asked(engine: Engine) -> None:
