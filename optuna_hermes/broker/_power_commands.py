@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from optuna_hermes.errors import InvalidInputError
@@ -30,6 +31,16 @@ class PowerCommands:
     def texts(self) -> tuple[str, str]:
         """Both commands as text, as ``power_commands`` reads them."""
         return shlex.join(self.down), shlex.join(self.up)
+
+
+def powers_nothing(policy: str, commands: Sequence[str]) -> str:
+    """The note that a policy powers no device down, for its broker has no commands; else empty."""
+    if commands or not policy.startswith(ENERGY):
+        return ""
+    return (
+        f"Policy {policy} powers no device down: this host's broker was started without "
+        "--power-down-command and --power-up-command."
+    )
 
 
 def commands_for(policy: str, down: str | None, up: str | None) -> PowerCommands | None:

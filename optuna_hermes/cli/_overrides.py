@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from optuna_hermes.cli._output import show, show_json
+from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, study_and_ledger
 from optuna_hermes.view.formats import plural, ranges
 
@@ -87,11 +87,13 @@ def policy(
     # Raises for a policy that does not exist, before anything is opened.
     make_policy(name)
     with study_and_ledger(storage, study_name) as (study, _):
-        change_policy(_optuna.study_key(study), name)
+        known = change_policy(_optuna.study_key(study), name)
     if json:
         show_json({"study": study_name, "policy": name})
     else:
         show(f"Policy {name} decides from the next slice on.")
+    if known:
+        note(known)
 
 
 def _override(

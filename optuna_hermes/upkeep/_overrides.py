@@ -11,7 +11,8 @@ from typing import Any, Literal
 from optuna_hermes import _optuna
 from optuna_hermes.broker import Connection, connect_if_any
 from optuna_hermes.broker._imports import absolute_policy_name, import_folders
-from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides
+from optuna_hermes.broker._power_commands import powers_nothing
+from optuna_hermes.broker._protocol import ChangePolicy, Finish, Finished, SetOverrides, Welcome
 from optuna_hermes.errors import InvalidInputError, StorageError
 from optuna_hermes.ledger import EventRecord, Ledger, live_hosts
 from optuna_hermes.model import LIVE_STATES, MOST_COUNT, Override
@@ -49,8 +50,11 @@ def want(
     return "soon" if ledger.shared and live_hosts(ledger) else "later"
 
 
-def change_policy(key: str, policy: str) -> None:
+def change_policy(key: str, policy: str) -> str:
     """Change the policy of a study that runs.
+
+    Returns:
+        What the user should know of it, empty for nothing.
 
     Raises:
         InvalidInputError: no broker of this user serves the study.
@@ -58,11 +62,14 @@ def change_policy(key: str, policy: str) -> None:
     """
     # A broker may have been started elsewhere: it finds a module of the user's by these folders.
     imports = import_folders() if ":" in policy else ()
-    if not _said(ChangePolicy(study=key, policy=absolute_policy_name(policy), folders=imports)):
+    name = absolute_policy_name(policy)
+    broker = _said(ChangePolicy(study=key, policy=name, folders=imports))
+    if broker is None:
         raise InvalidInputError(
             "Only a study that runs has a policy to change but no broker of yours serves this "
             f"one: say --policy {policy} to `optuna-hermes optimize`."
         )
+    return powers_nothing(policy, broker.power)
 
 
 def finish_live(
@@ -129,12 +136,13 @@ def _close(study: _optuna.Study, broker: Connection, trial: Any, before: Overrid
         broker.want(Finished(study=key, numbers=numbers) if ended else back)
 
 
-def _said(message: SetOverrides | ChangePolicy) -> bool:
+def _said(message: SetOverrides | ChangePolicy) -> Welcome | None:
+    """The broker that was told, None if none of this user serves the study."""
     with _broker_of(message.study) as broker:
         if broker is None:
-            return False
+            return None
         broker.want(message)
-        return True
+        return broker.welcome
 
 
 @contextlib.contextmanager

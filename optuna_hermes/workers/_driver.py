@@ -26,6 +26,7 @@ from optuna_hermes.broker import (
 from optuna_hermes.broker._client._connection import SILENT, SILENT_SECONDS
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.broker._imports import absolute_policy_name
+from optuna_hermes.broker._power_commands import powers_nothing
 from optuna_hermes.broker._protocol import Drain, KeepWorkers, OpenStudy, StudyStatus, Welcome
 from optuna_hermes.errors import (
     BrokerConflictError,
@@ -328,7 +329,10 @@ class Driver:
 
     def _attend(self, connection: Connection, spec: StudySpec, ledger: Ledger) -> None:
         self._pool.starts.forget()  # the broker's end may have been theirs
+        first = self._welcome is None
         self._welcome, self._devices = connection.welcome, connection.welcome.device_ids
+        if first and (note := powers_nothing(self._settings.policy, self._welcome.power)):
+            self._note(note)
         self._note_other_devices(connection.welcome)
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):

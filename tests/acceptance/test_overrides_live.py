@@ -107,6 +107,8 @@ def test_what_people_want_is_done(
     assert say("hold", "0") == {"trials": [0], "override": "held", "served": True}
     wait_for(lambda: running() == {1, 2}, 60, "another one has its device")
 
+    assert run(["policy", *study, "energy:fifo"]) == 0
+    assert "energy:fifo powers no device down" in capsys.readouterr().err  # without commands
     assert say("policy", "round-robin") == {"study": "s", "policy": "round-robin"}
     top.override(picture.key, 2, "boosted")
     seen = status()

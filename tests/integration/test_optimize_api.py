@@ -15,6 +15,7 @@ import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, optimize
 from optuna_hermes.broker import connect_or_start
+from optuna_hermes.broker._power_commands import power_commands
 from optuna_hermes.errors import StorageError, UnknownPolicyError
 
 SCRIPT = """
@@ -106,6 +107,19 @@ def test_the_devices_of_the_sampler_count(script: Any) -> None:
         + call.format(2, ", devices='cpu:1'")
     )
     assert done.stdout.splitlines() == ["cpu:0 cpu:1 cpu:2", "cpu:0"], done.stderr
+
+
+@pytest.mark.parametrize("commands", [(), ("/bin/echo {device}",) * 2], ids=["none", "broker's"])
+def test_a_policy_that_could_power_no_device_down(script: Any, commands: tuple[str, ...]) -> None:
+    """A line says so, unless a broker at work has the commands."""
+    power = power_commands(*commands) if commands else None
+    with contextlib.closing(connect_or_start("viewer", "cpu:1", power)):
+        done = script(
+            "optimize(study, objective, n_trials=1, devices='cpu:1', policy='energy:fifo')"
+        )
+    assert done.returncode == 0, done.stderr
+    noted = done.stderr.count("energy:fifo powers no device down: this host's broker was started")
+    assert noted == (0 if commands else 1)
 
 
 def test_devices_that_an_earlier_call_named_are_not_those_of_the_next(script: Any) -> None:
