@@ -43,13 +43,17 @@ def powers_nothing(policy: str, commands: Sequence[str]) -> str:
     )
 
 
-def commands_for(policy: str, down: str | None, up: str | None) -> PowerCommands | None:
+def commands_for(
+    policy: str, down: str | None, up: str | None, *, here: bool = True
+) -> PowerCommands | None:
     """Return the commands, None if neither is given.
+
+    ``here``: this host runs them, thus one whose program is missing is refused too.
 
     Raises:
         InvalidInputError: they make no sense, or this policy would never have them run.
     """
-    commands = power_commands(down, up)
+    commands = power_commands(down, up, here=here)
     if commands is not None and policy in POLICIES:
         raise InvalidInputError(
             f"--power-down-command needs a policy that powers devices down but got {policy!r}: "
@@ -58,7 +62,7 @@ def commands_for(policy: str, down: str | None, up: str | None) -> PowerCommands
     return commands
 
 
-def power_commands(down: str | None, up: str | None) -> PowerCommands | None:
+def power_commands(down: str | None, up: str | None, *, here: bool = True) -> PowerCommands | None:
     """Read ``--power-down-command`` and ``--power-up-command``; None if neither is given.
 
     Raises:
@@ -73,11 +77,11 @@ def power_commands(down: str | None, up: str | None) -> PowerCommands | None:
             f"--power-{given}-command alone: add --power-{missing}-command."
         )
     return PowerCommands(
-        down=_words("--power-down-command", down), up=_words("--power-up-command", up)
+        down=_words("--power-down-command", down, here), up=_words("--power-up-command", up, here)
     )
 
 
-def _words(option: str, text: str) -> tuple[str, ...]:
+def _words(option: str, text: str, here: bool) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -89,6 +93,8 @@ def _words(option: str, text: str) -> tuple[str, ...]:
             f"{option} must be a program and its arguments, {DEVICE} among them where the device's "
             f"id belongs, but got {text!r}."
         )
+    if not here:
+        return tuple(words)
     program = shutil.which(words[0])
     if program is None:
         raise InvalidInputError(

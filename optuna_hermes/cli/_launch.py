@@ -276,6 +276,7 @@ def _check(context: typer.Context, elsewhere: bool) -> None:
         InvalidInputError: it has or would.
     """
     from optuna_hermes.broker._devices._source import check_devices
+    from optuna_hermes.broker._power_commands import commands_for
     from optuna_hermes.policies import ENERGY, make_policy
     from optuna_hermes.suspend._tiers._remote import check_url, is_url
     from optuna_hermes.workers._settings import OptimizeSettings
@@ -297,6 +298,8 @@ def _check(context: typer.Context, elsewhere: bool) -> None:
     policy = given["policy"]
     if not elsewhere or ":" not in policy.removeprefix(ENERGY):
         make_policy(policy)
+    # A login node may lack the program that its hosts have.
+    commands_for(policy, given["power_down_command"], given["power_up_command"], here=False)
     check_devices(given["devices"])
     file = given["objective"].rpartition(":")[0]
     if not elsewhere and file.endswith(".py") and not Path(file).exists():

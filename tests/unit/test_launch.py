@@ -677,6 +677,17 @@ def test_arguments_that_optimize_would_refuse(
     ):
         assert run(["launch", "slurm", "--dry-run", "--", *objective, option, value]) == 2
         assert word in capsys.readouterr().err
+    words = (*("--policy", "energy:fifo"), *("--power-down-command", "away down {device}"))
+    for more, word in (
+        ((), "add --power-up-command"),
+        (("--power-up-command", "away up"), "{device} among them"),
+        (("--power-up-command", "away up {device}", "--policy", "fifo"), "use --policy"),
+    ):
+        assert run(["launch", "slurm", "--dry-run", "--", *objective, *words, *more]) == 2
+        assert word in " ".join(capsys.readouterr().err.split())
+    # The hosts may have a program that is not here.
+    words += ("--power-up-command", "away up {device}")
+    assert run(["launch", "slurm", "--dry-run", "--", *objective, *words]) == 0
     named = ["--devices", "GPU-8a0d,cpu:1"]
     assert run(["launch", "slurm", "--dry-run", "--", *objective, *named]) == 0
 
