@@ -16,7 +16,7 @@ from accelerate.data_loader import SeedableRandomSampler
 from torch import nn
 from transformers import Trainer, TrainerState
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import has_length
+from transformers.trainer_utils import IntervalStrategy, has_length
 from transformers.utils.hub import PushToHubMixin
 
 from optuna_hermes.cooperative import CooperativeLoop
@@ -51,6 +51,8 @@ _COUNTERS = (
 _STEPS = ("logging_steps", "eval_steps", "save_steps")
 _LIMITS = ("max_steps", "num_train_epochs", *_STEPS)
 """Parts of a ``TrainerState`` that are the script's, unless the training changes them."""
+_TRAINED = ("loss", "grad_norm", "learning_rate")
+"""Values that a ``Trainer`` logs of its training."""
 _GIVEN = (
     "data_collator",
     "compute_loss_func",
@@ -78,11 +80,13 @@ class HuggingFaceLoop(CooperativeLoop):
         trainer: Trainer,
         session: Session | None,
         found: tuple[Checkpoint, Any] | None,
+        monitor: str,
     ) -> None:
         self.begun = False
         """True once the first step has begun."""
         self._trainer = trainer
         self._found = found
+        self._monitor = monitor
         self._position = LoaderPosition(lambda: (), f"trial {getattr(trial, 'number', '?')}")
         self._epoch_rng: dict[str, Any] = {}
         self._epoch = -1
@@ -183,10 +187,21 @@ class HuggingFaceLoop(CooperativeLoop):
         return found
 
     def units_left(self) -> int | None:
-        """Units until the end; known if all reports are the same number of steps apart."""
-        state = self._trainer.state
-        left, rest = divmod((state.max_steps - state.global_step) * self._unit, state.global_step)
-        return left if rest == 0 else None
+        """Units until the end; None if reports follow neither the Trainer's steps nor epochs."""
+        state, args = self._trainer.state, self._trainer.args
+        now, end = state.global_step, state.max_steps
+        evaluated, trained = self._monitor.startswith("eval_"), self._monitor in _TRAINED
+        strategy = args.eval_strategy if evaluated else args.logging_strategy
+        if not (evaluated or trained) or strategy == IntervalStrategy.NO:
+            left, rest = divmod((end - now) * self._unit, now)
+            return left if rest == 0 else None
+        if strategy == IntervalStrategy.STEPS:
+            if trained:
+                return end // state.logging_steps - now // state.logging_steps
+            # The last step is evaluated, too.
+            return math.ceil(end / state.eval_steps) - math.ceil(now / state.eval_steps)
+        is_sized = has_length(self._trainer.callback_handler.train_dataloader)
+        return state.num_train_epochs - self._epoch - 1 if is_sized else None
 
     def inexact(self) -> str | None:
         return self._position.warning()

@@ -102,7 +102,9 @@ class HermesCallback(TrainerCallback):
                 "HermesCallback must start the training itself, but trainer.train() was called: "
                 "call hermes.train(trainer) instead."
             )
-        self._loop = HuggingFaceLoop(self._trial, self._trainer, self._session, self._found)
+        self._loop = HuggingFaceLoop(
+            self._trial, self._trainer, self._session, self._found, self._monitor
+        )
         self._found = None
 
     def on_log(

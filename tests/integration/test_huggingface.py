@@ -398,6 +398,27 @@ def test_training_values(tmp_path: Path) -> None:
     assert sorted(trial.study.trials[0].intermediate_values) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("monitor", "options", "reports"),
+    [
+        ("eval_loss", {"eval_strategy": "steps", "eval_steps": 4}, 4),  # the last of 15, too
+        ("eval_loss", {"eval_strategy": "steps", "eval_steps": 4, "eval_delay": 5}, 3),
+        ("eval_loss", {"max_steps": 12}, 3),
+        ("eval_loss", {"eval_delay": 2}, 2),
+        ("loss", {"logging_steps": 4}, 3),
+        ("loss", {"logging_steps": 4, "logging_first_step": True}, 4),
+        ("loss", {"logging_strategy": "epoch"}, 3),
+    ],
+)
+def test_the_last_report_has_none_left(
+    monitor: str, options: dict[str, Any], reports: int, tmp_path: Path
+) -> None:
+    """Also where evaluations do not divide the steps, or begin late, or logs begin early."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    train(session, tmp_path / "out", monitor=monitor, **options)
+    assert session.units_left == list(range(reports))[::-1]
+
+
 def test_pruned(tmp_path: Path) -> None:
     """The study's pruner is asked after each unit."""
     trial = new_trial(pruner=optuna.pruners.ThresholdPruner(upper=-1.0))
