@@ -132,13 +132,10 @@ def test_a_file_by_its_uri_is_not_forked(alone: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.parametrize("pidfd", ["Python's", "the kernel's", "none"])
-def test_a_forked_process_is_waited_for(
-    pidfd: str, wait_for: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_a_process_is_opened_where_python_has_no_call_for_it(
+    pidfd: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In time or not, once or twice, and also where its parent ignores the ends of children.
-
-    Conda's Python may lack ``os.pidfd_open``, and a container may forbid it.
-    """
+    """Conda's may lack ``os.pidfd_open``, and a container may forbid it."""
     if pidfd != "Python's":
         monkeypatch.delattr(os, "pidfd_open")
     if pidfd == "none":
@@ -146,6 +143,10 @@ def test_a_forked_process_is_waited_for(
     with contextlib.suppress(OSError):
         os.close(_parent.pidfd_open(os.getpid()))
         assert pidfd != "none"
+
+
+def test_a_forked_process_is_waited_for(wait_for: Callable[..., Any]) -> None:
+    """In time or not, once or twice, and also where its parent ignores the ends of children."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
