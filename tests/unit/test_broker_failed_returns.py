@@ -6,8 +6,7 @@ import pytest
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Reservation
-from optuna_hermes.broker._core._failed_returns import end_study
-from optuna_hermes.broker._core._unreachable_checkpoints import MOST_FAILED, RETRY_SECONDS
+from optuna_hermes.broker._core._retries import MOST_FAILED, RETRY_SECONDS, end_study
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._unreachable_checkpoints import MOST_FAILED, RETRY_SECONDS
+from optuna_hermes.broker._core._retries import MOST_FAILED, RETRY_SECONDS
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._core import _failed_returns as failed_returns
 from optuna_hermes.broker._core import _failures as failures
 from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core import _progress as progress
-from optuna_hermes.broker._core import _unreachable_checkpoints as unreachable_checkpoints
+from optuna_hermes.broker._core import _retries as retries
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
@@ -180,8 +179,7 @@ class EventHandler:
 
     def _tick(self, turn: Turn) -> None:
         outage.give_up(turn)
-        unreachable_checkpoints.end_waits(turn)
-        failed_returns.end_waits(turn)
+        retries.end_waits(turn)
         self._watchdog.end(turn)
         if self.state.recovering:
             self._recovery.end(turn)
@@ -192,7 +190,7 @@ class EventHandler:
     def _follow_up(self, turn: Turn) -> None:
         """Do what may be due after any event."""
         for study in self.state.studies.values():
-            failed_returns.end_study(self.state, study)
+            retries.end_study(self.state, study)
             if study.problem and not study.draining:
                 self._drains.begin(turn, study.spec.key)
             if study.draining:
@@ -210,7 +208,7 @@ class EventHandler:
 
     def _next_wakeup(self, now: float) -> float | None:
         times = [*self._watchdog.wakeups(), *outage.wakeups(self.state)]
-        times += [*unreachable_checkpoints.wakeups(self.state), *failed_returns.wakeups(self.state)]
+        times += retries.wakeups(self.state)
         if self.state.recovering:
             times += self._recovery.wakeups()
         for slot in self.state.slots.values():
@@ -444,14 +442,15 @@ class EventHandler:
         self._ends.take_back(turn, trial)
         if message.outgrown:
             self._ends.out_of_memory(turn, slots, trial, "outgrew its memory on")
-        elif message.unreachable:
-            unreachable_checkpoints.released(turn, trial, message.reason)
-        elif trial.checkpoints and not lease.training:
-            failed_returns.released(turn, trial, message.reason, final=message.final)
         else:
-            self.state.studies[trial.study].problem = message.reason
-            detail = {"reason": message.reason}
-            turn.log(trial.study, trial.number, "released", detail)
+            study, number, reason = self.state.studies[trial.study], trial.number, message.reason
+            turn.log(trial.study, number, "released", {"reason": reason})
+            if message.unreachable:
+                retries.failed_read(study, number, reason, turn.now)
+            elif trial.checkpoints and not lease.training:
+                retries.failed_return(study, number, reason, turn.now, final=message.final)
+            else:
+                study.problem = reason
         self._scheduler.schedule(turn)
 
     # -- studies -------------------------------------------------------------------------------

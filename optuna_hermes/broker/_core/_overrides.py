@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core import _failed_returns as failed_returns
+from optuna_hermes.broker._core import _retries as retries
 from optuna_hermes.broker._core._broker_state import BrokerState, Client, Lease
 from optuna_hermes.broker._core._events import Refreshed, SaveMemory, SaveOverride
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -99,7 +99,7 @@ class Overrides:
     ) -> None:
         if isinstance(message, wire.SetOverrides):
             if message.override != "held":
-                failed_returns.try_again(study, trial.number)
+                retries.try_again(study, trial.number)
             self._override(turn, study, trial, message.override)
         elif isinstance(message, wire.Finish):
             self._state.clients[connection].finishes.add((trial.study, trial.number))

@@ -6,7 +6,7 @@ import math
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_log
-from optuna_hermes.broker._core import _failed_returns as failed_returns
+from optuna_hermes.broker._core import _retries as retries
 from optuna_hermes.broker._core._admission import KEPT_CHECKPOINTS, admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState, Lease
 from optuna_hermes.broker._core._events import DropCheckpoint, NameLease
@@ -85,7 +85,7 @@ def training(
     study = state.studies[lease.study]
     # Only now it is known that this objective waits for its device at its first batch.
     study.sets_up = study.sets_up or (study.spec.sets_up and message.can_store)
-    failed_returns.trained(study, trial.number)
+    retries.trained(study, trial.number)
     kind: OverheadKind = "opening"
     if lease.from_tier == "disk":
         study.failed_reads = 0

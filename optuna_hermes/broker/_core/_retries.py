@@ -1,4 +1,4 @@
-"""Suspended trials that fail before they go on: they wait, and others go on. Pure."""
+"""Suspended trials that cannot go on now: they wait for their next try, and others go on. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,44 @@ import math
 from collections.abc import Collection, Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._core._unreachable_checkpoints import MOST_FAILED, RETRY_SECONDS
+
+RETRY_SECONDS = 60.0
+"""Time after which a trial is tried again; another host may take it at once."""
+
+MOST_FAILED = 3
+"""Failed tries in a row, each a minute after the one before, after which there is no next one."""
 
 
-def released(turn: Turn, trial: LiveTrial, reason: str, *, final: bool) -> None:
-    """Let a trial wait for its next try on this host, after the last one for good.
+def failed_read(study: Study, number: int, reason: str, now: float) -> None:
+    """Let a trial wait whose checkpoint is away, or end its study here if others are too."""
+    study.retry_at[number] = now + RETRY_SECONDS
+    # A disk that is away for a moment is so for the trials of all devices: that counts once.
+    if now >= study.failed_read_at + RETRY_SECONDS:
+        study.failed_reads, study.failed_read_at = study.failed_reads + 1, now
+    if study.failed_reads >= MOST_FAILED and not study.problem:
+        study.problem_may_pass = True
+        study.problem = (
+            f"No checkpoint could be read on this host, {MOST_FAILED} times in a row, so every "
+            "trial was suspended: bring the disk or store back, or remove a checkpoint that stays "
+            f"unreadable, then run the same command again. {reason}"
+        )
+
+
+def failed_return(study: Study, number: int, reason: str, now: float, *, final: bool) -> None:
+    """Let a trial wait that failed before it went on, after its last try for good.
 
     A ``final`` reason leaves no try: it counts as if every one had failed.
     """
-    study = turn.state.studies[trial.study]
-    turn.log(trial.study, trial.number, "released", {"reason": reason})
     tries = MOST_FAILED if final else 1
-    reasons = [*study.failed_returns.pop(trial.number, ()), *[reason] * tries]
-    study.failed_returns[trial.number] = reasons  # as the latest one
+    reasons = [*study.failed_returns.pop(number, ()), *[reason] * tries]
+    study.failed_returns[number] = reasons  # as the latest one
     more = len(reasons) < MOST_FAILED
-    study.retry_at[trial.number] = turn.now + RETRY_SECONDS if more else math.inf
-    study.failed_in_a_row += [trial.number] * tries
+    study.retry_at[number] = now + RETRY_SECONDS if more else math.inf
+    study.failed_in_a_row += [number] * tries
     if more:  # what is away would fail new trials for good: the next try comes before them
-        study.opens_again_at = turn.now + 2 * RETRY_SECONDS
+        study.opens_again_at = now + 2 * RETRY_SECONDS
 
 
 def trained(study: Study, number: int) -> None:
@@ -42,17 +59,20 @@ def try_again(study: Study, number: int) -> None:
 
 
 def end_waits(turn: Turn) -> None:
-    """Let new trials be opened again where that has waited for long enough."""
+    """Let trials begin again, and new ones be opened, that have waited for long enough."""
     for study in turn.state.studies.values():
+        study.retry_at = {number: at for number, at in study.retry_at.items() if at > turn.now}
         if study.opens_again_at <= turn.now:
             study.opens_again_at = 0.0
 
 
 def wakeups(state: BrokerState) -> Iterator[float]:
-    """Times at which new trials are opened again."""
+    """Times at which trials are tried, or new ones opened, again."""
     for study in state.studies.values():
-        if study.opens_again_at and not study.draining:
-            yield study.opens_again_at
+        if not study.draining:
+            yield from (at for at in study.retry_at.values() if at < math.inf)
+            if study.opens_again_at:
+                yield study.opens_again_at
 
 
 def end_study(state: BrokerState, study: Study) -> None:
