@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -150,19 +150,7 @@ class OptimizeResult:
             "overhead_seconds": dict(self.overhead_seconds),
             "best": self.best,
             "failure": self.failure,
-            "trials": [
-                {
-                    "number": trial.number,
-                    "state": trial.state,
-                    "value": trial.value,
-                    "slices": trial.slices,
-                    "suspensions": trial.suspensions,
-                    "device_seconds": trial.device_seconds,
-                    "units": trial.units,
-                    "watt_hours": trial.watt_hours,
-                }
-                for trial in self.trials
-            ],
+            "trials": [asdict(trial) for trial in self.trials],
         }
 
 
