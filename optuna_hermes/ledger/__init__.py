@@ -67,15 +67,10 @@ def open_ledger(url: str) -> Ledger:
     """Open the ledger at a URL, and create its tables if they are missing.
 
     Args:
-        url: a database URL as for SQLAlchemy and Optuna, or ``memory:`` for a ledger that ends
-            with this process.
+        url: a database URL as for SQLAlchemy and Optuna.
 
     Raises:
         LedgerError: the database cannot be reached, or holds a ledger of another version.
-
-    Example:
-        >>> open_ledger("memory:").load_trials("a study's key")
-        []
     """
     from optuna_hermes.ledger._ledger import Ledger
 

@@ -4,74 +4,50 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, final
+from typing import Any
 
 from sqlalchemy import Connection, Select, column, inspect, select, table
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from optuna_hermes.errors import LedgerError, LedgerOutageError, first_line
-from optuna_hermes.ledger._engine import (
-    at_once,
-    connectable,
-    for_writing,
-    memory_engine,
-    parse,
-    set_clock,
-)
+from optuna_hermes.ledger._engine import at_once, connectable, for_writing, parse
 from optuna_hermes.ledger._secrets import redacted
 from optuna_hermes.ledger._transient import is_outage
-
-MEMORY = "memory:"
-"""URL of a database in the memory of this process, which ends with its ``Database``."""
 
 _Begin = Callable[[], AbstractContextManager[Connection]]
 
 
-@final
 class Database:
     """A database that is shared between threads, but not across a fork.
 
     Args:
-        url: as SQLAlchemy and Optuna read it, or ``MEMORY``.
-        clock: the clock of a database in memory, in seconds of Unix time.
+        url: as SQLAlchemy and Optuna read it.
 
     Raises:
         LedgerError: the URL cannot be read, or its driver is missing.
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        self.shown = url
+    def __init__(self, url: str) -> None:
+        parsed = parse(url)
+        self.shown = parsed.set(query={}).render_as_string(hide_password=True)
         """The URL without its password."""
-        self.file: str | None = None
-        """The path of an SQLite file; None for a server or memory."""
-        self.shared = False
+        # A file is for one host: SQLite's locks fail on network file systems.
+        self.shared = parsed.get_backend_name() != "sqlite"
         """True if processes of other hosts can reach it."""
+        self.file = None if self.shared else parsed.database
+        """The path of an SQLite file; None for a server."""
         self._url = url
         self._pid = os.getpid()
         self._batch = _Batch()
-        if url == MEMORY:
-            memory = _Memory(clock)
-            self._reading: _Begin = memory.reading
-            self._writing: _Begin = memory.writing
-            self._at_once: _Begin = memory.writing
-            self._close: Callable[..., None] = memory.close
-        else:
-            parsed = parse(url)
-            self.shown = parsed.set(query={}).render_as_string(hide_password=True)
-            try:
-                engine = connectable(parsed)
-            except (ImportError, ArgumentError, OSError) as error:
-                raise LedgerError(self._failed(error)) from error
-            self._reading, self._writing = engine.begin, for_writing(engine).begin
-            self._close = engine.dispose
-            # A file is for one host: SQLite's locks fail on network file systems.
-            self.shared = parsed.get_backend_name() != "sqlite"
-            self.file = None if self.shared else parsed.database
-            self._at_once = at_once(engine).connect if self.shared else self._writing
+        try:
+            self._engine = connectable(parsed)
+        except (ImportError, ArgumentError, OSError) as error:
+            raise LedgerError(self._failed(error)) from error
+        self._reading: _Begin = self._engine.begin
+        self._writing: _Begin = for_writing(self._engine).begin
+        self._at_once = at_once(self._engine).connect if self.shared else self._writing
 
     @property
     def file_identity(self) -> tuple[int, int] | None:
@@ -159,7 +135,7 @@ class Database:
     def close(self) -> None:
         """Close the connections."""
         # After a fork the sockets are shared with the parent: closing them would end its sessions.
-        self._close(close=os.getpid() == self._pid)
+        self._engine.dispose(close=os.getpid() == self._pid)
 
     @contextmanager
     def _transaction(self, begin: _Begin) -> Iterator[Connection]:
@@ -177,7 +153,7 @@ class Database:
             if away and self.shared:
                 # A server that has become a standby may keep its connections, and the pool would
                 # give them out for ever: the next one looks for the primary anew.
-                self._close(close=True)
+                self._engine.dispose(close=True)
             raise (LedgerOutageError if away else LedgerError)(self._failed(error)) from error
 
     def _failed(self, error: Exception) -> str:
@@ -186,40 +162,6 @@ class Database:
             f"The ledger at {self.shown} cannot be used: {reason.rstrip('.')}. Check its URL, "
             "that the database runs, and that you may write to it."
         )
-
-
-class _Memory:
-    """Transactions of a database in memory: one connection, for one thread at a time."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._connection = memory_engine().connect()
-        self._driver: Any = self._connection.connection.driver_connection
-        set_clock(self._driver, clock)
-        # A ledger in memory may be dropped unclosed, of which SQLAlchemy would warn.
-        weakref.finalize(self, self._connection.close)
-        self._turn = threading.RLock()
-
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        with self._turn:
-            yield self._connection
-
-    @contextmanager
-    def writing(self) -> Iterator[Connection]:
-        # By the driver: SQLAlchemy's savepoint takes longer than all that a broker writes in it.
-        with self._turn:
-            self._driver.execute("SAVEPOINT hermes")
-            try:
-                yield self._connection
-            except BaseException:
-                self._driver.execute("ROLLBACK TO hermes")
-                raise
-            finally:
-                self._driver.execute("RELEASE hermes")
-
-    def close(self, *, close: bool) -> None:
-        if close:
-            self._connection.close()
 
 
 class _Batch(threading.local):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from sqlalchemy import (
     true,
 )
 from sqlalchemy.exc import ArgumentError
-from sqlalchemy.pool import NullPool
 
 from optuna_hermes.errors import InvalidInputError, LedgerError
 from optuna_hermes.ledger._secrets import without_password
@@ -147,7 +146,7 @@ def _with_file(url: URL) -> URL:
     if ":memory:" in database or url.query.get("mode") == "memory":
         raise LedgerError(
             "A ledger outlives its process but a SQLite database in memory does not. Name a file, "
-            "as in sqlite:///study.db, or use memory: for a ledger of this process alone."
+            "as in sqlite:///study.db."
         )
     return url if database.startswith("file:") else url.set(database=os.path.abspath(database))
 
@@ -245,25 +244,7 @@ def _sqlite_engine(url: URL) -> Engine:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     # The driver would begin late, and DEFERRED: two writers could both read before either writes.
     connection.isolation_level = None
-    set_clock(connection, time.time)
-
-
-def set_clock(connection: Any, clock: Callable[[], float]) -> None:
-    """Set the clock of a connection of SQLite's driver; it gives seconds of Unix time."""
-    connection.create_function("hermes_now", 0, clock)
-
-
-@cache
-def memory_engine() -> Engine:
-    """An engine each of whose connections is a database of its own, in memory.
-
-    All ledgers in memory share it, since a new engine would compile every statement again.
-    """
-    engine = create_engine(
-        "sqlite://", poolclass=NullPool, connect_args={"check_same_thread": False}
-    )
-    event.listen(engine, "connect", _prepare_sqlite)
-    return engine
+    connection.create_function("hermes_now", 0, time.time)
 
 
 def _begin(connection: Connection) -> None:

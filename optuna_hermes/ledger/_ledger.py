@@ -31,8 +31,7 @@ Brokers of several hosts may share a study. Each has a name that no broker had b
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,7 +75,6 @@ class Ledger:
     Args:
         url: as for ``open_ledger``. A file of SQLite is created if it is missing, with its folder,
             which only its user may read.
-        clock: the clock of a ledger in memory, in seconds of Unix time.
 
     Raises:
         LedgerError: the database cannot be reached, or holds a ledger of another version.
@@ -91,8 +89,8 @@ class Ledger:
         0
     """
 
-    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
-        self._database = Database(url, clock)
+    def __init__(self, url: str) -> None:
+        self._database = Database(url)
         self._locks = StudyLocks(self._database.file) if self._database.file else None
         self._file: tuple[int, int] | None = None
         try:
