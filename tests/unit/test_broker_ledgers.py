@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._core._events import OutageBegan, OutageEnded, Write, WritesFailed
 from optuna_hermes.broker._server import _ledgers, _writer
-from optuna_hermes.broker._server._ledgers import Committed, Ledgers
+from optuna_hermes.broker._server._ledgers import Ledgers
+from optuna_hermes.broker._server._writer import Written
 from optuna_hermes.errors import LedgerError, LedgerOutageError
 from optuna_hermes.ledger import EventRecord, LeaseRecord, Ledger, ReportRecord
 from support.memory_ledger import MemoryLedger
@@ -52,8 +54,8 @@ class Desk:
 
     def heard_of_grants(self) -> list[str]:
         """The kinds of the events of grants that are to be logged."""
-        told = (each.granted for each in self.outcomes if isinstance(each, Committed))
-        return [event.kind for events in told for event in events]
+        told = (each.items for each in self.outcomes if isinstance(each, Written))
+        return [record.kind for items in told for record in items if is_of_grant(record)]
 
     def serve(self, study: str = "s", url: str = "one") -> None:
         self.ledgers.read(study, url, lambda ledger: None)
@@ -110,7 +112,7 @@ def test_what_is_committed_and_what_is_refused_is_heard(
     desk.serve()
     carried_on = EventRecord(study="s", number=0, kind="carried on", at=0.0)
     desk.ledgers.write([lease(3), carried_on])
-    while not any(isinstance(n, Committed) and n.epochs for n in desk.outcomes):
+    while not any(isinstance(n, Written) and n.items for n in desk.outcomes):
         desk.calls.get(timeout=DEADLINE)()
     assert desk.heard_of_grants() == ["carried on"]
     monkeypatch.setattr(desk.made["one"], "commit_lease", refuse)

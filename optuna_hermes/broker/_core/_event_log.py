@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._live_trial import LiveTrial
@@ -39,7 +39,7 @@ def granted(turn: Turn, trial: LiveTrial, lease: Lease, came_from: str | None) -
     turn.log(trial.study, trial.number, "granted", grant)
 
 
-def is_of_grant(record: object) -> bool:
+def is_of_grant(record: object) -> TypeGuard[EventRecord]:
     """True for an event of ``granted``, which is true only once the lease is committed."""
     return isinstance(record, EventRecord) and record.kind in _OF_GRANTS
 

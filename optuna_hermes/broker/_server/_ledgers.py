@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._core._event_log import is_of_grant
 from optuna_hermes.broker._server._apply_writes import WriterTerms
-from optuna_hermes.broker._server._outbox import proof_of_end
+from optuna_hermes.broker._server._outbox import proofs_of
 from optuna_hermes.broker._server._writer import (
     LONGEST_PAUSE_SECONDS,
+    RecordsRefused,
     Unreachable,
     WriteOutcome,
     Writer,
@@ -26,10 +25,8 @@ from optuna_hermes.broker._server._writer import (
 from optuna_hermes.errors import LedgerError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.ledger._records import (
-    CheckpointRecord,
     EventRecord,
     HostRecord,
-    LeaseRecord,
     ReportRecord,
     TrialRecord,
 )
@@ -59,17 +56,8 @@ _CAN_WAIT = (ReportRecord, EventRecord, events.SaveMemory)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Committed:
-    """Leases, checkpoints and ends of leases that are in the ledger, with the events of grants."""
-
-    epochs: tuple[int, ...]
-    paths: tuple[str, ...]
-    granted: tuple[EventRecord, ...] = ()
-
-
 LedgerOutcome = (
-    Committed | events.WritesFailed | events.OutageBegan | events.OutageEnded | events.ClaimConflict
+    Written | events.WritesFailed | events.OutageBegan | events.OutageEnded | events.ClaimConflict
 )
 
 
@@ -272,27 +260,19 @@ class Ledgers:
                 self._in_outage.add(url)
                 self._notify(events.OutageBegan(studies=self._studies(url), reason=outcome.reason))
             return
-        if isinstance(outcome, events.ClaimConflict):
-            self._notify(outcome)
-            self._is_back(url)
-            return
-        epochs = tuple(item.epoch for item in outcome.items if isinstance(item, LeaseRecord))
-        saved = [item.checkpoint for item in outcome.items if isinstance(item, CheckpointRecord)]
-        paths = tuple(checkpoint.path for checkpoint in saved)
-        paths += tuple(
-            proof_of_end(i.epoch) for i in outcome.items if isinstance(i, events.EndLease)
-        )
-        if isinstance(outcome, Written):
-            if outcome.items and self._times is not None:
-                self._times.add(outcome.seconds)
-            logged = (each for each in outcome.items if isinstance(each, EventRecord))
-            granted = tuple(each for each in logged if is_of_grant(each))
-            self._notify(Committed(epochs=epochs, paths=paths, granted=granted))
-        else:
-            failed = events.WritesFailed(
-                epochs=epochs, paths=paths, study=outcome.study, reason=outcome.reason
+        if isinstance(outcome, Written) and outcome.items and self._times is not None:
+            self._times.add(outcome.seconds)
+        if isinstance(outcome, RecordsRefused):
+            proofs = proofs_of(outcome.items)
+            epochs = tuple(each for each in proofs if isinstance(each, int))
+            paths = tuple(each for each in proofs if isinstance(each, str))
+            self._notify(
+                events.WritesFailed(
+                    epochs=epochs, paths=paths, study=outcome.study, reason=outcome.reason
+                )
             )
-            self._notify(failed)
+        else:
+            self._notify(outcome)
         self._is_back(url)
 
     def _is_back(self, url: str) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 
+from optuna_hermes.broker._core._events import EndLease, Write
 from optuna_hermes.broker._protocol import CheckpointAck, FromBroker, Grant, LeaseEndAck, Yield
+from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,19 @@ _IN_TURN = Grant | Yield
 
 def proof_of_end(epoch: int) -> str:
     return f"end of {epoch}"
+
+
+def proofs_of(records: Iterable[Write]) -> set[int | str]:
+    """Proofs by which messages wait for these records."""
+    proofs = set[int | str]()
+    for each in records:
+        if isinstance(each, LeaseRecord):
+            proofs.add(each.epoch)
+        elif isinstance(each, EndLease):
+            proofs.add(proof_of_end(each.epoch))
+        elif isinstance(each, CheckpointRecord):
+            proofs.add(each.checkpoint.path)
+    return proofs
 
 
 @dataclass(kw_only=True, slots=True)

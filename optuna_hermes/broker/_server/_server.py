@@ -29,10 +29,10 @@ from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE
 from optuna_hermes.broker._server._apply_writes import WriterTerms
 from optuna_hermes.broker._server._ledger_reader import LedgerReader, check_policy
-from optuna_hermes.broker._server._ledgers import Committed, LedgerOutcome, Ledgers
+from optuna_hermes.broker._server._ledgers import LedgerOutcome, Ledgers
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
-from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proof_of_end
+from optuna_hermes.broker._server._outbox import DatabaseProof, Outbox, proofs_of
 from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.broker._server._socket_server import HELLO_SECONDS, SocketServer
 from optuna_hermes.broker._server._succession import (
@@ -41,9 +41,10 @@ from optuna_hermes.broker._server._succession import (
     save_instance,
     unpowered_path,
 )
+from optuna_hermes.broker._server._writer import Written
 from optuna_hermes.errors import HermesError, InvalidInputError, LedgerError
 from optuna_hermes.ledger import load as load_ledger
-from optuna_hermes.ledger._records import CheckpointRecord, EventRecord, LeaseRecord
+from optuna_hermes.ledger._records import EventRecord
 from optuna_hermes.policies import make_policy
 
 if TYPE_CHECKING:
@@ -390,7 +391,7 @@ class Server:
             self._succession.remember()
         writes = [c for c in commands if not isinstance(c, events.Effect)]
         self._ledgers.write(writes)
-        self._outbox.expect({proof for each in writes if (proof := _proof(each)) is not None})
+        self._outbox.expect(proofs_of(writes))
         self._outbox.expect(self._questions(commands))
         for command in commands:
             if isinstance(command, events.Send):
@@ -414,10 +415,11 @@ class Server:
         return asked
 
     def _on_outcome(self, news: LedgerOutcome) -> None:
-        if isinstance(news, Committed):
-            self._log_events(news.granted)
-            self._succession.written(news.paths)
-            self._outbox.release({*news.epochs, *news.paths})
+        if isinstance(news, Written):
+            self._log_events(filter(is_of_grant, news.items))
+            proofs = proofs_of(news.items)
+            self._succession.written(proofs)
+            self._outbox.release(proofs)
         elif isinstance(news, events.ClaimConflict):
             self._outbox.drop({*news.epochs, *news.paths})
             self._apply(news)
@@ -628,15 +630,6 @@ def _touch(directory: Path) -> None:
 
 def _nothing() -> None:
     """Ignore a signal."""
-
-
-def _proof(record: events.Write) -> int | str | None:
-    """Proof by which a message waits for this record."""
-    if isinstance(record, LeaseRecord):
-        return record.epoch
-    if isinstance(record, events.EndLease):
-        return proof_of_end(record.epoch)
-    return record.checkpoint.path if isinstance(record, CheckpointRecord) else None
 
 
 def _other_version() -> str:

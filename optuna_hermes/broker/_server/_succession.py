@@ -67,7 +67,7 @@ class Succession:
             if holder.epoch in epochs:
                 self._leaving[proof_of_end(holder.epoch)] = holder
 
-    def written(self, proofs: Collection[str]) -> None:
+    def written(self, proofs: Collection[int | str]) -> None:
         """Forget processes of which the ends of leases are in the ledger by now."""
         gone = self._leaving.keys() & proofs
         for proof in gone:
