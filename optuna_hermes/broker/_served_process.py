@@ -16,8 +16,7 @@ class ServedProcess:
         study: key of the trial's study.
         number: of the trial; None for a new trial that has not begun.
         epoch: of its last lease.
-        device: which it holds, None if it is parked; the first one if there are several.
-        others: the further ones.
+        devices: which it holds, none if it is parked.
         energy_joules: what the counters of these said in all when they were granted, None if one
             has none.
     """
@@ -28,14 +27,8 @@ class ServedProcess:
     study: str
     number: int | None
     epoch: int
-    device: str | None
+    devices: tuple[str, ...]
     energy_joules: float | None = None
-    others: tuple[str, ...] = ()
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """All devices that it holds."""
-        return () if self.device is None else (self.device, *self.others)
 
 
 @dataclass(kw_only=True)

@@ -153,8 +153,7 @@ class Process:
         return wire.Reattach(
             study=spec,
             epoch=self.epoch,
-            device=self.devices[0],
-            others=self.devices[1:],
+            devices=self.devices,
             number=self.trial.number,
             trial_id=self.trial.number,
             training=self.doing == "trains",

@@ -186,7 +186,13 @@ def test_the_next_broker_is_told_too(broker: FakeBroker, now: int, known: bool) 
     sizes = BatchSizes(now=now, least=4, most=32)
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
     resume = wire.Reattach(
-        study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, sizes=sizes
+        study=spec,
+        epoch=epoch,
+        devices=("cpu:0",),
+        number=0,
+        trial_id=0,
+        training=True,
+        sizes=sizes,
     )
     again = after.resume(worker, resume)
     stretch(after, again, epoch, 8)

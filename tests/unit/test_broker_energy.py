@@ -85,7 +85,7 @@ def test_a_lease_that_outlives_its_broker_is_counted_from_its_grant() -> None:
     first, worker, epoch = _training(_gpu(energy_joules=1000.0))
     second = first.successor()
     study = wire.StudySpec(key="s", name="s", ledger_url="memory:")
-    said = wire.Reattach(study=study, epoch=epoch, number=0, device="GPU-a", training=True)
+    said = wire.Reattach(study=study, epoch=epoch, number=0, devices=("GPU-a",), training=True)
     again = second.resume(worker, said)
     second.poll("GPU-a", energy_joules=4000.0)
     second.say(again, wire.Ended(epoch=epoch, state="done"))

@@ -150,7 +150,13 @@ def test_a_process_that_comes_back_with_a_held_trial_is_asked_to_leave() -> None
     broker.ledger.save_override("s", 0, "held")
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", slice_seconds=100.0)
     resume = wire.Reattach(
-        study=spec, epoch=epoch, device="cpu:0", number=0, trial_id=0, training=True, can_store=True
+        study=spec,
+        epoch=epoch,
+        devices=("cpu:0",),
+        number=0,
+        trial_id=0,
+        training=True,
+        can_store=True,
     )
     again = after.resume(worker, resume)
     assert after.last(again, "Yield") is not None
@@ -416,7 +422,9 @@ def test_a_changed_policy_keeps_its_memory_if_workers_come_back_before_their_dri
     (lease,) = counted.handler.state.leases()
     after = counted.successor()
     first = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
-    back = wire.Reattach(study=first, epoch=lease.epoch, number=0, device="cpu:0", training=True)
+    back = wire.Reattach(
+        study=first, epoch=lease.epoch, number=0, devices=("cpu:0",), training=True
+    )
     after.resume(lease.connection, back)
     after.advance(5.0)
     after.driver(unstarted=2, policy="fifo")

@@ -402,7 +402,7 @@ def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker)
     changes |= {"params": {"lr": 0.5}, "device_seconds": 99.0, "tier": "host"}
     changes |= {"curve": Curve(steps=(1,), values=(0.5,), device_seconds=(1.0,))}
     changes |= {"sizes": sizes, "speeds": (Speed(devices=1, batch_size=2, step_seconds=1.0),)}
-    changes |= {"can_store": False, "connection": None, "others": ("cpu:1",), "device": "cpu:2"}
+    changes |= {"can_store": False, "connection": None, "devices": ("cpu:2", "cpu:1")}
     changes |= {"state": "stored", "waiting_since": 3.0}
     for name, value in changes.items():
         (kept,) = policy_runner.snapshot(study, [], 9.0).trials

@@ -148,7 +148,7 @@ def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     """A trial that waits in its device's memory would be lost: its device stays on."""
     broker = _one_trial()
     trial = broker.handler.state.studies["s"].trials[0]
-    trial.state, trial.device = "parked", "cpu:1"
+    trial.state, trial.devices = "parked", ("cpu:1",)
     broker.handler.state.slots["cpu:1"].unwanted = True
     broker.poll("cpu:1")
     assert broker.handler.state.slots["cpu:1"].power == "on"

@@ -51,7 +51,9 @@ def resume(
     epoch: int, number: int | None = 0, device: str = "cpu:0", **fields: Any
 ) -> wire.Reattach:
     said: dict[str, Any] = {"training": True, "can_store": True, "trial_id": number}
-    return wire.Reattach(study=SPEC, epoch=epoch, number=number, device=device, **(said | fields))
+    return wire.Reattach(
+        study=SPEC, epoch=epoch, number=number, devices=(device,), **(said | fields)
+    )
 
 
 def holding(devices: int = 1, **driver: Any) -> tuple[FakeBroker, int, int]:
@@ -775,7 +777,7 @@ def remembered(directory: Path) -> list[tuple[int, int]]:
 def test_a_process_that_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
     """One of another container has the process id 0, and no start time."""
     unseen = ServedProcess(
-        pid=0, started=0, role="worker", study="s", number=0, epoch=1, device="cpu:0"
+        pid=0, started=0, role="worker", study="s", number=0, epoch=1, devices=("cpu:0",)
     )
     pid = os.getpid()
     seen = replace(unseen, pid=pid, started=_holders.started(pid), epoch=2)

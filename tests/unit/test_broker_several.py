@@ -289,8 +289,7 @@ def test_the_next_broker_takes_both_over(host: Host) -> None:
     resume = wire.Reattach(
         study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
         epoch=host.epoch,
-        device="cpu:0",
-        others=("cpu:1",),
+        devices=("cpu:0", "cpu:1"),
         number=0,
         trial_id=0,
         held_seconds=3.0,
@@ -318,7 +317,7 @@ def test_a_process_that_claims_other_devices_is_refused(host: Host) -> None:
     resume = wire.Reattach(
         study=wire.StudySpec(key="s", name="s", ledger_url="memory:"),
         epoch=host.epoch,
-        device="cpu:0",
+        devices=("cpu:0",),
         number=0,
         trial_id=0,
     )

@@ -212,7 +212,12 @@ def test_what_a_host_says_of_a_trial_that_another_has_taken_is_not_written(resta
         after = hosts.a.successor(known=expected)
         spec = wire.StudySpec(key="s", name="s", ledger_url="memory:", policy="round-robin")
         message = wire.Reattach(
-            study=spec, epoch=epoch, number=0, device="cpu:0", reports=(late,), checkpoints=(saved,)
+            study=spec,
+            epoch=epoch,
+            number=0,
+            devices=("cpu:0",),
+            reports=(late,),
+            checkpoints=(saved,),
         )
         again = after.resume(worker, message)
         assert "Another process has trial 0" in after.last(again, "Refused").reason
@@ -597,7 +602,7 @@ def test_a_broker_that_follows_has_what_the_one_before_had() -> None:
             epoch=epoch,
             number=0,
             trial_id=0,
-            device="cpu:0",
+            devices=("cpu:0",),
             training=True,
             can_store=True,
         ),

@@ -612,7 +612,7 @@ def test_turns_under_an_earlier_broker_are_over() -> None:
             wire.Reattach(
                 study=wire.StudySpec(key=key, name=key, ledger_url="memory:", policy="fifo"),
                 epoch=epoch,
-                device="cpu:0",
+                devices=("cpu:0",),
                 number=number,
                 trial_id=number,
                 training=held > 0,

@@ -96,7 +96,7 @@ from_client = st.one_of(
         wire.Reattach,
         study=specs,
         epoch=numbers,
-        device=st.text(),
+        devices=st.lists(st.text(), min_size=1, max_size=2).map(tuple),
         number=st.none() | numbers,
         trial_id=st.none() | numbers,
         held_seconds=seconds,

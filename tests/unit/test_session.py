@@ -343,7 +343,7 @@ def test_a_trial_that_trains_says_all_that_may_not_have_been_written(
     session.saved(stored(1))
     after = lose(brokers, wait_for)
     (resume,) = after.of(wire.Reattach)
-    assert (resume.epoch, resume.number, resume.device) == (7, 3, "cpu:0")
+    assert (resume.epoch, resume.number, resume.devices) == (7, 3, ("cpu:0",))
     assert resume.training
     assert resume.can_store
     assert resume.units_left == 4

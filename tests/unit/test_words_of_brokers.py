@@ -116,7 +116,7 @@ def test_a_trial_that_is_trained_on_another_host() -> None:
     ("change", "words"),
     [
         ({"number": 1}, "Its lease (epoch 1) is of trial 0."),
-        ({"device": "cpu:1"}, "Its lease (epoch 1) is not for device cpu:1."),
+        ({"devices": ("cpu:1",)}, "Its lease (epoch 1) is not for device cpu:1."),
         ({"epoch": 9}, "Its lease (epoch 9) is over."),
     ],
 )
@@ -125,9 +125,10 @@ def test_what_does_not_agree_with_the_ledger(change: dict[str, Any], words: str)
     broker = FakeBroker(devices=2)
     broker.driver(policy="round-robin")
     pid = broker.worker()
-    said = {"epoch": begin(broker, pid), "number": 0, "trial_id": 0, "device": "cpu:0"} | change
+    said = {"number": 0, "trial_id": 0, "devices": ("cpu:0",), "training": True} | change
+    said = {"epoch": begin(broker, pid)} | said
     after = broker.successor()
-    worker = after.resume(pid, wire.Reattach(study=SPEC, training=True, **said))
+    worker = after.resume(pid, wire.Reattach(study=SPEC, **said))
     assert refused(after, worker) == f"{words} Ask for another lease, or end."
     assert reasons_of_kills(after) == [words]
 
@@ -150,13 +151,18 @@ def test_what_another_process_has() -> None:
             study="s",
             number=number,
             epoch=epoch,
-            device=None if number else "cpu:0",
+            devices=() if number else ("cpu:0",),
         )
         broker.apply(ProcessExpected(connection=-1 - number, holder=holder))
 
     def resume(pid: int, number: int, epoch: int) -> int:
         said = wire.Reattach(
-            study=SPEC, epoch=epoch, number=number, trial_id=number, device="cpu:0", training=True
+            study=SPEC,
+            epoch=epoch,
+            number=number,
+            trial_id=number,
+            devices=("cpu:0",),
+            training=True,
         )
         return broker.resume(pid, said)
 

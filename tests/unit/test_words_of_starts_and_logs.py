@@ -172,7 +172,7 @@ def test_a_runtime_directory_that_is_full(
     """That the next broker will not know the holders is said, and where room is needed."""
     (runtime_dir / "holders.json.partial").mkdir()
     holder = ServedProcess(
-        pid=7, started=1, role="worker", study="s", number=0, epoch=1, device="cpu:0"
+        pid=7, started=1, role="worker", study="s", number=0, epoch=1, devices=("cpu:0",)
     )
     monkeypatch.setattr(_succession, "holders", lambda state: (holder,))
     _succession.Succession(runtime_dir, BrokerState(host="here"), lambda event: None).remember()

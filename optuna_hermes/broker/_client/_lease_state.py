@@ -39,7 +39,7 @@ class LeaseState:
     @classmethod
     def none(cls, study: wire.StudySpec) -> LeaseState:
         """State of a client without a lease, whose epoch is 0."""
-        return cls(reattach=wire.Reattach(study=study, epoch=0, device=""))
+        return cls(reattach=wire.Reattach(study=study, epoch=0, devices=()))
 
     @property
     def epoch(self) -> int:
@@ -53,8 +53,7 @@ class LeaseState:
         """Begin the next lease: the ledger has earlier reports then, not all checkpoints."""
         self.change(
             epoch=grant.epoch,
-            device=grant.devices[0],
-            others=grant.devices[1:],
+            devices=grant.devices,
             number=self.reattach.number if grant.number is None else grant.number,
             trial_id=self.reattach.trial_id if grant.trial_id is None else grant.trial_id,
             training=False,

@@ -150,7 +150,7 @@ class TrialSession:
         if self._granted_at is None:
             return self._had_seconds
         held = time.monotonic() - self._granted_at
-        return self._had_seconds + held * (1 + len(self._lease.reattach.others))
+        return self._had_seconds + held * len(self._lease.reattach.devices)
 
     @property
     def holds(self) -> bool:
@@ -448,13 +448,14 @@ class TrialSession:
             lease = self._lease
             if not lease.epoch:
                 return  # it has no lease to give back
+            several = len(lease.reattach.devices) > 1
             parked = wire.TierChanged(
                 epoch=lease.epoch,
                 tier=tier,
                 suspend_seconds=spent,
                 checkpoint=stored,
                 # What its ranks hold this process does not know.
-                held_bytes=None if held is None or lease.reattach.others else held.device_bytes,
+                held_bytes=None if held is None or several else held.device_bytes,
                 host_bytes=0 if held is None else held.host_bytes,
                 can_store=can_store,
                 can_offload=state is not None and state.can_offload and sessions.worker is self,

@@ -47,8 +47,7 @@ class LiveTrial:
 
     Args:
         connection: the process that holds it, None when there is none.
-        device: where it runs, or where its process is parked; the first one if there are several.
-        others: the further ones.
+        devices: where it runs, or where its process is parked.
         epoch: of its last lease.
         can_store: whether it can be suspended to disk, as it said last.
         last_store_failed: it could be, but its checkpoint could not be written when it was asked.
@@ -85,8 +84,7 @@ class LiveTrial:
     curve: Curve = field(default_factory=Curve)
     tier: TierName | None = None
     connection: int | None = None
-    device: str | None = None
-    others: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
     epoch: int = 0
     can_store: bool = False
     last_store_failed: bool = False
@@ -133,12 +131,9 @@ class LiveTrial:
         return self.losses >= MOST_LOSSES
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """All devices where it runs, or where its process is parked."""
-        return () if self.device is None else (self.device, *self.others)
-
-    def set_devices(self, devices: Sequence[str]) -> None:
-        self.device, self.others = (devices[0], tuple(devices[1:])) if devices else (None, ())
+    def device(self) -> str | None:
+        """The first of its devices, None if it has none."""
+        return self.devices[0] if self.devices else None
 
     @property
     def in_process(self) -> bool:
@@ -252,7 +247,7 @@ class LiveTrial:
         self._become("running", "start")
         self.waiting_since, self.held_bytes = None, None
         self.connection, self.epoch, self.host = lease.connection, lease.epoch, host
-        self.set_devices(lease.devices)
+        self.devices = lease.devices
 
     def park(self, message: TierChanged) -> None:
         """Let it wait in a tier; what it was asked for and did not do is not asked again there."""
@@ -291,17 +286,17 @@ class LiveTrial:
             self.leave_process()
         elif lease.from_tier is None:
             self._become("pending", "undo_start")
-            self.set_devices(())
+            self.devices = ()
         else:
             self._become("parked", "undo_start", lease.from_tier)
         self.requested_tier, self.waiting_since = None, now
         self.epoch, self.slices = lease.previous_epoch, self.slices - 1
 
-    def come_back(self, connection: int, epoch: int, devices: Sequence[str], now: float) -> None:
+    def come_back(self, connection: int, epoch: int, devices: tuple[str, ...], now: float) -> None:
         """Let it wait in its process, which has come back to a new broker."""
         self._become("parked", "come_back", self.tier)
         self.connection, self.epoch, self.waiting_since = connection, epoch, now
-        self.set_devices(devices)
+        self.devices = devices
         self.can_store = self.can_offload = True  # as far as it says so
 
     def end(self, state: Ending) -> None:
@@ -315,7 +310,7 @@ class LiveTrial:
 
     def _forget_process(self) -> None:
         self.connection, self.requested_tier = None, None
-        self.set_devices(())
+        self.devices = ()
         self.held_bytes, self.host_bytes = None, 0
 
     def _become(self, state: TrialStatus, transition: str, tier: TierName | None = None) -> None:

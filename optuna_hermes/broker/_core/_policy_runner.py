@@ -177,7 +177,7 @@ class PolicyRunner:
                 waiting_since=None if state == "running" else trial.waiting_since,
                 tier=trial.tier,
                 device=trial.device,
-                devices=trial.devices if trial.others else (),
+                devices=trial.devices if len(trial.devices) > 1 else (),
                 bound_to=bound_to,
                 switch_cost_seconds=cost,
                 units_left=0 if state == "done" else units_left,

@@ -51,7 +51,7 @@ def resident_trial(trial: LiveTrial, process_bytes: int | None) -> ResidentTrial
         takes_bytes=trial.host_bytes if in_host else trial.takes_bytes,
         kept_bytes=trial.host_bytes,
         process_bytes=process_bytes,
-        can_offload=trial.can_offload and not in_host and not trial.others,
+        can_offload=trial.can_offload and not in_host and len(trial.devices) < 2,
         can_store=trial.can_store,
     )
 

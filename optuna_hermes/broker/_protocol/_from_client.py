@@ -182,7 +182,7 @@ class Reattach(Message, frozen=True, kw_only=True):
     Args:
         number: None for a new trial that has not begun.
         epoch: of its last lease.
-        device: which that lease was for; the first one if there were several.
+        devices: which that lease was for.
         held_seconds: since that lease was granted.
         device_seconds: device time the trial has had, under this lease too.
         training: its first batch has begun.
@@ -193,13 +193,12 @@ class Reattach(Message, frozen=True, kw_only=True):
         checkpoints: those not acknowledged to be in the ledger, oldest first.
         parked: how it has stopped, None while it has the device.
         sizes: of its batches, None if neither they nor its devices change.
-        others: the further devices.
         ended: the trial is over: ``Ended`` follows.
     """
 
     study: StudySpec
     epoch: Count
-    device: str
+    devices: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     number: Count | None = None
     trial_id: Count | None = None
     held_seconds: Seconds = 0.0
@@ -214,13 +213,7 @@ class Reattach(Message, frozen=True, kw_only=True):
     checkpoints: tuple[Checkpoint, ...] = ()
     parked: TierChanged | None = None
     sizes: BatchSizes | None = None
-    others: tuple[str, ...] = ()
     ended: bool = False
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """All devices of that lease."""
-        return (self.device, *self.others)
 
 
 class Ended(Message, frozen=True, kw_only=True):

@@ -120,7 +120,7 @@ def holders(state: BrokerState) -> tuple[ServedProcess, ...]:
     held += [(e, x.connection, x.study, None) for e, x in leases.items() if x.number is None]
     found = [each.holder for each in state.recovering.values()]
     for epoch, connection, study, number in held:
-        client = state.client_of(connection)
+        client, lease = state.client_of(connection), leases.get(epoch)
         if client is not None and epoch:
             found.append(
                 ServedProcess(
@@ -130,9 +130,8 @@ def holders(state: BrokerState) -> tuple[ServedProcess, ...]:
                     study=study,
                     number=number,
                     epoch=epoch,
-                    device=leases[epoch].device if epoch in leases else None,
-                    others=leases[epoch].devices[1:] if epoch in leases else (),
-                    energy_joules=leases[epoch].energy_joules if epoch in leases else None,
+                    devices=() if lease is None else lease.devices,
+                    energy_joules=None if lease is None else lease.energy_joules,
                 )
             )
     return tuple(found)
