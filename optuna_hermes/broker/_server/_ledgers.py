@@ -32,7 +32,6 @@ from optuna_hermes.ledger._records import (
 )
 
 if TYPE_CHECKING:
-    from optuna_hermes.broker._server._metrics import Times
     from optuna_hermes.ledger import Ledger
 
 SLOW_SECONDS = 1.0
@@ -71,7 +70,7 @@ class Ledgers:
         notify: called with the outcome of writes, in the thread that ``post`` calls in.
         post: calls a function soon, in the thread that uses this object.
         opener: opens a ledger.
-        times: histogram of the durations of transactions, None if they are not measured.
+        observe_seconds: called with the duration of each transaction, if they are measured.
         terms: see ``WriterTerms``.
     """
 
@@ -80,11 +79,11 @@ class Ledgers:
         notify: Callable[[LedgerOutcome], None],
         post: Callable[[Callable[[], None]], None],
         opener: Callable[[str], Ledger] = open_ledger,
-        times: Times | None = None,
+        observe_seconds: Callable[[float], None] | None = None,
         terms: WriterTerms | None = None,
     ) -> None:
         self._terms = terms or WriterTerms()
-        self._times = times
+        self._observe_seconds = observe_seconds
         self._notify = notify
         self._post = post
         self._opener = opener
@@ -260,8 +259,8 @@ class Ledgers:
                 self._in_outage.add(url)
                 self._notify(events.OutageBegan(studies=self._studies(url), reason=outcome.reason))
             return
-        if isinstance(outcome, Written) and outcome.items and self._times is not None:
-            self._times.add(outcome.seconds)
+        if isinstance(outcome, Written) and outcome.items and self._observe_seconds is not None:
+            self._observe_seconds(outcome.seconds)
         if isinstance(outcome, RecordsRefused):
             proofs = proofs_of(outcome.items)
             epochs = tuple(each for each in proofs if isinstance(each, int))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from bisect import bisect_left
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from optuna_hermes.broker import _protocol as wire
@@ -16,102 +16,66 @@ from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import OverheadKind
 
 if TYPE_CHECKING:
-    from prometheus_client import Metric
+    from prometheus_client import CollectorRegistry, Metric
 
 ADDRESS = "127.0.0.1"
 """The address that serves them unless another one is asked for."""
 ANSWER_SECONDS = 5.0
 """Time after which a busy broker gives no figures."""
 
+_P = "optuna_hermes"
 
 BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Upper ends of the bins of a histogram; the last bin has none."""
 
-
-@dataclass(kw_only=True)
-class Times:
-    """A histogram of durations: one count for each of ``BOUNDS_SECONDS``, and one beyond."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_SECONDS) + 1))
-    total_seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(BOUNDS_SECONDS, seconds)] += 1
-        self.total_seconds += seconds
+Seen = tuple[wire.BrokerStatus, tuple[str, ...]]
+"""A broker at one moment: its status, without trials, and the role of each connected process."""
 
 
-@dataclass(kw_only=True)
 class Meter:
     """Measurements since the broker began.
 
+    ``ledger_writes`` is a histogram of transactions with a ledger, in seconds.
+
     Args:
-        reports: values that trials have reported.
-        decisions: from an event that may move a device to the answer.
-        ledger_writes: transactions with a ledger.
+        registry: what they are registered with.
     """
 
-    reports: int = 0
-    decisions: Times = field(default_factory=Times)
-    ledger_writes: Times = field(default_factory=Times)
+    def __init__(self, registry: CollectorRegistry) -> None:
+        from prometheus_client import Counter, Histogram, disable_created_metrics
+
+        # Else each would also say since when it counts.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        histogram = partial(Histogram, buckets=BOUNDS_SECONDS, registry=registry)
+        self._reports = Counter(
+            f"{_P}_reports", "Values that trials have reported.", registry=registry
+        )
+        self._decisions = histogram(
+            f"{_P}_decision_seconds", "From an event that may move a device to the answer."
+        )
+        self.ledger_writes = histogram(f"{_P}_ledger_write_seconds", "Transactions with a ledger.")
 
     def handled(self, event: Event, seconds: float) -> None:
         message = event.message if isinstance(event, Received) else None
         if isinstance(message, wire.Report):
-            self.reports += 1
+            self._reports.inc()
         elif not isinstance(message, (wire.Beat, wire.GetStatus, wire.WatchStudy)):
-            self.decisions.add(seconds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Figures:
-    """Figures of a broker at one moment.
-
-    Args:
-        status: without trials.
-        roles: the role of each connected process.
-        meter: what it has measured.
-    """
-
-    status: wire.BrokerStatus
-    roles: tuple[str, ...]
-    meter: Meter
-
-
-class BrokerMetrics:
-    """Measurements of one broker, and figures of it that are served over HTTP.
-
-    Args:
-        place: ``ADDRESS:PORT``, or a port alone.
-        look: the broker's status, without trials, and the role of each connected process.
-    """
-
-    def __init__(
-        self, place: str, look: Callable[[], tuple[wire.BrokerStatus, tuple[str, ...]]]
-    ) -> None:
-        self.meter = Meter()
-        self._place = place
-        self._look = look
-
-    def serving(self) -> contextlib.AbstractContextManager[None]:
-        """Serve the figures inside of a block; see ``serving``."""
-        return serving(self._place, self._figures)
-
-    def _figures(self) -> Figures:
-        status, roles = self._look()
-        return Figures(status=status, roles=roles, meter=self.meter)
+            self._decisions.observe(seconds)
 
 
 @contextlib.contextmanager
-def serving(place: str, look: Callable[[], Figures]) -> Iterator[None]:
-    """Serve figures over HTTP inside of this block, from a thread.
+def serving(place: str, look: Callable[[], Seen]) -> Iterator[Meter]:
+    """Serve figures, those of the meter too, over HTTP inside of this block, from a thread.
 
     Args:
         place: ``ADDRESS:PORT``, or a port alone.
-        look: called in the event loop of this thread.
+        look: the broker as it is, called in the event loop of this thread.
 
     Raises:
         InvalidInputError: the extra is missing, or the place is none or cannot be had.
     """
+    for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
+        os.environ.pop(name, None)  # of a program whose figures these are not
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
@@ -122,6 +86,7 @@ def serving(place: str, look: Callable[[], Figures]) -> Iterator[None]:
     address, port = parse_place(place)
     registry = CollectorRegistry()
     registry.register(_Collector(look, asyncio.get_running_loop()))
+    meter = Meter(registry)
     try:
         server, thread = start_http_server(port, addr=address, registry=registry)
     except OSError as error:
@@ -130,7 +95,7 @@ def serving(place: str, look: Callable[[], Figures]) -> Iterator[None]:
             f"({error.strerror}): choose another one."
         ) from error
     try:
-        yield
+        yield meter
     finally:
         server.shutdown()
         server.server_close()
@@ -156,7 +121,7 @@ def parse_place(text: str) -> tuple[str, int]:
 
 
 class _Collector:
-    def __init__(self, look: Callable[[], Figures], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, look: Callable[[], Seen], loop: asyncio.AbstractEventLoop) -> None:
         self._look = look
         self._loop = loop
 
@@ -164,42 +129,30 @@ class _Collector:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        async def look() -> Figures:
+        async def look() -> Seen:
             return self._look()
 
         # This is a thread of the HTTP server, and the state may be read in the loop only.
         asked = asyncio.run_coroutine_threadsafe(look(), self._loop)
-        return tuple(metrics(asked.result(ANSWER_SECONDS)))
+        return tuple(metrics(*asked.result(ANSWER_SECONDS)))
 
 
-def metrics(figures: Figures) -> Iterator[Metric]:
-    """Figures as metrics of Prometheus; a study is named by its name."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+def metrics(status: wire.BrokerStatus, roles: Sequence[str]) -> Iterator[Metric]:
+    """Figures of what is seen of a broker; a study is named by its name."""
+    from prometheus_client.core import GaugeMetricFamily
 
     devices = GaugeMetricFamily(f"{_P}_devices", "Devices by state.", labels=["state"])
-    states = Counter(map(_device_state, figures.status.devices))
+    states = Counter(map(_device_state, status.devices))
     for state in ("free", "running", "yielding", "unhealthy", "unpowered"):
         devices.add_metric([state], states[state])
     yield devices
     clients = GaugeMetricFamily(f"{_P}_clients", "Connected processes by role.", labels=["role"])
-    for role, count in sorted(Counter(figures.roles).items()):
+    for role, count in sorted(Counter(roles).items()):
         clients.add_metric([role], count)
     yield clients
-    yield from _of_studies(figures.status.studies)
-    yield CounterMetricFamily(
-        f"{_P}_reports", "Values that trials have reported.", value=figures.meter.reports
-    )
-    yield _histogram(
-        f"{_P}_decision_seconds",
-        "From an event that may move a device to the answer.",
-        figures.meter.decisions,
-    )
-    yield _histogram(
-        f"{_P}_ledger_write_seconds", "Transactions with a ledger.", figures.meter.ledger_writes
-    )
+    yield from _of_studies(status.studies)
 
 
-_P = "optuna_hermes"
 _COUNTED = {
     "switches": ("switches", "Suspended trials that were brought back."),
     "device_seconds": ("spent_seconds", "Device time that leases have had."),
@@ -239,12 +192,3 @@ def _device_state(device: wire.DeviceStatus) -> str:
     if device.problem or not device.healthy:
         return "unhealthy"
     return "free" if device.power == "on" else "unpowered"
-
-
-def _histogram(name: str, meaning: str, times: Times) -> Metric:
-    from prometheus_client.core import HistogramMetricFamily
-
-    bounds = [*map(str, BOUNDS_SECONDS), "+Inf"]
-    sums = [sum(times.counts[: i + 1]) for i in range(len(bounds))]
-    buckets = list(zip(bounds, sums, strict=True))
-    return HistogramMetricFamily(name, meaning, buckets=buckets, sum_value=times.total_seconds)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._election import RuntimeLock
     from optuna_hermes.broker._power_commands import PowerCommands
     from optuna_hermes.broker._server._activity import Activities
-    from optuna_hermes.broker._server._metrics import BrokerMetrics
+    from optuna_hermes.broker._server._metrics import Meter
     from optuna_hermes.broker._server._power_switches import PowerSwitches
     from optuna_hermes.broker._server._readings import Readings
 
@@ -121,11 +121,8 @@ class Server:
         self._lock = lock
         self._power = () if power is None else power.texts
         self._directory = directory
-        self._metrics: BrokerMetrics | None = None
-        if metrics is not None:
-            from optuna_hermes.broker._server._metrics import BrokerMetrics  # few ask for them
-
-            self._metrics = BrokerMetrics(metrics, self._shown)
+        self._metrics = metrics
+        self._meter: Meter | None = None
         self._devices = devices
         self._source = source
         first = source.poll()
@@ -181,8 +178,10 @@ class Server:
         """
         with contextlib.ExitStack() as figures:
             if self._metrics is not None:
+                from optuna_hermes.broker._server._metrics import serving  # few ask for them
+
                 try:
-                    figures.enter_context(self._metrics.serving())
+                    self._meter = figures.enter_context(serving(self._metrics, self._shown))
                 except InvalidInputError as error:
                     # Clients take the place from a variable, as do others on this host.
                     if not self._background:
@@ -196,9 +195,11 @@ class Server:
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
-        times = None if self._metrics is None else self._metrics.meter.ledger_writes
+        observe = None if self._meter is None else self._meter.ledger_writes.observe
         terms = WriterTerms(host=self._host, instance=self._instance)
-        self._ledgers = Ledgers(self._on_outcome, partial(soon, loop), times=times, terms=terms)
+        self._ledgers = Ledgers(
+            self._on_outcome, partial(soon, loop), observe_seconds=observe, terms=terms
+        )
         self._reader = LedgerReader(self._handler, self._ledgers)
         self._heed_signals(loop)
         self._succession.expect()
@@ -356,8 +357,8 @@ class Server:
     def _apply(self, event: events.Event) -> None:
         now = time.monotonic()
         commands = self._handler.handle(event, now)
-        if self._metrics is not None:
-            self._metrics.meter.handled(event, time.monotonic() - now)
+        if self._meter is not None:
+            self._meter.handled(event, time.monotonic() - now)
         if commands:
             told = (each for each in commands if isinstance(each, EventRecord))
             # Another host may be faster to be granted what is granted here: see ``_on_outcome``.
