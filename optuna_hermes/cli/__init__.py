@@ -27,7 +27,7 @@ def run(argv: Sequence[str]) -> int:
 def main() -> NoReturn:
     """Run the command line of this process and exit with its status."""
     open_closed_streams()
-    # A name, or the dots of a chart, may have characters that the encoding of a terminal lacks.
+    # A name, or the bars of a curve, may have characters that the encoding of a terminal lacks.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))

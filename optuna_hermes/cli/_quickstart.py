@@ -14,8 +14,7 @@ from optuna_hermes.cli._optimize import Devices, conclude, run_shown
 from optuna_hermes.cli._output import note, show, show_json, show_result
 from optuna_hermes.cli._studies import MOST_TRIALS, PROGRAM, SEED, Json, study_to_optimize
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view.chart import BEST_MARK, MIN_WIDTH, chart
-from optuna_hermes.view.formats import plural
+from optuna_hermes.view.formats import number, plural, sparkline
 from optuna_hermes.view.tables import summary_view
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ OBJECTIVE = "optuna_hermes.quickstart:objective"
 STUDY_NAME = "quickstart"
 # Shorter than the default of `optimize`: the whole study shall take less than a minute.
 SLICE_SECONDS = 0.5
-CHART_WIDTH = 72
+MOST_CURVES = 16
 
 # Packages, each with the modules of which one must be there.
 _NEEDED = {
@@ -50,7 +49,7 @@ def quickstart(
     """Tune a small network on real data, in under a minute.
 
     It learns handwritten digits on the GPUs there are, or on two CPU slots, and ends with the best
-    trial, a chart of all learning curves, and what was suspended and resumed on the way.
+    trial, the learning curves, and what was suspended and resumed on the way.
 
     \b
     Example:
@@ -104,19 +103,29 @@ def _explain(n_trials: int, devices: list[str]) -> None:
 
 
 def _show_all(study: Study, result: OptimizeResult, url: str) -> None:
-    best = result.best["number"] if result.best else None
-    curves = {
-        trial.number: list(enumerate((v for _, v in sorted(trial.intermediate_values.items())), 1))
-        for trial in study.get_trials(deepcopy=False)
-    }
     show(summary_view(result.document()))
-    if any(curves.values()):
-        label = f"validation loss (log scale), every trial; {BEST_MARK} the best one"
-        # A terminal would wrap wider lines, which leaves nothing of the curves.
-        width = max(MIN_WIDTH, min(CHART_WIDTH, shutil.get_terminal_size().columns))
-        show("\n" + chart(curves, width=width, best=best, x_label="epoch", y_label=label, log=True))
+    _show_curves(study)
     if not result.unfinished and not result.interrupted:
         show(_next_steps(url))
+
+
+def _show_curves(study: Study) -> None:
+    losses = {
+        trial.number: [loss for _, loss in sorted(trial.intermediate_values.items())]
+        for trial in study.get_trials(deepcopy=False)
+        if trial.intermediate_values
+    }
+    best = sorted(losses, key=lambda trial: losses[trial][-1])[:MOST_CURVES]
+    if not best:
+        return
+    show("\nValidation loss by epoch, and the last one:")
+    digits = len(str(max(best)))
+    # A terminal would wrap wider lines, which leaves nothing of the curves.
+    room = shutil.get_terminal_size().columns - digits - len("  trial     1.234e-05")
+    width = max(2, min(room, max(len(losses[trial]) for trial in best)))
+    for trial in best:
+        curve = sparkline(losses[trial], width)
+        show(f"  trial {trial:<{digits}}  {curve:<{width}}  {number(losses[trial][-1])}")
 
 
 def _next_steps(url: str) -> str:

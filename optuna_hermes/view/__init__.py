@@ -1,1 +1,1 @@
-"""Output for people: progress, status, summary, charts; imports neither Optuna nor torch."""
+"""Output for people: progress, status, summary; imports neither Optuna nor torch."""

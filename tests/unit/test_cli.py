@@ -29,7 +29,6 @@ from optuna_hermes.cli._output import show_json
 from optuna_hermes.errors import BrokerError, DatabaseOutageError, InvalidInputError, ObjectiveError
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.policies import POLICIES
-from optuna_hermes.view.chart import MIN_WIDTH
 from optuna_hermes.workers import _optimize, _worker_pool
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
@@ -388,20 +387,25 @@ def test_the_quickstart_names_what_is_not_installed(
     assert "pip install 'optuna-hermes[lightning]'" in line
 
 
-@pytest.mark.parametrize(("columns", "width"), [("40", 40), ("200", 72), ("3", MIN_WIDTH)])
-def test_the_chart_of_the_quickstart_fits_into_the_terminal(
-    columns: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("columns", "bars"), [("80", 15), ("30", 7), ("3", 2)])
+def test_the_quickstart_ends_with_curves_of_the_best_trials(
+    columns: str, bars: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One whose lines are wrapped shows nothing."""
+    """The best first, a line for each, which fits into the terminal; without values no line."""
     monkeypatch.setenv("COLUMNS", columns)
     study = optuna.create_study()
-    values = {0: 1.0, 1: 0.1}
-    study.add_trial(optuna.trial.create_trial(value=0.1, intermediate_values=values))
+    study.add_trial(optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL))
+    for last in range(20, 0, -1):
+        values = {epoch: 1.0 + last / (1 + epoch) for epoch in range(15)}
+        study.add_trial(optuna.trial.create_trial(value=1.0, intermediate_values=values))
     _quickstart._show_all(study, OptimizeResult(**RESULT), "sqlite:///s.db")
-    lines = capsys.readouterr().out.splitlines()
-    drawn = [line for line in lines if "┤" in line or "│" in line or "└" in line]
-    assert drawn
-    assert max(map(len, drawn)) == width
+    lines = [each for each in capsys.readouterr().out.splitlines() if each.startswith("  trial ")]
+    assert [int(line.split()[1]) for line in lines] == list(range(20, 4, -1))
+    assert {line.find("▁ ") for line in lines} == {11 + bars}
+    assert lines[-1].endswith("▁  2.067")
+    assert max(map(len, lines)) <= max(int(columns), 21)
+    _quickstart._show_all(optuna.create_study(), OptimizeResult(**RESULT), "sqlite:///s.db")
+    assert "loss" not in capsys.readouterr().out
 
 
 # -- the end of a run --------------------------------------------------------------------------

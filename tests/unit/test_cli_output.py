@@ -28,16 +28,16 @@ def test_what_a_library_prints_from_c_is_in_no_document() -> None:
 ENCODED = """
 from optuna_hermes import cli
 from optuna_hermes.cli._output import show
-cli.run = lambda argv: show("digits \\U0001f600 \\u28ff") or 0
+cli.run = lambda argv: show("digits \\U0001f600 \\u2588") or 0
 cli.main()
 """
 
 
 def test_what_the_encoding_lacks_is_spelled() -> None:
-    """A study's name may have any character, and the quickstart's chart is drawn with dots."""
+    """A study's name may have any character, and the quickstart's curves are drawn with bars."""
     env = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run([sys.executable, "-c", ENCODED], capture_output=True, check=True, env=env)
-    assert done.stdout == b"digits \\U0001f600 \\u28ff\n"
+    assert done.stdout == b"digits \\U0001f600 \\u2588\n"
 
 
 CLOSED = """

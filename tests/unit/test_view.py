@@ -1,4 +1,4 @@
-"""Output for people as text: charts, lines, tables."""
+"""Output for people as text: lines, tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ import sys
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import structs
 from rich.console import Console, RenderableType
 
 from optuna_hermes.broker._protocol import BrokerStatus, StudyStatus
-from optuna_hermes.view import chart as charts
 from optuna_hermes.view import formats, notebook, progress, tables
-from optuna_hermes.view.chart import EMPTY, MIN_HEIGHT, MIN_WIDTH
 from optuna_hermes.view.picture import picture_of
 from support.statuses import broker_status, device_status, study_status
 
@@ -91,7 +87,7 @@ def rendered(what: RenderableType) -> str:
 # -- words and imports -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["chart", "formats", "tables"])
+@pytest.mark.parametrize("module", ["formats", "tables"])
 def test_examples_hold(module: str) -> None:
     """The examples in the docstrings are true."""
     result = doctest.testmod(importlib.import_module(f"optuna_hermes.view.{module}"))
@@ -103,89 +99,11 @@ def test_importing_the_views_is_cheap() -> None:
     """Nothing heavy is imported before something is drawn."""
     code = (
         "import json, sys; "
-        "from optuna_hermes.view import chart, formats, history, notebook, progress, tables; "
+        "from optuna_hermes.view import formats, history, notebook, progress, tables; "
         "print(json.dumps(list(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
     assert not {"rich", "torch", "optuna", "numpy"} & set(json.loads(done.stdout))
-
-
-# -- charts ------------------------------------------------------------------------------------
-
-
-FALLING = [(float(x), 1.0 / x) for x in range(1, 21)]
-
-
-@pytest.mark.parametrize(("width", "height"), [(MIN_WIDTH, MIN_HEIGHT), (72, 16), (120, 33)])
-def test_a_chart_has_the_size_asked_for(width: int, height: int) -> None:
-    """It has as many lines as were asked for, and the widest one is as wide."""
-    lines = charts.chart({"a": FALLING}, width=width, height=height).splitlines()
-    assert len(lines) == height
-    assert max(map(len, lines)) == width
-
-
-def test_a_chart_names_its_axes_and_their_ends() -> None:
-    """Labels of both axes, and the smallest and largest value of each, stand at their places."""
-    lines = charts.chart({"a": FALLING}, x_label="epoch", y_label="val_loss").splitlines()
-    assert lines[0] == "val_loss"
-    assert lines[1].split("┤")[0].strip() == "1"
-    assert lines[-3].split("┤")[0].strip() == "0.05"
-    assert lines[-1].split() == ["1", "epoch", "20"]
-
-
-def test_a_falling_curve_falls() -> None:
-    """A straight line from top left to bottom right goes through these two corners."""
-    lines = charts.chart({"a": [(0.0, 1.0), (1.0, 0.0)]}, width=40, height=12).splitlines()
-    first, last = lines[1], lines[-3]
-    assert first.split("┤")[1][0] != " "
-    assert len(last) == 40
-    assert last.split("┤")[1].startswith(" " * 30)
-
-
-def test_the_best_curve_is_drawn_over_the_others() -> None:
-    """Only the mark of the best curve shows where all curves coincide."""
-    text = charts.chart({0: FALLING, 1: FALLING, 2: FALLING}, best=1)
-    drawn = [line.split("┤")[-1].split("│")[-1] for line in text.splitlines()[1:-2]]
-    assert set("".join(drawn)) <= {charts.BEST_MARK, " "}
-    assert charts.BEST_MARK in text
-
-
-def test_a_logarithmic_chart_has_a_geometric_middle() -> None:
-    """With ``log`` the middle label of 0.01 to 1 is 0.1; a value of zero turns ``log`` off."""
-    points = [(1.0, 1.0), (2.0, 0.01)]
-    assert " 0.1 ┤" in charts.chart({"a": points}, log=True)
-    assert "0.5 ┤" in charts.chart({"a": [(1.0, 1.0), (2.0, 0.0)]}, log=True)
-
-
-def test_points_that_are_not_finite_are_left_out() -> None:
-    """A chart with NaN and infinite points is the chart without them."""
-    broken = [*FALLING, (21.0, float("nan")), (22.0, float("inf"))]
-    assert charts.chart({"a": broken}) == charts.chart({"a": FALLING})
-
-
-@pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [(1.0, float("nan"))]}])
-def test_a_chart_of_nothing_says_so(curves: dict[str, list[tuple[float, float]]]) -> None:
-    """Without a point there is a line of text, not an error."""
-    assert charts.chart(curves) == EMPTY
-
-
-def test_a_chart_that_is_too_small_is_refused() -> None:
-    """Below the least size the message says the rule and the value."""
-    with pytest.raises(ValueError, match="at least 20 x 5 characters but got 19 x 9"):
-        charts.chart({"a": FALLING}, width=19, height=9)
-
-
-numbers = st.floats(allow_nan=True, allow_infinity=True)
-
-
-@given(
-    st.dictionaries(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 99), numbers), max_size=5))
-)
-def test_a_chart_never_leaves_its_paper(curves: dict[int, list[tuple[int, float]]]) -> None:
-    """Whatever the points are, the text stays within its width and height."""
-    lines = charts.chart(curves, width=50, height=10, best=0, log=True).splitlines()
-    assert len(lines) in (1, 10)
-    assert max(map(len, lines)) <= 50
 
 
 # -- progress ----------------------------------------------------------------------------------
@@ -568,12 +486,6 @@ def test_a_figure_is_in_the_unit_that_it_has_once_it_is_rounded() -> None:
     assert [formats.duration(each) for each in (59.94, 59.97)] == ["59.9 s", "1:00 min"]
     sizes = [formats.size(each) for each in (999.6, 999.9 * 1024, 999.99 * 1024)]
     assert sizes == ["1.0 KiB", "999.9 KiB", "1.0 MiB"]
-
-
-def test_the_middle_of_a_logarithmic_axis_is_named() -> None:
-    """Of very small values too, whose product is below every number."""
-    text = charts.chart({"a": [(1, 1e-200), (2, 1e-150)]}, height=8, log=True)
-    assert "1e-175 ┤" in text
 
 
 def test_energy_is_shown_where_it_is_known() -> None:
