@@ -20,7 +20,6 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
 )
 
-_PARKED = " (parked)"
 _WINDOWS = ("_time", "_batches", "_samples", "_lengths", "_flops")
 _COUNTS = ("_batches", "_samples", "_lengths")
 
@@ -30,7 +29,7 @@ _Clock = tuple[str, dict[Any, Any], Any]
 
 @contextlib.contextmanager
 def parked(trainer: Trainer) -> Iterator[Callable[[], None]]:
-    """Show the trial as parked in the progress bar, and leave the time within out of all clocks.
+    """Leave the time within, in which a trial is parked, out of all clocks.
 
     Yields a function that takes the wait until now out of the clocks, for a checkpoint that is
     written meanwhile; at the end this is done anyway.
@@ -42,11 +41,10 @@ def parked(trainer: Trainer) -> Iterator[Callable[[], None]]:
         since, begin = time.monotonic(), since
         leave_out(trainer, since - begin)
 
-    with _shown_as_parked(trainer.progress_bar_callback):
-        try:
-            yield leave_out_wait
-        finally:
-            leave_out_wait()
+    try:
+        yield leave_out_wait
+    finally:
+        leave_out_wait()
 
 
 def leave_out(trainer: Trainer, seconds: float) -> None:
@@ -139,36 +137,6 @@ def _passing_clocks(trainer: Trainer) -> Iterator[_Clock]:
         yield "profiler", vars(profiler), "start_time"
         for action in profiler.current_actions:
             yield "profiler", profiler.current_actions, action
-
-
-@contextlib.contextmanager
-def _shown_as_parked(bar: Any) -> Iterator[None]:
-    text, show = _description(bar)
-    if text is not None:
-        show(text.removesuffix(": ").rstrip() + _PARKED + ": " * text.endswith(": "))
-    try:
-        yield
-    finally:
-        if text is not None:
-            show(text)
-
-
-def _description(bar: Any) -> tuple[str | None, Callable[[str], None]]:
-    """The text beside the training bar, None if none is shown, and a function that changes it."""
-    if isinstance(bar, TQDMProgressBar):
-        line = bar._train_progress_bar
-        if line is not None and not line.disable:
-            return line.desc, line.set_description_str
-    elif isinstance(bar, RichProgressBar) and bar.progress is not None:
-        progress, task_id = bar.progress, bar.train_progress_bar_id
-        if task_id is not None:
-
-            def show(text: str) -> None:
-                progress.update(task_id, description=text)
-                bar.refresh(hard=True)
-
-            return progress.tasks[task_id].description, show
-    return None, lambda text: None
 
 
 def _show_epoch(bar: TQDMProgressBar, trainer: Trainer) -> None:

@@ -475,8 +475,6 @@ def test_bar_of_tqdm() -> None:
         line.set_description("Epoch 1")
         assert {"start_t", "last_print_t", "desc", "n", "initial"} <= set(vars(line))
         assert line.desc == "Epoch 1: "
-        line.set_description_str("Epoch 1 (parked): ")
-        assert line.desc == "Epoch 1 (parked): "
         line.close()
     assert line.disable
 
