@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
 
@@ -25,32 +25,17 @@ ORDERS = ("trial", "value", "slope", "time", "state")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceLine:
-    """A device, and its holder if it has one.
+class Power:
+    """The power of a device, from its energy counter's last two changes.
 
     Args:
-        state: of its holder, or the reason why it has none, in words.
-        key: of the holder's study, empty if there is no holder.
-        trial: number of the holder, None for a new trial.
-        epoch: of the lease, 0 if there is none.
-        since_seconds: time since the grant of the lease.
-        left_seconds: rest of its slice.
-        joules: its energy counter, None if it has none.
-        counted: time of the counter's last known change, in Unix time.
+        joules: the counter.
+        counted: time of its last known change, in Unix time.
+        watts: None until it has changed twice.
     """
 
-    id: str
-    state: str
-    key: str = ""
-    trial: int | None = None
-    epoch: int = 0
-    since_seconds: float = 0.0
-    left_seconds: float = 0.0
-    slice_seconds: float = 0.0
-    memory_bytes: int | None = None
-    memory_free_bytes: int | None = None
-    joules: float | None = None
-    counted: float = 0.0
+    joules: float
+    counted: float
     watts: float | None = None
 
 
@@ -64,6 +49,7 @@ class Picture:
         key: of the study, empty if there is none.
         studies: the keys of all studies of the broker.
         policy: empty if no broker serves the study.
+        power: by device, of those with an energy counter.
         memory: bytes of devices that trials and their processes have, by the trials' numbers.
         counts: the number of trials in each state, without states that have none.
         trials: their device time has that of their present leases, ``device`` all of their devices;
@@ -81,7 +67,8 @@ class Picture:
     studies: tuple[str, ...] = ()
     policy: str = ""
     maximize: bool = False
-    devices: tuple[DeviceLine, ...] = ()
+    devices: tuple[DeviceStatus, ...] = ()
+    power: Mapping[str, Power] = field(default_factory=dict)
     memory: Mapping[int, int] = field(default_factory=dict)
     counts: Mapping[str, int] = field(default_factory=dict)
     trials: tuple[TrialRow, ...] = ()
@@ -120,16 +107,10 @@ def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None
 
     Power is measured between the picture ``before`` and this one.
     """
-    known = {} if before is None else {each.id: each for each in before.devices}
-    found = map(_device, broker.devices)
-    devices = tuple(_with_power(device, known.get(device.id), at) for device in found)
+    power = _power(broker.devices, {} if before is None else before.power, at)
     study = broker.study(key) or next(iter(broker.studies), None)
     if study is None:
-        return Picture(at=at, host=broker.host, devices=devices)
-    held: dict[int | None, list[DeviceLine]] = {}
-    for device in devices:
-        if device.key == study.key:
-            held.setdefault(device.trial, []).append(device)
+        return Picture(at=at, host=broker.host, devices=broker.devices, power=power)
     return Picture(
         at=at,
         host=broker.host,
@@ -138,38 +119,16 @@ def picture_of(broker: BrokerStatus, key: str, at: float, before: Picture | None
         studies=tuple(each.key for each in broker.studies),
         policy=study.policy,
         maximize=study.maximize,
-        devices=devices,
+        devices=broker.devices,
+        power=power,
         memory=_memory(broker.devices, study.key),
         counts=_counts(structs.asdict(study.counts)),
-        trials=tuple(_trial(row, held.get(row.number, [])) for row in study.trials),
+        trials=_trials(study, broker.devices),
         best=None if study.best is None else (study.best.trial, study.best.value),
         device_seconds=study.device_seconds,
         watt_hours=study.watt_hours,
         overhead_fraction=study.overhead_fraction,
         problem=_problem(study),
-    )
-
-
-def _device(device: DeviceStatus) -> DeviceLine:
-    holder = device.holder
-    line = DeviceLine(
-        id=device.id,
-        state=formats.idle(device),
-        memory_bytes=device.memory_bytes,
-        memory_free_bytes=device.memory_free_bytes,
-        joules=device.energy_joules,
-    )
-    if holder is None:
-        return line
-    return replace(
-        line,
-        state=holder.state,
-        key=holder.key,
-        trial=holder.trial,
-        epoch=holder.epoch,
-        since_seconds=holder.since_seconds,
-        left_seconds=holder.left_seconds,
-        slice_seconds=holder.slice_seconds,
     )
 
 
@@ -184,24 +143,39 @@ def _memory(devices: Iterable[DeviceStatus], key: str) -> dict[int, int]:
     return found
 
 
-def _with_power(device: DeviceLine, before: DeviceLine | None, at: float) -> DeviceLine:
-    """A device with its power, from its energy counter's last two changes."""
-    if device.joules is None or before is None or before.joules is None:
-        return replace(device, counted=at)
+def _power(
+    devices: Iterable[DeviceStatus], before: Mapping[str, Power], at: float
+) -> dict[str, Power]:
+    return {
+        device.id: _counted(device.energy_joules, before.get(device.id), at)
+        for device in devices
+        if device.energy_joules is not None
+    }
+
+
+def _counted(joules: float, before: Power | None, at: float) -> Power:
+    if before is None:
+        return Power(joules=joules, counted=at)
     # Between two changes, not two pictures: the broker reads counters less often.
-    spent, seconds = device.joules - before.joules, at - before.counted
+    spent, seconds = joules - before.joules, at - before.counted
     if spent <= 0 or seconds <= 0:
-        return replace(device, counted=before.counted, watts=before.watts)
-    return replace(device, counted=at, watts=spent / seconds)
+        return replace(before, joules=joules)
+    return Power(joules=joules, counted=at, watts=spent / seconds)
 
 
-def _trial(row: TrialRow, held: Sequence[DeviceLine]) -> TrialRow:
+def _trials(study: StudyStatus, devices: Iterable[DeviceStatus]) -> tuple[TrialRow, ...]:
+    held: dict[int | None, dict[str, float]] = {}
+    for device in devices:
+        if device.holder is not None and device.holder.key == study.key:
+            held.setdefault(device.holder.trial, {})[device.id] = device.holder.since_seconds
     # The broker counts device time when a lease ends: on the screen it grows while it lasts.
-    trains = sum(device.since_seconds for device in held)
-    return structs.replace(
-        row,
-        device_seconds=row.device_seconds + trains,
-        device=" ".join(device.id for device in held) or None,
+    return tuple(
+        structs.replace(
+            row,
+            device_seconds=row.device_seconds + sum(held.get(row.number, {}).values()),
+            device=" ".join(held.get(row.number, {})) or None,
+        )
+        for row in study.trials
     )
 
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import Static
 
-from optuna_hermes.broker._protocol import TrialRow
+from optuna_hermes.broker._protocol import DeviceStatus, TrialRow
 from optuna_hermes.errors import BrokerError, InvalidInputError, LedgerOutageError
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.view._top import _text as text
@@ -26,7 +26,8 @@ from optuna_hermes.view._top._screens import Confirm, EventLog, Help, Policies
 from optuna_hermes.view._top._trials import Trials
 from optuna_hermes.view._top._watch import TopSource
 from optuna_hermes.view.history import Bar
-from optuna_hermes.view.picture import ORDERS, DeviceLine, Picture
+from optuna_hermes.view.picture import ORDERS, Picture, Power
+from support.statuses import device_status
 
 NARROW, WIDE = (80, 24), (160, 50)
 STATES: tuple[TrialStatus, ...] = (
@@ -65,10 +66,10 @@ def trial(number: int) -> TrialRow:
     )
 
 
-def device(index: int, **fields: Any) -> DeviceLine:
+def device(index: int, **fields: Any) -> DeviceStatus:
     known = {"since_seconds": 2.0, "left_seconds": 3.0, "slice_seconds": 5.0, "epoch": index + 1}
-    taken: dict[str, Any] = {"key": "k", "trial": index, "state": "running", **known}
-    return DeviceLine(id=f"cpu:{index}", **(taken | fields))
+    holder = {"key": "k", "trial": index, **known, **fields.pop("holder", {})}
+    return device_status(**{"id": f"cpu:{index}", "holder": holder, **fields})
 
 
 def picture(count: int = 24, **fields: Any) -> Picture:
@@ -176,12 +177,10 @@ def test_nothing_is_cut_at_either_size(size: tuple[int, int], gpus: bool) -> Non
     many: dict[str, Any] = {}
     if gpus:
         fields: dict[str, Any] = {"memory_bytes": 80 << 30, "memory_free_bytes": 30 << 30}
-        cards = [
-            replace(device(i, **fields, joules=9.0, watts=312.0), id=f"GPU-{i}a2b3c4d-{i}")
-            for i in range(4)
-        ]
+        cards = [device(i, **fields, id=f"GPU-{i}a2b3c4d-{i}") for i in range(4)]
+        power = {card.id: Power(joules=9.0, counted=0.0, watts=312.0) for card in cards}
         memory = {3: 3 << 29, 4: 5 << 20}
-        many = {"devices": tuple(cards), "watt_hours": 12.5, "memory": memory}
+        many = {"devices": tuple(cards), "power": power, "watt_hours": 12.5, "memory": memory}
 
     async def act(app: Top, pilot: Pilot[None], source: FakeSource) -> None:
         lines = screen(app)
@@ -280,8 +279,9 @@ def test_on_a_narrow_screen_columns_are_left_out_whole(width: int, memory: dict[
     cells = [found for found, _ in text.row(text.columns(width, shown), row)]
     assert cells[0] == "     0"
     assert len(" " + " ".join(cells)) <= width
-    card = replace(device(0), memory_bytes=80 << 30, memory_free_bytes=30 << 30, joules=9.0)
-    lines = device_lines(replace(shown, devices=(card,)), Past(180.0), shown.at, width)
+    card = device(0, memory_bytes=80 << 30, memory_free_bytes=30 << 30)
+    power = {card.id: Power(joules=9.0, counted=0.0)}
+    lines = device_lines(replace(shown, devices=(card,), power=power), Past(180.0), shown.at, width)
     for line in str(lines).splitlines():
         assert len(line.rstrip()) <= width
 
@@ -289,7 +289,7 @@ def test_on_a_narrow_screen_columns_are_left_out_whole(width: int, memory: dict[
 def test_the_reason_why_a_device_is_free_is_cut_with_a_mark() -> None:
     """A process id that is cut would be another one."""
     why = "process 12345 (python of ada) computes on it: wait for it, or end it"
-    card = replace(device(0), state=why, epoch=0, trial=None)
+    card = device_status(problem=why)
     for width, begin in ((80, "process 12345 (python …"), (160, "process 12345 (python of ad…")):
         lines = str(device_lines(replace(picture(), devices=(card,)), Past(180.0), 50.0, width))
         assert begin in lines
@@ -306,7 +306,7 @@ def test_another_studys_trials_have_no_numbers() -> None:
         await until(pilot, lambda: any(" cpu:1   7777" in line for line in screen(app)))
         assert any(" cpu:0  other" in line for line in screen(app))
 
-    lines = (device(0), device(1, key="l", trial=7777, since_seconds=100.0))
+    lines = (device(0), device(1, holder={"key": "l", "trial": 7777, "since_seconds": 100.0}))
     play(act, shown=picture(devices=lines, studies=("k", "l")))
 
 

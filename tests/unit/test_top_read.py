@@ -16,10 +16,10 @@ from optuna_hermes.model import Device
 from optuna_hermes.view._top._devices import UNNUMBERED, Past
 from optuna_hermes.view.formats import sparkline
 from optuna_hermes.view.history import Bar, Point, StudyHistory, TrialHistory
-from optuna_hermes.view.picture import DeviceLine, Picture, picture_of, picture_of_history
+from optuna_hermes.view.picture import Picture, picture_of, picture_of_history
 from support.broker import FakeBroker
 from support.records import trial_record
-from support.statuses import broker_status, study_status
+from support.statuses import broker_status, device_status, study_status
 
 
 def reporting(broker: FakeBroker, number: int, *values: float, key: str = "s") -> None:
@@ -49,8 +49,9 @@ def test_a_picture_of_what_a_broker_tells() -> None:
     assert (trial.state, trial.device_seconds, trial.device) == ("running", 4.0, "cpu:0")
     assert picture.best == (0, 0.875)
     first, second = picture.devices
-    assert (first.trial, first.left_seconds, first.slice_seconds) == (0, 6.0, 10.0)
-    assert (second.trial, second.state, second.epoch) == (None, "free", 0)
+    assert first.holder is not None
+    left = (first.holder.trial, first.holder.left_seconds, first.holder.slice_seconds)
+    assert (left, second.holder) == ((0, 6.0, 10.0), None)
 
 
 def test_long_curves_are_thinned_out_and_keep_their_ends() -> None:
@@ -125,14 +126,14 @@ def test_power_is_what_a_counter_counts_between_two_changes() -> None:
     gpu = Device(id="GPU-0", kind="gpu", free=True, energy_joules=1000.0)
     broker = FakeBroker(devices=[gpu])
     first = seen(broker, at=10.0)
-    assert first.devices[0].watts is None
+    assert first.power["GPU-0"].watts is None
     broker.poll("GPU-0", energy_joules=1600.0)
     second = seen(broker, at=12.0, before=first)
-    assert second.devices[0].watts == 300.0
+    assert second.power["GPU-0"].watts == 300.0
     third = seen(broker, at=13.0, before=second)
-    assert third.devices[0].watts == 300.0
+    assert third.power["GPU-0"].watts == 300.0
     broker.poll("GPU-0", energy_joules=1800.0)
-    assert seen(broker, at=14.0, before=third).devices[0].watts == 100.0
+    assert seen(broker, at=14.0, before=third).power["GPU-0"].watts == 100.0
 
 
 def test_the_past_shows_who_had_most_of_each_part() -> None:
@@ -141,14 +142,12 @@ def test_the_past_shows_who_had_most_of_each_part() -> None:
     mine = [Bar("h/cpu:0", 5, 0.0, 20.0, 1), Bar("h/cpu:0", 6, 20.0, 34.0, 2)]
     bars = [*mine, Bar("other/cpu:0", 9, 0.0, 60.0, 8)]
     past.read(bars, Picture(at=60.0, host="h", key="k"))
-    holder = DeviceLine(
-        id="cpu:0", state="running", key="k", trial=None, epoch=3, since_seconds=10.0
-    )
-    picture = Picture(at=100.0, devices=(holder,))
+    holder = {"key": "k", "trial": None, "epoch": 3, "since_seconds": 10.0}
+    picture = Picture(at=100.0, devices=(device_status(holder=holder),))
     past.see(picture)
     free = [None] * 6
     assert past.cells("cpu:0", "k", 100.0, 10) == [5, 5, 6, *free, UNNUMBERED]
-    past.see(replace(picture, devices=(replace(holder, trial=7),)))
+    past.see(replace(picture, devices=(device_status(holder=holder | {"trial": 7}),)))
     assert past.cells("cpu:0", "k", 100.0, 10)[-1] == 7
     past.see(replace(picture, at=300.0, devices=()))
     assert past.cells("cpu:0", "k", 300.0, 10) == [None] * 10
@@ -157,8 +156,8 @@ def test_the_past_shows_who_had_most_of_each_part() -> None:
 def test_the_past_tells_leases_of_two_studies_apart() -> None:
     """Those of two databases may have one epoch, and only one study's numbers are shown."""
     past = Past(100.0)
-    holder = DeviceLine(id="cpu:0", state="running", key="l", trial=7, epoch=1, since_seconds=50.0)
-    picture = Picture(at=100.0, host="h", key="k", devices=(holder,))
+    device = device_status(holder={"key": "l", "trial": 7, "since_seconds": 50.0})
+    picture = Picture(at=100.0, host="h", key="k", devices=(device,))
     past.read([Bar("h/cpu:0", 5, 0.0, 50.0, 1)], picture)
     past.see(picture)
     assert past.cells("cpu:0", "k", 100.0, 4) == [5, 5, UNNUMBERED, UNNUMBERED]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from rich.style import Style
 from rich.text import Text
 
+from optuna_hermes.broker._protocol import DeviceStatus, HolderStatus
 from optuna_hermes.view import formats
 from optuna_hermes.view._top._text import (
     COOL,
@@ -20,7 +21,7 @@ from optuna_hermes.view._top._text import (
     WIDE,
 )
 from optuna_hermes.view.history import Bar
-from optuna_hermes.view.picture import DeviceLine, Picture
+from optuna_hermes.view.picture import Picture, Power
 
 _TRIAL_COLOURS = (
     *("#5f8fbd", "#6fa87d", "#bd9d5e", "#9583c4", "#c07d70"),
@@ -47,11 +48,11 @@ class Past:
     def see(self, picture: Picture) -> None:
         """Add the present leases of a picture."""
         for device in picture.devices:
-            if device.epoch:
+            if (holder := device.holder) is not None:
                 # A later picture, or the ledger, says more exactly when the lease has ended.
-                begin = picture.at - device.since_seconds
-                bar = Bar(device.id, device.trial, begin, picture.at, device.epoch)
-                self._leases[device.id][device.key, device.epoch] = bar
+                begin = picture.at - holder.since_seconds
+                bar = Bar(device.id, holder.trial, begin, picture.at, holder.epoch)
+                self._leases[device.id][holder.key, holder.epoch] = bar
         self._forget(picture.at)
 
     def read(self, bars: Iterable[Bar], picture: Picture) -> None:
@@ -120,7 +121,7 @@ def device_lines(picture: Picture, past: Past, now: float, width: int) -> Text:
     return lines
 
 
-_Part = tuple[str, int, Callable[[DeviceLine, float], Text]]
+_Part = tuple[str, int, Callable[[DeviceStatus, float], Text]]
 
 
 def _device_columns(picture: Picture, width: int) -> list[_Part]:
@@ -136,13 +137,13 @@ def _device_columns(picture: Picture, width: int) -> list[_Part]:
     bar = 10 if wide else 5
     parts: list[_Part] = [
         ("device", id_, lambda d, _: Text(_short(names[d.id], id_).ljust(id_), INK)),
-        ("trial", 5, lambda d, _: _holder(d, picture.key)),
+        ("trial", 5, lambda d, _: _holder(d.holder, picture.key)),
         ("state     slice", bar + 18, lambda d, age: _state(d, age, bar)),
     ]
     if any(each.memory_bytes is not None for each in picture.devices):
-        parts.append(("memory", 14, _memory))
-    if any(each.joules is not None for each in picture.devices):
-        parts.append(("power", 6, _power))
+        parts.append(("memory", 14, lambda d, _: _memory(d)))
+    if picture.power:
+        parts.append(("power", 6, lambda d, _: _power(picture.power.get(d.id))))
     # A number that is cut would be another one.
     while len(parts) > 2 and sum(size + 1 for _, size, _ in parts) + 1 > width:
         parts.pop()
@@ -153,35 +154,36 @@ def _short(id_: str, width: int) -> str:
     return id_ if len(id_) <= width else id_[: width - 1] + "…"
 
 
-def _holder(device: DeviceLine, key: str) -> Text:
+def _holder(holder: HolderStatus | None, key: str) -> Text:
+    if holder is None:
+        return Text(" " * 5)
     # The table below has the trials of one study, which another's would be taken for.
-    if device.epoch and device.key != key:
+    if holder.key != key:
         return Text("other", FAINT)
-    name = "" if not device.epoch else "new" if device.trial is None else str(device.trial)
-    return Text(name.rjust(5), trial_colour(device.trial))
+    name = "new" if holder.trial is None else str(holder.trial)
+    return Text(name.rjust(5), trial_colour(holder.trial))
 
 
-def _state(device: DeviceLine, age: float, width: int) -> Text:
+def _state(device: DeviceStatus, age: float, width: int) -> Text:
     """The state of a device's holder and its slice; or the reason why it has none, cut."""
-    colour = STATE_COLOURS.get(device.state, DIM)
-    if not device.epoch:
-        return Text(_short(device.state, width + 18).ljust(width + 18), colour)
-    state = Text(_short(device.state, 9).ljust(10), colour)
-    return state.append_text(_slice(device, age, width))
+    if device.holder is None:
+        return Text(_short(formats.idle(device), width + 18).ljust(width + 18), DIM)
+    state = Text(device.holder.state.ljust(10), STATE_COLOURS.get(device.holder.state, DIM))
+    return state.append_text(_slice(device.holder, age, width))
 
 
-def _slice(device: DeviceLine, age: float, width: int) -> Text:
+def _slice(holder: HolderStatus, age: float, width: int) -> Text:
     """The rest of a slice, as a bar and in seconds."""
-    if device.slice_seconds <= 0:
+    if holder.slice_seconds <= 0:
         return Text(" " * (width + 8))
-    left = max(0.0, device.left_seconds - age)
-    eighths = round(8 * width * min(1.0, left / device.slice_seconds))
+    left = max(0.0, holder.left_seconds - age)
+    eighths = round(8 * width * min(1.0, left / holder.slice_seconds))
     bar = "█" * (eighths // 8) + (_PARTS[eighths % 8] if eighths % 8 else "")
     text = Text(bar.ljust(width), f"{COOL} on {RAISED}")
     return text.append(formats.duration(left).rjust(8), DIM)
 
 
-def _memory(device: DeviceLine, age: float) -> Text:
+def _memory(device: DeviceStatus) -> Text:
     total, free = device.memory_bytes, device.memory_free_bytes
     if total is None or free is None:
         return Text(" " * 14)
@@ -189,8 +191,9 @@ def _memory(device: DeviceLine, age: float) -> Text:
     return Text(f"{used:.1f}/{total / 1024**3:.0f} GiB".rjust(14), INK)
 
 
-def _power(device: DeviceLine, age: float) -> Text:
-    return Text(("-" if device.watts is None else f"{device.watts:.0f} W").rjust(6), INK)
+def _power(power: Power | None) -> Text:
+    watts = None if power is None else power.watts
+    return Text(("-" if watts is None else f"{watts:.0f} W").rjust(6), INK)
 
 
 def trial_colour(number: int | None) -> str:
