@@ -145,14 +145,11 @@ def gc(
             "let this user do so, and run the same command again; no trial has lost anything."
         ) from error
     if json:
-        local = {str(path): n_bytes for path, n_bytes in litter.files.items()}
-        files = {**local, **litter.remote}
+        files = {str(place): n_bytes for place, n_bytes in litter.files.items()}
         freed = {"dry_run": dry_run, "freed_bytes": litter.size_bytes, "files": files}
         show_json({**freed, "elsewhere": litter.elsewhere, **dataclasses.asdict(rows)})
         return
-    files_text = (
-        f"{plural(len(litter.files) + len(litter.remote), 'file')}, {size(litter.size_bytes)}"
-    )
+    files_text = f"{plural(len(litter.files), 'file')}, {size(litter.size_bytes)}"
     show(f"Would remove {files_text}." if dry_run else f"Removed {files_text}.")
     cleared = _cleared(rows)
     if cleared:

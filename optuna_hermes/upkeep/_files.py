@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -29,24 +29,22 @@ class Litter:
     """Garbage among a study's checkpoints.
 
     Args:
-        files: each with its size in bytes.
+        files: each with its size in bytes, by path, or by URL where a store has it.
         rows: trials, with paths of their checkpoints, to be dropped from the ledger.
         elsewhere: folders that were not searched though the ledger names checkpoints there, as
             they were given to ``optimize``; and stores.
-        remote: files of stores by their URLs, each with its size in bytes.
         rows_of_deleted: keys of studies that Optuna has deleted, with rows as above.
     """
 
-    files: Mapping[Path, int]
+    files: Mapping[Path | str, int]
     rows: tuple[tuple[int, str], ...]
     elsewhere: tuple[str, ...] = ()
-    remote: Mapping[str, int] = field(default_factory=dict)
     rows_of_deleted: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def size_bytes(self) -> int:
         """The size of all files."""
-        return sum(self.files.values()) + sum(self.remote.values())
+        return sum(self.files.values())
 
 
 def find_litter(
@@ -65,8 +63,8 @@ def find_litter(
     Raises:
         UnwritableError: a store cannot be reached.
     """
-    found = [file for folder in folders for file in _files(folder)]
-    there = [file for store in stores for file in _objects(store)]
+    places: list[Path | str] = [*folders, *stores]
+    found = [file for place in places for file in _files(place)]
     # Read after the files: a trial's folder is made after the trial, so each folder has one here.
     trials = study.get_trials(deepcopy=False)
     over = {trial.number for trial in trials if trial.state.is_finished()}
@@ -76,51 +74,34 @@ def find_litter(
     stale = [row for row in here if row.number in over]
     # By the names of trial and file: the folder may be spelled in another way than in the ledger,
     # and may have been moved; and a copy of what is in a store has that file's name.
-    needed = {_names(row) for row in rows if row.number not in over}
-    # Of checkpoints beside a journal the ledger may learn long after they were written.
-    unconfirmed = {file.path.parent for file in found if file.path.name == JOURNAL}
+    needed = {_names(row.checkpoint.path) for row in rows if row.number not in over}
+    # The ledger may learn of the checkpoints in a trial's journal long after they were written.
+    unconfirmed = {file.number for file in found if _names(file.place)[1] == JOURNAL}
     litter = [
         file
         for file in found
-        if (file.path.parent.name, file.path.name) not in needed
+        if _names(file.place) not in needed
         and file.number not in held
         and (
             file.number in over
-            or (now - file.changed > ORPHAN_SECONDS and file.path.parent not in unconfirmed)
+            or (now - file.changed > ORPHAN_SECONDS and file.number not in unconfirmed)
         )
     ]
-    remote = {
-        file.url: file.size_bytes
-        for number, file in there
-        if tuple(file.url.split("/")[-2:]) not in needed
-        and number not in held
-        and (number in over or now - file.changed > ORPHAN_SECONDS)
-    }
     return Litter(
-        files={file.path: file.size_bytes for file in litter},
+        files={file.place: file.size_bytes for file in litter},
         rows=tuple((row.number, row.checkpoint.path) for row in stale),
-        remote=remote,
         elsewhere=tuple(sorted(elsewhere)),
     )
 
 
-def _names(row: CheckpointRecord) -> tuple[str, ...]:
+def _names(place: Path | str) -> tuple[str, ...]:
     """The names of the trial's folder and of the file."""
-    return tuple(row.checkpoint.path.split("/")[-2:])
+    return tuple(str(place).split("/")[-2:])
 
 
 def _url(row: CheckpointRecord) -> str:
     """The URL of the study in a store."""
     return row.checkpoint.path.rsplit("/", 2)[0]
-
-
-def _objects(store: str) -> Iterator[tuple[int, _remote.RemoteFile]]:
-    """The files of a study in a store, each with its trial's number."""
-    for file in _remote.files(store):
-        trial, _, name = file.url.removeprefix(f"{store}/").partition("/")
-        match = _TRIAL_FOLDER.fullmatch(trial)
-        if match is not None and is_own(name):
-            yield int(match[1]), file
 
 
 def with_deleted(
@@ -147,9 +128,9 @@ def with_deleted(
     # Keys come out of a database: "..", or a link to elsewhere, must not lead out of the folders.
     own = [each for each in found if each.resolve() == each.parent.resolve() / each.name]
     inside = [each for each in own if each.name in keys]
-    files = {file.path: file.size_bytes for folder in inside for file in _files(folder)}
     urls = {f"{store}/{key}" for store in stores for key in keys if _is_name(key)}
-    remote = {file.url: file.size_bytes for url in urls for _, file in _objects(url)}
+    places: list[Path | str] = [*inside, *urls]
+    files = {file.place: file.size_bytes for place in places for file in _files(place)}
     elsewhere, rows = {}, []
     for key in keys:
         here, elsewhere[key] = _sorted_out(ledger.load_checkpoints(key), inside, urls, folders)
@@ -158,7 +139,6 @@ def with_deleted(
     litter = replace(
         litter,
         files={**litter.files, **files},
-        remote={**litter.remote, **remote},
         elsewhere=tuple(sorted({*litter.elsewhere, *chain.from_iterable(elsewhere.values())})),
         rows_of_deleted=tuple(rows),
     )
@@ -213,41 +193,51 @@ def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
         UnwritableError: a store cannot be reached; the rows of its files stay.
     """
     # In this order: rows whose files are gone are found again after an interruption.
-    for path in litter.files:
-        path.unlink(missing_ok=True)
-    for url in litter.remote:
-        _remote.remove(url)
+    for place in litter.files:
+        if isinstance(place, Path):
+            place.unlink(missing_ok=True)
+        else:
+            _remote.remove(place)
     own = _optuna.study_key(study)
     rows = [*((own, *each) for each in litter.rows), *litter.rows_of_deleted]
     for first in range(0, len(rows), _MOST_AT_ONCE):
         with ledger.batch():
             for key, number, row in rows[first : first + _MOST_AT_ONCE]:
                 ledger.drop_checkpoint(key, number, row)
-    for folder in {path.parent for path in litter.files}:
+    for folder in {place.parent for place in litter.files if isinstance(place, Path)}:
         if not any(folder.iterdir()):
             folder.rmdir()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    path: Path
+    place: Path | str
     number: int
     size_bytes: int
     changed: float
 
 
-def _files(folder: Path) -> Iterator[_File]:
-    """The checkpoints and journals in folders of trials."""
-    for path in sorted(folder.glob("trial-*/*")):
-        match = _TRIAL_FOLDER.fullmatch(path.parent.name)
+def _files(study: Path | str) -> Iterator[_File]:
+    """The checkpoints and journals of a study's trials, in its folder or at its URL in a store."""
+    for place, size_bytes, changed in _found(study):
+        folder, _, name = str(place).removeprefix(f"{study}/").partition("/")
+        match = _TRIAL_FOLDER.fullmatch(folder)
         # What a trial prints, or its Trainer saves there, is the user's.
-        own = is_own(path.name) or path.name in (JOURNAL, f"{JOURNAL}.new")
-        if match is None or not own or path.parent.is_symlink():
-            continue
+        if match is not None and (is_own(name) or name in (JOURNAL, f"{JOURNAL}.new")):
+            number = int(match[1])
+            yield _File(place=place, number=number, size_bytes=size_bytes, changed=changed)
+
+
+def _found(study: Path | str) -> Iterator[tuple[Path | str, int, float]]:
+    """All files there may be, with their sizes and the times of their last changes."""
+    if isinstance(study, str):
+        for file in _remote.files(study):
+            yield file.url, file.size_bytes, file.changed
+        return
+    for path in sorted(study.glob("trial-*/*")):
         try:
             status = path.lstat()
         except OSError:  # it is gone
             continue
-        if stat.S_ISREG(status.st_mode):
-            number, size_bytes = int(match[1]), status.st_size
-            yield _File(path=path, number=number, size_bytes=size_bytes, changed=status.st_mtime)
+        if stat.S_ISREG(status.st_mode) and not path.parent.is_symlink():
+            yield path, status.st_size, status.st_mtime
