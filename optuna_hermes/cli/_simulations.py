@@ -18,8 +18,8 @@ from optuna_hermes.view.simulation import counting
 if TYPE_CHECKING:
     from optuna_hermes.cluster.job_replay import JobRules
     from optuna_hermes.cluster.jobs import ClusterJob
-    from optuna_hermes.replay import Result
-    from optuna_hermes.replay._studies import StudyMetrics, StudyRules
+    from optuna_hermes.replay import Result, Row, SimulationRules
+    from optuna_hermes.replay._studies import StudyMetrics, StudyRow, StudyRules
     from optuna_hermes.simulator import CurveSet
 
 Document = dict[str, Any]
@@ -46,28 +46,10 @@ def of_lists(
     for name in names:
         replay.check_policy(name)
     rules = replay.SimulationRules(n_devices=n_devices, n_trials=n_trials, switch_cost=switch_cost)
-    jobs = list(product(range(len(sets)), names, seeds))
-    answers, failed = _simulated(partial(replay.simulate_one, sets, rules), jobs)
-    results = list(answers.values())
-    return {
-        "settings": {
-            **_settings(sets, names, n_devices, switch_cost, seeds),
-            "trials": n_trials,
-        },
-        "failed": failed,
-        "results": _results(results),
-        "table": [
-            {
-                "policy": row.policy,
-                **row.means,
-                "switches": row.switches,
-                "killed_best": row.killed_best,
-                "ratios": row.ratios,
-                "families": row.families,
-            }
-            for row in replay.tabulate(results)
-        ],
-    }
+    simulate = partial(replay.simulate_one, sets, rules)
+    document = _of_sets(sets, names, rules, seeds, simulate, replay.tabulate)
+    document["settings"]["trials"] = n_trials
+    return document
 
 
 def with_sampler(
@@ -92,27 +74,56 @@ def with_sampler(
         check_study_policy(name)
     # Raises for an unknown name before anything is simulated.
     make_sampler(sampler, 0)
-    setup = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
-    jobs = list(product(range(len(sets)), names, seeds))
-    answers, failed = _simulated(partial(_study_result, sets, setup), jobs)
+    rules = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
+    document = _of_sets(
+        sets, names, rules, seeds, partial(_study_result, sets, rules), tabulate_studies
+    )
+    document["settings"] |= {"sampler": sampler, "budget": budget}
+    document["table"].sort(key=lambda row: row["fin1"])
+    return document
+
+
+def _of_sets(
+    sets: Sequence[CurveSet],
+    policies: Sequence[str],
+    rules: SimulationRules | StudyRules,
+    seeds: Sequence[int],
+    simulate: Callable[[tuple[int, str, int]], Result[Any]],
+    tabulate: Callable[[Sequence[Result[Any]]], Sequence[Row | StudyRow]],
+) -> Document:
+    jobs = list(product(range(len(sets)), policies, seeds))
+    answers, failed = _simulated(simulate, jobs)
     results = list(answers.values())
     return {
         "settings": {
-            **_settings(sets, names, n_devices, switch_cost, seeds),
-            "sampler": sampler,
-            "budget": budget,
+            "sets": [
+                {"name": each.name, "family": each.family, "trials": len(each.recordings)}
+                for each in sets
+            ],
+            "policies": policies,
+            "devices": rules.n_devices,
+            "seeds": list(seeds),
+            "switch_cost": rules.switch_cost,
         },
         "failed": failed,
-        "results": _results(results),
-        "table": [
+        "results": [
             {
-                "policy": row.policy,
-                **row.means,
-                "ratios": {"fifo": row.over_fifo, "best pruner": row.over_pruners},
+                "set": each.curve_set,
+                "family": each.family,
+                "policy": each.policy,
+                "seed": each.seed,
+                **asdict(each.metrics),
             }
-            for row in sorted(tabulate_studies(results), key=lambda row: row.means["fin1"])
+            for each in results
         ],
+        "table": [_row(row) for row in tabulate(results)],
     }
+
+
+def _row(row: Row | StudyRow) -> Document:
+    fields = {"policy": row.policy, **row.means, **vars(row)}
+    del fields["means"]
+    return fields
 
 
 def _simulated(
@@ -157,38 +168,6 @@ def _study_result(
     return Result(
         curve_set=chosen.name, family=chosen.family, policy=policy, seed=seed, metrics=metrics
     )
-
-
-def _results(results: Sequence[Result[Any]]) -> list[Document]:
-    return [
-        {
-            "set": each.curve_set,
-            "family": each.family,
-            "policy": each.policy,
-            "seed": each.seed,
-            **asdict(each.metrics),
-        }
-        for each in results
-    ]
-
-
-def _settings(
-    sets: Sequence[CurveSet],
-    policies: Sequence[str],
-    n_devices: int,
-    switch_cost: float,
-    seeds: Sequence[int],
-) -> Document:
-    return {
-        "sets": [
-            {"name": each.name, "family": each.family, "trials": len(each.recordings)}
-            for each in sets
-        ],
-        "policies": list(policies),
-        "devices": n_devices,
-        "seeds": list(seeds),
-        "switch_cost": switch_cost,
-    }
 
 
 def of_jobs(

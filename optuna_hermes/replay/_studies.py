@@ -164,33 +164,37 @@ MEASURES = (*TIMES, "trials_opened")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRow:
-    """A policy's geometric means over sets of the means over seeds."""
+    """A policy's metrics over all sets: geometric means over sets of the mean over seeds.
+
+    Args:
+        policy: name of the policy.
+        means: by each of ``MEASURES``.
+        ratios: speed-ups over ``fifo``, and over the ``best pruner`` in each of ``TIMES``; empty
+            where those were not simulated.
+    """
 
     policy: str
-    means: dict[str, float]  # by measure
-    # Speed-up over ``fifo`` by measure; empty where that was not simulated.
-    over_fifo: dict[str, float]
-    over_pruners: dict[str, float]  # likewise over the pruner that is best in that measure
+    means: dict[str, float]
+    ratios: dict[str, dict[str, float]]
 
 
-def tabulate_studies(trials: Sequence[Result[StudyMetrics]]) -> tuple[StudyRow, ...]:
-    """Summarise results, a row for each policy, in the order of their first results."""
-    policies = list(dict.fromkeys(trial.policy for trial in trials))
+def tabulate_studies(results: Sequence[Result[StudyMetrics]]) -> list[StudyRow]:
+    """A row for each policy, in the order of their first results."""
+    policies = list(dict.fromkeys(result.policy for result in results))
     means = {
-        policy: means_of([trial for trial in trials if trial.policy == policy], MEASURES)
+        policy: means_of([result for result in results if result.policy == policy], MEASURES)
         for policy in policies
     }
-    pruners = [means[policy] for policy in policies if policy in PRUNERS]
     fifo = [means["fifo"]] if "fifo" in means else []
-    return tuple(
+    pruners = [means[policy] for policy in policies if policy in PRUNERS]
+    return [
         StudyRow(
             policy=policy,
-            means=means[policy],
-            over_fifo=speed_ups(means[policy], fifo),
-            over_pruners=speed_ups(means[policy], pruners),
+            means=own,
+            ratios={"fifo": speed_ups(own, fifo), "best pruner": speed_ups(own, pruners)},
         )
-        for policy in policies
-    )
+        for policy, own in means.items()
+    ]
 
 
 def speed_ups(means: dict[str, float], rivals: Sequence[dict[str, float]]) -> dict[str, float]:

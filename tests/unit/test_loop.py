@@ -253,15 +253,15 @@ def test_the_table_has_means_over_seeds_then_over_sets() -> None:
     assert list(rows) == list(anys)
     assert rows["hermes"].means["any5"] == pytest.approx(0.1)
     assert rows["hermes"].means["trials_opened"] == pytest.approx(10)
-    assert rows["hermes"].over_fifo["any5"] == pytest.approx(6)
-    assert rows["hermes"].over_pruners["any5"] == pytest.approx(3)
-    assert "trials_opened" not in rows["hermes"].over_fifo
+    assert rows["hermes"].ratios["fifo"]["any5"] == pytest.approx(6)
+    assert rows["hermes"].ratios["best pruner"]["any5"] == pytest.approx(3)
+    assert "trials_opened" not in rows["hermes"].ratios["fifo"]
 
 
 def test_a_table_without_rivals_has_no_ratios() -> None:
     """There is nothing to compare with."""
     (row,) = tabulate_studies([loop_run("a", "hermes", 0, 0.1)])
-    assert (row.over_fifo, row.over_pruners) == ({}, {})
+    assert row.ratios == {"fifo": {}, "best pruner": {}}
 
 
 def test_every_set_policy_and_seed_is_run() -> None:
