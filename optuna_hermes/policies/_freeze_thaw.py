@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from optuna_hermes.curves import CurveCache
-from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies.base import Policy, opened, place, with_openings
-
-Acquisition = Literal["random-horizon", "expected-improvement"]
 
 # Exponents of the power laws that are averaged over.
 EXPONENTS = np.array([0.15, 0.4, 0.8, 1.5])
@@ -38,13 +34,9 @@ class FreezeThaw(Policy):
 
     Swersky, Snoek and Adams, "Freeze-Thaw Bayesian Optimization", arXiv 1406.3896, 2014: training
     curves are extrapolated with uncertainty, trials are paused and resumed, and an acquisition
-    function chooses among them. There are two:
-
-    - ``expected-improvement``: the expectation of how far the trial's end lies below the best
-      value seen so far, 0 where it lies above.
-    - ``random-horizon``: the probability that the trial is below a target some units from now, both
-      drawn anew for every decision, as in Rakotoarison et al., "In-Context Freeze-Thaw Bayesian
-      Optimization" (ifBO), ICML 2024.
+    function chooses among them. Here it is the probability that a trial is below a target some
+    units from now, both drawn anew for every decision, as in Rakotoarison et al., "In-Context
+    Freeze-Thaw Bayesian Optimization" (ifBO), ICML 2024.
 
     This project's own: a curve is a power law ``a + b * unit ** -c`` with noise instead of a
     Gaussian process; ``c`` is averaged over a small grid, and ``a`` and ``b`` have the closed form
@@ -52,16 +44,9 @@ class FreezeThaw(Policy):
     of the trials are not used. A span is the distance between the median first value and the
     best one of all trials. A trial whose last value is NaN or infinite goes last. New trials are
     opened as by ``with_openings``.
-
-    Args:
-        acquisition: the function that ranks trials, see above.
     """
 
-    def __init__(self, acquisition: Acquisition = "random-horizon") -> None:
-        if acquisition not in get_args(Acquisition):
-            known = ", ".join(get_args(Acquisition))
-            raise InvalidInputError(f"acquisition must be one of {known} but got {acquisition!r}.")
-        self.acquisition: Acquisition = acquisition
+    def __init__(self) -> None:
         self._moments = CurveCache(moments_of)
         self._lowest = CurveCache(_lowest)
 
@@ -87,8 +72,6 @@ class FreezeThaw(Policy):
             [len(r.curve.values) if r.units_left is None else max(r.units_left, 1) for r in trials],
             dtype=float,
         )
-        if self.acquisition == "expected-improvement":
-            return _expected_improvement(extrapolate(moments, ages + left, span), best)
         # A new draw once a unit is reported, the same one for the same snapshot.
         rng = np.random.default_rng([abs(snapshot.seed), n_units])
         # The horizon is even up to what the longest trial has left, the improvement from 0.01 % to
@@ -183,12 +166,3 @@ def _lowest(curve: Curve) -> float:
 
 def _is_number(value: float) -> bool:
     return abs(value) < HUGE
-
-
-def _expected_improvement(forecast: Forecast, best: float) -> Array:
-    gain = best - forecast.mean
-    z = gain / forecast.deviation
-    below = np.array([0.5 * math.erfc(-each / math.sqrt(2.0)) for each in z.tolist()])
-    density = np.exp(-0.5 * z**2) / math.sqrt(2.0 * math.pi)
-    improvement: Array = gain * below + forecast.deviation * density
-    return improvement

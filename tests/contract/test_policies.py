@@ -92,10 +92,6 @@ class TestFreezeThaw(PolicyContract):
     policy = FreezeThaw()
 
 
-class TestFreezeThawByExpectedImprovement(PolicyContract):
-    policy = FreezeThaw("expected-improvement")
-
-
 class TestQssf(PolicyContract):
     policy = Qssf()
 

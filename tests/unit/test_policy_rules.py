@@ -30,10 +30,9 @@ BY_CURVES: list[Policy] = [
     Slaq(),
     HermesSlope(),
     FreezeThaw(),
-    FreezeThaw("expected-improvement"),
 ]
 
-ids = [type(policy).__name__ + getattr(policy, "acquisition", "") for policy in BY_CURVES]
+ids = [type(policy).__name__ for policy in BY_CURVES]
 
 
 def trace_of(policy: Policy, *trainings: Sequence[float], n_devices: int = 1) -> list[int]:
@@ -317,7 +316,7 @@ def test_forecasts_further_off_are_less_certain() -> None:
 @settings(deadline=None, max_examples=40)
 @given(
     table=st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=6), min_size=2, max_size=6),
-    policy=st.sampled_from([Slaq(), FreezeThaw(), FreezeThaw("expected-improvement")]),
+    policy=st.sampled_from([Slaq(), FreezeThaw()]),
 )
 def test_the_scale_of_a_loss_means_nothing(table: list[list[int]], policy: Policy) -> None:
     """A loss that is multiplied by a power of two leads to the same order."""
@@ -326,10 +325,9 @@ def test_the_scale_of_a_loss_means_nothing(table: list[list[int]], policy: Polic
     assert decide(policy, *trials, devices=3) == decide(policy, *scaled, devices=3)
 
 
-@pytest.mark.parametrize("acquisition", ["random-horizon", "expected-improvement"])
-def test_freeze_thaw_goes_on_with_what_will_be_lower(acquisition: str) -> None:
+def test_freeze_thaw_goes_on_with_what_will_be_lower() -> None:
     """Of runs at one level it prefers the one that falls, and a diverged one comes last."""
-    policy = FreezeThaw(acquisition)  # type: ignore[arg-type]
+    policy = FreezeThaw()
     flat = parked(0, 0.5, 0.5, 0.5, 0.5)
     falling = parked(1, 0.8, 0.7, 0.6, 0.5)
     diverged = parked(2, 0.8, 0.1, math.nan)
@@ -397,7 +395,6 @@ def test_an_idle_device_opens_a_trial(policy: Policy) -> None:
         (Asha, {"eta": 1}),
         (LeastAttainedService, {"thresholds": (3, 2)}),
         (LeastAttainedService, {"thresholds": (0, 2)}),
-        (FreezeThaw, {"acquisition": "luck"}),
     ],
 )
 def test_bad_settings_are_refused(policy: type[Policy], arguments: dict[str, object]) -> None:
