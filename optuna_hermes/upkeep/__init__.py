@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from optuna_hermes.upkeep._files import (
-    ORPHAN_SECONDS,
-    Litter,
-    find_litter,
-    remove,
-    with_deleted,
-)
-from optuna_hermes.upkeep._finish import FinishPlan, finish, held_trials, plan_finish
-from optuna_hermes.upkeep._overrides import change_policy, finish_live, want
-from optuna_hermes.upkeep._rows import Rows, find_rows, remove_rows
-
-__all__ = [
-    "ORPHAN_SECONDS",
-    "FinishPlan",
-    "Litter",
-    "Rows",
-    "change_policy",
-    "find_litter",
-    "find_rows",
-    "finish",
-    "finish_live",
-    "held_trials",
-    "plan_finish",
-    "remove",
-    "remove_rows",
-    "want",
-    "with_deleted",
-]
+from optuna_hermes.upkeep._files import ORPHAN_SECONDS as ORPHAN_SECONDS
+from optuna_hermes.upkeep._files import Litter as Litter
+from optuna_hermes.upkeep._files import find_litter as find_litter
+from optuna_hermes.upkeep._files import remove as remove
+from optuna_hermes.upkeep._files import with_deleted as with_deleted
+from optuna_hermes.upkeep._finish import finish as finish
+from optuna_hermes.upkeep._finish import held_trials as held_trials
+from optuna_hermes.upkeep._finish import plan_finish as plan_finish
+from optuna_hermes.upkeep._overrides import change_policy as change_policy
+from optuna_hermes.upkeep._overrides import finish_live as finish_live
+from optuna_hermes.upkeep._overrides import want as want
+from optuna_hermes.upkeep._rows import Rows as Rows
+from optuna_hermes.upkeep._rows import find_rows as find_rows
+from optuna_hermes.upkeep._rows import remove_rows as remove_rows
