@@ -61,24 +61,20 @@ class HermesPruner(BasePruner):
             for kind, reason in _REFUSED.items():
                 if isinstance(pruner, kind):
                     raise UnsupportedPrunerError(f"{kind.__name__} cannot be wrapped: {reason}")
-        self._wrapped = wrapped
-
-    @property
-    def wrapped(self) -> BasePruner | None:
+        self.wrapped = wrapped
         """The pruner that may still stop trials."""
-        return self._wrapped
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
         """Report, wait while other trials have the device, then ask the wrapped pruner."""
         with _optuna.turn(study, trial) as (session, is_own):
             if session is not None and not session.managed:
                 _take_turns(session, study, trial, reports=is_own)
-        if self._wrapped is None:
+        if self.wrapped is None:
             return False
         _optuna.settle_reports(study)
         if _optuna.is_late(study):
             return False  # an outage: the other trials' values cannot be read
-        return self._wrapped.prune(study, trial)
+        return self.wrapped.prune(study, trial)
 
 
 def _take_turns(

@@ -72,10 +72,13 @@ class HermesSampler(BaseSampler):
                 "slice_seconds must be a finite number of seconds, 0 or more, but got "
                 f"{slice_seconds}."
             )
-        self._base = _base(base, seed)
-        self._seed = seed
+        self.base = _base(base, seed)
+        """The sampler that proposes."""
+        self.seed = seed
+        """The seed that it was given."""
         devices_text(devices)
-        self._devices = devices
+        self.devices = devices
+        """The devices that it was given."""
         self._policy = policy
         self._slice_seconds = float(slice_seconds)  # one of NumPy's is not sent to a broker
 
@@ -83,42 +86,27 @@ class HermesSampler(BaseSampler):
     def terms(self) -> _optuna.SharingTerms:
         """The broker's devices, policy and slice length for a plain ``study.optimize``."""
         return _optuna.SharingTerms(
-            devices=devices_text(self._devices),
+            devices=devices_text(self.devices),
             policy=self._policy,
             slice_seconds=self._slice_seconds,
         )
 
-    @property
-    def devices(self) -> str | None:
-        """The devices that it was given."""
-        return self._devices
-
-    @property
-    def base(self) -> BaseSampler:
-        """The sampler that proposes."""
-        return self._base
-
-    @property
-    def seed(self) -> int | None:
-        """The seed that it was given."""
-        return self._seed
-
     def reseed_rng(self) -> None:
         """Delegate to the base sampler."""
-        self._base.reseed_rng()
+        self.base.reseed_rng()
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         """Delegate, with the study as this class shows it."""
         _optuna.read_anew(study, trial._trial_id)
-        return self._base.infer_relative_search_space(_optuna.StudyView(study), trial)
+        return self.base.infer_relative_search_space(_optuna.StudyView(study), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """Delegate, with the study as this class shows it."""
-        return self._base.sample_relative(_optuna.StudyView(study), trial, search_space)
+        return self.base.sample_relative(_optuna.StudyView(study), trial, search_space)
 
     def sample_independent(
         self,
@@ -128,7 +116,7 @@ class HermesSampler(BaseSampler):
         param_distribution: BaseDistribution,
     ) -> Any:
         """Delegate, with the study as this class shows it."""
-        return self._base.sample_independent(
+        return self.base.sample_independent(
             _optuna.StudyView(study), trial, param_name, param_distribution
         )
 
@@ -141,7 +129,7 @@ class HermesSampler(BaseSampler):
             )
         # Before anything is suggested: the proposal uses all that is known when training begins.
         _optuna.begin_trial(study, trial, self.terms)
-        self._base.before_trial(_optuna.StudyView(study), trial)
+        self.base.before_trial(_optuna.StudyView(study), trial)
 
     def after_trial(
         self,
@@ -152,7 +140,7 @@ class HermesSampler(BaseSampler):
     ) -> None:
         """Delegate, then give the device back."""
         try:
-            self._base.after_trial(_optuna.StudyView(study), trial, state, values)
+            self.base.after_trial(_optuna.StudyView(study), trial, state, values)
         finally:
             # Also if the base sampler raises: the device must not stay with a trial that is over.
             _optuna.end_trial(study, trial, state)
