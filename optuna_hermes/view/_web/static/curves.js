@@ -130,7 +130,7 @@ export class Curves {
 
   hover(plot, left, top) {
     this.near = left < 0 ? null : this.nearest(plot, left, top);
-    this.view.hover(this.near ? Number(this.near.key) : null, "curves");
+    this.view.hover(this.near ? Number(this.near.key) : null);
     const box = plot.over.getBoundingClientRect();
     showTip(this.near && this.words(), box.left + left, box.top + top);
   }
@@ -208,10 +208,6 @@ export class Path {
     const log = suitsLog(values);
     const most = Math.max(this.view.deviceSeconds(), path[path.length - 1][0]);
     this.plot.show([0, most * 1.04 || 1], span(values, log), log);
-  }
-
-  redraw() {
-    this.plot.plot?.redraw(false);
   }
 
   draw(plot, ctx, ratio) {

@@ -48,5 +48,3 @@ export function where(trial) {
   if (trial.state === "parked") return TIERS[trial.tier] ?? "";
   return trial.state === "stored" ? TIERS.disk : "";
 }
-
-export const OVERRIDES = { held: "held", boosted: "boosted", finishing: "finishing" };

@@ -111,7 +111,7 @@ export class Schedule {
 
   hover(plot, left, top) {
     this.near = left < 0 ? null : this.under(plot, left, top);
-    this.view.hover(this.near ? this.near[1] : null, "schedule");
+    this.view.hover(this.near ? this.near[1] : null);
     const box = plot.over.getBoundingClientRect();
     showTip(this.near && this.words(this.near), box.left + left, box.top + top);
   }

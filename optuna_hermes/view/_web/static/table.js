@@ -1,6 +1,6 @@
 // The table of trials: sorted by any column, one row at a time within reach of the keyboard.
 
-import { duration, energy, number, where, OVERRIDES } from "./format.js";
+import { duration, energy, number, where } from "./format.js";
 import { icon, make, put } from "./panels.js";
 
 const SHOWN = 300;
@@ -37,8 +37,8 @@ export class Table {
     this.head();
     this.body.addEventListener("keydown", (event) => this.key(event));
     this.body.addEventListener("focusin", (event) => this.enter(event));
-    this.body.addEventListener("pointerover", (event) => view.hover(numberOf(event), "table"));
-    this.body.addEventListener("pointerleave", () => view.hover(null, "table"));
+    this.body.addEventListener("pointerover", (event) => view.hover(numberOf(event)));
+    this.body.addEventListener("pointerleave", () => view.hover(null));
     this.more.addEventListener("click", () => {
       this.all = true;
       this.update();
@@ -187,7 +187,7 @@ export class Table {
 
   state(cell, trial) {
     const at = where(trial);
-    const override = OVERRIDES[trial.override];
+    const { override } = trial;
     const shown = `${trial.state} ${at} ${override}`;
     if (cell.dataset.shown === shown) return;
     cell.dataset.shown = shown;
