@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from optuna_hermes.suspend._values._tree import each_once, is_sparse, mapped, storable
+from optuna_hermes.suspend._values._tree import is_sparse, leaves, mapped, storable
 
 _MERSENNE = "MT19937"
 """NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
@@ -146,16 +146,9 @@ def on_device(value: Any) -> bool:
 
     from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
-    if used_accelerator() is None:
-        return False
-
-    def inside(each: Any) -> Any:
-        if issubclass(type(each), dict):
-            return each.values()
-        return each if issubclass(type(each), list | tuple) else ()
-
-    every = each_once(value, inside)
-    return any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each, _ in every)
+    return used_accelerator() is not None and any(
+        isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in leaves(value)
+    )
 
 
 def filled(present: Any, kind: Any, items: Any) -> Any:

@@ -27,7 +27,7 @@ from optuna_hermes.suspend._values._generators import (
     set_states,
     states_of,
 )
-from optuna_hermes.suspend._values._tree import NUMBERS, each_once, frozen, mapped
+from optuna_hermes.suspend._values._tree import NUMBERS, each_once, frozen, leaves
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
@@ -135,7 +135,8 @@ class _PlainAttributes:
         # The arrays of the beginning are filled when they are restored: the objective may hold
         # them, too. Weak, as those that are replaced may go.
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._made.update(_arrays_in(self.values()))
+        first = [each for each in leaves(self.values()) if isinstance(each, _ARRAYS)]
+        self._made.update((id(each), each) for each in first)
         self._first = frozen(self.values())
         # Saved from then on: the next process may have other first values.
         self._changed: set[str] = set()
@@ -272,13 +273,6 @@ def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
         for code in codes:
             yield code
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-
-
-def _arrays_in(tree: Any) -> dict[int, Any]:
-    """The arrays and tensors of a tree, by ``id``."""
-    found: dict[int, Any] = {}
-    mapped(tree, lambda leaf: found.setdefault(id(leaf), leaf))
-    return {key: each for key, each in found.items() if isinstance(each, _ARRAYS)}
 
 
 def _same(one: Any, other: Any) -> bool:

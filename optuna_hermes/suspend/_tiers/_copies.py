@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from optuna_hermes.suspend._tiers._accelerators import Accelerator, accelerator_of, used_accelerator
-from optuna_hermes.suspend._values._tree import frozen, mapped, storable
+from optuna_hermes.suspend._values._tree import frozen, leaves, storable
 
 log = logging.getLogger(__name__)
 
@@ -151,18 +151,8 @@ def _on_accelerators(tree: Any) -> list[torch.Tensor]:
     """The tensors of a tree that have memory on accelerators, each once."""
     if used_accelerator() is None:
         return []
-    found: dict[int, torch.Tensor] = {}
-
-    def find(value: Any) -> Any:
-        if storable(value) and value.device.type != "cpu" and value.numel():
-            found[id(value)] = value
-        return value
-
-    try:
-        mapped(tree, find)
-    except RecursionError:  # ``pack`` raises its error
-        return []
-    return list(found.values())
+    tensors = filter(storable, leaves(tree))
+    return [each for each in tensors if each.device.type != "cpu" and each.numel()]
 
 
 def _groups(sizes: Sequence[int]) -> list[list[int]]:

@@ -85,7 +85,19 @@ def each_once(
             seen.add(id(each))
             parts = inside(each)
             yield each, parts
-            waiting += parts
+            if not NUMBERS.issuperset(map(type, parts)):  # at once: there may be a million of them
+                waiting += parts
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """What is in dictionaries, lists, tuples and sets, but numbers and text; each object once."""
+
+    def inside(each: Any) -> Collection[Any]:
+        if issubclass(type(each), dict):
+            return [*each, *each.values()]
+        return each if issubclass(type(each), list | tuple | set | frozenset) else ()
+
+    return (each for each, parts in each_once(tree, inside) if not parts)
 
 
 def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> Any:
