@@ -6,7 +6,6 @@ from optuna_hermes.suspend._base import (
     CleanPoint,
     Footprint,
     Session,
-    Tier,
 )
 from optuna_hermes.suspend._state import kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._tiers._disk import read, write
@@ -15,7 +14,6 @@ __all__ = [
     "CleanPoint",
     "Footprint",
     "Session",
-    "Tier",
     "kept_rng",
     "read",
     "rng_state",

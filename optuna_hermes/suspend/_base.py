@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,37 +61,6 @@ class Footprint:
     device_bytes: int
     host_bytes: int = 0
     stored: Checkpoint | None = None
-
-
-class Tier(ABC):
-    """A place where a suspended trial waits: on its device, in host memory, or on disk.
-
-    One object serves one trial, any number of times. ``suspend`` and ``resume`` alternate. The
-    caller keeps the random states around the two: those in ``dump`` are only read again when the
-    trial is resumed from that tree.
-    """
-
-    name: TierName
-
-    @abstractmethod
-    def suspend(self, state: CleanPoint) -> Footprint:
-        """Put the trial into this tier, and return what it still takes.
-
-        Raises:
-            SuspendError: it cannot be put there; it is as it was.
-        """
-
-    @abstractmethod
-    def resume(self) -> dict[str, Any] | None:
-        """Bring the trial back.
-
-        Returns:
-            None if every tensor is where it was, with the same values; else the tree that
-            ``dump`` gave, to be loaded into new objects.
-
-        Raises:
-            SuspendError: it cannot be brought back from there.
-        """
 
 
 class Session(Protocol):

@@ -13,7 +13,7 @@ from torch import nn
 from optuna_hermes.errors import SuspendError
 from optuna_hermes.suspend._tiers._host import HostTier
 from optuna_hermes.suspend._tiers._tensor_storages import Gauge
-from optuna_hermes.suspend._tiers._tier_mover import ResidentTier
+from optuna_hermes.suspend._tiers._tier_mover import resident
 from optuna_hermes.workers._fault import is_out_of_memory
 from support.accelerator import KIND, pinned_bytes, set_limit, waiting
 
@@ -139,7 +139,7 @@ def test_a_trial_on_two_devices_leaves_both_idle() -> None:
     for net in nets:
         torch.nn.init.ones_(net.weight)
     assert [waiting(index) > 0 for index in range(2)] == [True, True]
-    ResidentTier().suspend(Point(nets))
+    resident(Point(nets))
     assert [waiting(index) for index in range(2)] == [0, 0]
 
 

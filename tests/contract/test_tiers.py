@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes.suspend import Tier, read, write
+from optuna_hermes.suspend import CleanPoint, Footprint, read, write
 from optuna_hermes.suspend._tiers._host import HostTier
-from optuna_hermes.suspend._tiers._tier_mover import ResidentTier
+from optuna_hermes.suspend._tiers._tier_mover import resident
 from support.disk_tier import DiskTier
-from support.tier_contract import STEPS, TierContract, Training, uninterrupted
+from support.tier_contract import STEPS, Tier, TierContract, Training, uninterrupted
+
+
+class ResidentTier:
+    """The resident tier: nothing moves."""
+
+    def suspend(self, state: CleanPoint) -> Footprint:
+        return resident(state)
+
+    def resume(self) -> None:
+        pass
 
 
 class TestResident(TierContract):

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError
-from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend import CleanPoint, Footprint, Tier, write
+from optuna_hermes.model import Checkpoint
+from optuna_hermes.suspend import CleanPoint, Footprint, write
 from optuna_hermes.suspend._tiers._disk import _load
 
 
-class DiskTier(Tier):
+class DiskTier:
     """The disk tier: the trial waits in a checkpoint, and its process may end."""
-
-    name: TierName = "disk"
 
     def __init__(self, folder: Path, known: Callable[[], Collection[Checkpoint]]) -> None:
         self._folder = folder
@@ -23,7 +21,7 @@ class DiskTier(Tier):
         self._stored: tuple[Checkpoint, str] | None = None
 
     def suspend(self, state: CleanPoint) -> Footprint:
-        """See ``Tier``. The caller frees what the trial has in memory."""
+        """Write its checkpoint. The caller frees what the trial has in memory."""
         if not state.can_store:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot be stored from here: suspend it in memory."

@@ -9,7 +9,7 @@ import random
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import pytest
@@ -17,10 +17,37 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend import Footprint, Tier, kept_rng, rng_state, set_rng_state
+from optuna_hermes.suspend import CleanPoint, Footprint, kept_rng, rng_state, set_rng_state
 
 STEPS = 30
 SEED = 3
+
+
+class Tier(Protocol):
+    """A place where a suspended trial waits: on its device, in host memory, or on disk.
+
+    One object serves one trial, any number of times. ``suspend`` and ``resume`` alternate. The
+    caller keeps the random states around the two: those in ``dump`` are only read again when the
+    trial is resumed from that tree.
+    """
+
+    def suspend(self, state: CleanPoint) -> Footprint:
+        """Put the trial into this tier, and return what it still takes.
+
+        Raises:
+            SuspendError: it cannot be put there; it is as it was.
+        """
+
+    def resume(self) -> dict[str, Any] | None:
+        """Bring the trial back.
+
+        Returns:
+            None if every tensor is where it was, with the same values; else the tree that
+            ``dump`` gave, to be loaded into new objects.
+
+        Raises:
+            SuspendError: it cannot be brought back from there.
+        """
 
 
 class Net(nn.Module):

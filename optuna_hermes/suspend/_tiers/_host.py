@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.model import TierName
-from optuna_hermes.suspend._base import CleanPoint, Footprint, Tier
+from optuna_hermes.suspend._base import CleanPoint, Footprint
 from optuna_hermes.suspend._tiers._accelerators import accelerator_of
 from optuna_hermes.suspend._tiers._arena import Arena
 from optuna_hermes.suspend._tiers._tensor_storages import device_of, forget, movable, storages
@@ -18,10 +17,12 @@ from optuna_hermes.suspend._values._tree import is_sparse, mapped, with_parts
 log = logging.getLogger(__name__)
 
 
-class HostTier(Tier):
-    """The host tier: the tensors wait in host memory, the device is free, the process stays."""
+class HostTier:
+    """The host tier: the tensors wait in host memory, the device is free, the process stays.
 
-    name: TierName = "host"
+    One object serves one trial, any number of times; ``suspend`` and ``resume`` alternate. The
+    caller keeps the random states around the two.
+    """
 
     def __init__(self) -> None:
         self._arena = Arena(torch.device("cpu"))
@@ -31,6 +32,11 @@ class HostTier(Tier):
         self._logged = False
 
     def suspend(self, state: CleanPoint) -> Footprint:
+        """Put the trial here, and return what it still takes.
+
+        Raises:
+            SuspendError: it cannot be put here; it is as it was.
+        """
         if not state.can_offload:
             raise SuspendError(
                 f"{state.name.capitalize()} cannot wait in host memory, for its tensors must keep "
@@ -51,7 +57,11 @@ class HostTier(Tier):
         return Footprint(device_bytes=left, host_bytes=self.size_bytes)
 
     def resume(self) -> None:
-        """See ``Tier``; after an error the trial still waits here, and may be resumed again."""
+        """Bring the trial back: every tensor is where it was, with the same values.
+
+        Raises:
+            SuspendError: it cannot be brought back; it waits here, and may be resumed again.
+        """
         try:
             for storage, size in self._sizes.items():
                 storage.resize_(size)

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from optuna_hermes._versions import require
-from optuna_hermes.suspend._base import Tier
 from optuna_hermes.suspend._tiers._accelerators import accelerator_of, used_accelerator
 from optuna_hermes.suspend._values._tree import sparse_parts
 
@@ -23,18 +22,18 @@ require("torch", torch.__version__)
 _CLOSED = (
     # These lead to nothing.
     *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
-    # These lead out of the trial: into the program, to other threads, to data that is read again,
-    # and to the tier that holds the trial itself while it waits.
+    # These lead out of the trial: into the program, to other threads, to data that is read again.
     *(type, types.ModuleType, types.FrameType, types.GeneratorType, types.CoroutineType),
     *(types.FunctionType, types.BuiltinFunctionType, types.MethodType),
-    *(threading.Thread, DataLoader, Dataset, Sampler, Tier),
+    *(threading.Thread, DataLoader, Dataset, Sampler),
 )
-# Likewise, by name, since they need not be installed: a trainer leads to loaders and loggers, a
-# trial to the database of its study.
+# Likewise, by name, since they need not be installed, or import this module: a trainer leads to
+# loaders and loggers, a trial to the database of its study, and a tier holds the trial itself.
 _CLOSED_NAMES = (
     "lightning.pytorch.trainer.trainer.Trainer",
     "pytorch_lightning.trainer.trainer.Trainer",
     "optuna.",
+    "optuna_hermes.suspend._tiers._host.HostTier",
 )
 
 

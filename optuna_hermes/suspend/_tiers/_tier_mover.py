@@ -1,4 +1,4 @@
-"""The resident tier, and the moves of a suspended trial between tiers."""
+"""The moves of a suspended trial between tiers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,12 @@ from typing import Any
 
 from optuna_hermes.errors import CheckpointError, SuspendError, UnwritableError
 from optuna_hermes.model import Checkpoint, TierName
-from optuna_hermes.suspend._base import CleanPoint, Footprint, Tier
+from optuna_hermes.suspend._base import CleanPoint, Footprint
 from optuna_hermes.suspend._tiers._disk import write
 from optuna_hermes.suspend._tiers._host import HostTier
 from optuna_hermes.suspend._tiers._tensor_storages import held_bytes, settled
 
 log = logging.getLogger(__name__)
-
-
-class ResidentTier(Tier):
-    """The resident tier: the trial keeps its device memory, nothing is copied."""
-
-    name: TierName = "resident"
-
-    def suspend(self, state: CleanPoint) -> Footprint:
-        roots = list(state.roots())
-        # Else the next trial's time on the device would begin with the rest of this one's work.
-        return Footprint(device_bytes=held_bytes(roots, settled(roots)))
-
-    def resume(self) -> None:
-        pass
 
 
 class TierMover:
@@ -50,7 +36,6 @@ class TierMover:
         self._folder = folder
         self._url = url
         self._known = known
-        self._resident = ResidentTier()
         self._host = HostTier()
         self._footprint = Footprint(device_bytes=0)
         self._refused = False
@@ -82,7 +67,7 @@ class TierMover:
                 self.back()  # host memory is kept: it trains next, and may need it again
             elif self.tier is None:
                 self._host.free()  # others may need it
-            held = replace(self._resident.suspend(state), host_bytes=self._host.size_bytes)
+            held = replace(resident(state), host_bytes=self._host.size_bytes)
             self.tier, self._footprint = "resident", held
         return self._footprint
 
@@ -133,3 +118,10 @@ class TierMover:
         tree: dict[str, Any] = self._host.tree() if self.tier == "host" else state.dump()
         known = self._known()
         return write(folder, tree, trial=state.name, units=state.units, known=known, url=self._url)
+
+
+def resident(state: CleanPoint) -> Footprint:
+    """What a trial takes in the resident tier: it keeps its device memory, nothing is copied."""
+    roots = list(state.roots())
+    # Else the next trial's time on the device would begin with the rest of this one's work.
+    return Footprint(device_bytes=held_bytes(roots, settled(roots)))
