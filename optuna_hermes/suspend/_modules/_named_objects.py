@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -33,14 +32,12 @@ from optuna_hermes.suspend._modules._unsaved import (
     tensor_attributes,
 )
 from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._values._kept import KeptValues, if_small
+from optuna_hermes.suspend._values._kept import SMALL_BYTES, KeptValues, size_of
 from optuna_hermes.suspend._values._tree import frozen
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._values._classes import Classes
 
-_MOST_EPOCHS = 64
-"""Most epochs until an object whose state was too large is asked for it again."""
 _SCHEDULES = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _Plain = dict[str, dict[str, Any]]
 """Numbers, text and flags in attributes of modules and their parts, by place and name."""
@@ -67,7 +64,7 @@ class NamedObjects:
         for name, owner in owners.items():
             _check(name, owner)
         self._kept = KeptValues(classes)
-        self._too_large: dict[str, _Wait] = {}
+        self._too_large: set[str] = set()
         self._owners = {**owners, **held(owners)}
         self._plain_at_start = self._plain()
         self._plain_before: _Plain = {}
@@ -190,21 +187,17 @@ class NamedObjects:
         return cast("dict[str, Any]", frozen(state))
 
     def _small_state_of(self, name: str, owner: Any) -> Any:
-        """An object's state, None if it is too large, or was so lately: making it takes time."""
-        wait = self._too_large.get(name, _Wait())
-        if wait.left:
-            self._too_large[name] = _Wait(left=wait.left - 1, epochs=wait.epochs)
+        """An object's state, None if it is too large, or ever was so: making it takes time."""
+        if name in self._too_large:
             return None
         try:
-            state = if_small(with_places(owner.state_dict()))
+            state = with_places(owner.state_dict())
         except Exception:  # of one that makes its state with its first step
             return None
-        if state is None:
-            epochs = min(2 * wait.epochs, _MOST_EPOCHS)
-            self._too_large[name] = _Wait(left=epochs, epochs=epochs)
-        else:
-            self._too_large.pop(name, None)
-        return state
+        if size_of(state) <= SMALL_BYTES:
+            return state
+        self._too_large.add(name)
+        return None
 
     def load_small_state(self, state: dict[str, Any]) -> None:
         """Restore what ``small_state`` has returned."""
@@ -273,14 +266,6 @@ class NamedObjects:
             else:
                 found[name] = owner.state_dict() if states is None else states[name]["state"]
         return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wait:
-    """The epochs until an object is asked for its state again: those left, and all."""
-
-    left: int = 0
-    epochs: int = 1
 
 
 def _with_gradients(parameters: Iterable[tuple[Any, torch.Tensor]]) -> dict[Any, Any]:

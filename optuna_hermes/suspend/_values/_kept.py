@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CONTAINERS = (list, tuple, dict)
 _LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
 SMALL_BYTES = 1 << 20
-"""Most bytes that are copied of all values at each epoch's begin."""
+"""Most bytes that are copied of all values, or of an object's state, at each epoch's begin."""
 _PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
 """Least sizes of a number in a plain value, of another part of a value, and of an array."""
 _UNREADABLE = (SuspendError, TypeError, ValueError, RuntimeError, AttributeError)
@@ -77,15 +77,15 @@ class KeptValues:
         """The state of those that are small together; those that are large are not even written."""
         small, left = [], SMALL_BYTES
         for name, value in self.values.items():
-            size = _size(value, left)
+            size = size_of(value, left)
             if size <= left:
                 small.append(name)
                 left -= size
-        written: dict[str, list[Any]] | None = None
+        written: dict[str, list[Any]] = {}
         with contextlib.suppress(UnstorableError):  # it is raised where the checkpoint is written
             # Weights in them are copied: those of the present epoch are not those of its begin.
-            written = if_small(self._written(small, dict))
-        return {"kept": written or {}, "kept_order": list(self.values)}
+            written = self._written(small, dict)
+        return {"kept": written, "kept_order": list(self.values)}
 
     def load_state_dict(self, state: Mapping[str, Any], tensors: _Tensors) -> None:
         """Restore values; those without a state stay as they are if they were there.
@@ -246,24 +246,20 @@ def sharing(
     return [n for n, found in memories.items() if any(counts[m] > 1 or elsewhere(m) for m in found)]
 
 
-def _size(value: object, most: int) -> int:
+def size_of(value: object, most: int = SMALL_BYTES) -> int:
     """About the bytes of a value, or of that part of it which is more than ``most``."""
     number = _PLAIN_BYTES if type(value) in _CONTAINERS else _PART_BYTES
     size = _PART_BYTES
     for each, parts in each_once(value, _inside):
         size += _PART_BYTES + number * len(parts)
         if isinstance(each, torch.Tensor | np.ndarray):
-            size += _ARRAY_BYTES + _bytes_of(each)
+            arrays = sparse_parts(each) if isinstance(each, torch.Tensor) else ()
+            size += _ARRAY_BYTES + sum(array.nbytes for array in arrays or (each,))
         elif type(each) in BUFFERS and not each.closed:
             size += len(each.getvalue())
         if size > most:
             break
     return size
-
-
-def _bytes_of(array: Any) -> int:
-    parts = sparse_parts(array) if isinstance(array, torch.Tensor) else ()
-    return sum(each.nbytes for each in parts or (array,))
 
 
 def _no_numbers(items: Iterable[Any]) -> list[Any]:
@@ -276,22 +272,8 @@ def _inside(value: Any) -> Collection[Any]:
         return value.values()
     if isinstance(value, list | tuple | set | frozenset | deque):
         return value
-    if isinstance(value, torch.Tensor | np.ndarray) or hasattr(type(value), "state_dict"):
+    if isinstance(value, np.ndarray):
+        return value.ravel().tolist() if value.dtype == object else ()
+    if isinstance(value, torch.Tensor) or hasattr(type(value), "state_dict"):
         return ()
     return getattr(value, "__dict__", {}).values()
-
-
-def if_small(tree: Any) -> Any:
-    """A tree, or None if its arrays and tensors are too large to be copied in each epoch."""
-    left, waiting = SMALL_BYTES, [tree]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, torch.Tensor | np.ndarray):
-            left -= _bytes_of(each)
-        elif isinstance(each, Mapping | list | tuple):
-            left -= 8 * len(each)
-            waiting += _no_numbers(each.values() if isinstance(each, Mapping) else each)
-        left -= 8
-        if left < 0:
-            return None
-    return tree
