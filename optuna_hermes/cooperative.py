@@ -107,9 +107,8 @@ class CooperativeLoop:
         self._restored: dict[str, Any] | None = None
         self._restored_path = ""
         self._saver: Saver | None = None
-        self._begun = self._unsaved = self._saved_here = False
-        self._warned_of_inexact = self._warned_of_shape = self._warned_of_memory = False
-        self._warned_of_unmade = False
+        self._begun = self._unsaved = self._saved_here = self._warned_of_inexact = False
+        self._advised: set[str] = set()
         self._gauge = Gauge()
         self._busy = True
         self._next_beat = -math.inf
@@ -233,18 +232,25 @@ class CooperativeLoop:
         folder = session.checkpoint_dir
         if folder is not None and problem is None:
             problem = self._named.why_not_loadable
-        if folder is not None and problem is not None and not self._warned_of_memory:
-            self._warned_of_memory = True
-            self._say_on_console(problem)
-            log.warning("%s can only wait in memory: %s.", self._name.capitalize(), problem)
+        if folder is not None and problem is not None:
+            self._say_in_memory(problem)
         self.can_store = problem is None and folder is not None
         if self.can_store and self._saver is None:
             self._saver = self._new_saver(session)
 
-    def _say_on_console(self, problem: str) -> None:
-        """Say there, once per study, why a trial can wait in memory only; the log has more."""
-        if self._session is not None and self._session.checkpoint_dir is not None:
-            warn_of_memory(self._name, self._session.checkpoint_dir, problem)
+    def _say_in_memory(self, problem: str, advice: str = "") -> None:
+        """Say why the trial can only wait in memory, once with each advice on what it has done.
+
+        On the console it is said once per study, and without the advice.
+        """
+        if advice in self._advised:
+            return
+        self._advised.add(advice)
+        folder = None if self._session is None else self._session.checkpoint_dir
+        if folder is not None:
+            warn_of_memory(self._name, folder, problem)
+        said = f" from here on: {problem}{advice}" if advice else f": {problem}."
+        log.warning("%s can only wait in memory%s", self._name.capitalize(), said)
 
     def _new_saver(self, session: Session) -> Saver:
         # A checkpoint is never ahead of Optuna: its units are not trained, nor reported, again.
@@ -315,33 +321,20 @@ class CooperativeLoop:
 
     def _has_unmade(self, names: list[str]) -> bool:
         """True if attributes of these ``names`` keep a trial from being stored, said once."""
-        if names and not self._warned_of_unmade:
-            self._warned_of_unmade = True
-            what = ", ".join(names)
-            self._say_on_console(f"its training has put into {what} what no checkpoint can hold")
-            log.warning(
-                "%s can only wait in memory from here on: its training has put into %s what no "
-                "checkpoint can hold, and what its next process would lack. Make it before the "
-                "training begins (in Lightning, in setup or on_train_start), set it to None once "
-                "it is done with, or give what holds it state_dict() and load_state_dict().",
-                self._name.capitalize(),
-                what,
+        if names:
+            self._say_in_memory(
+                f"its training has put into {', '.join(names)} what no checkpoint can hold",
+                ", and what its next process would lack. Make it before the training begins (in "
+                "Lightning, in setup or on_train_start), set it to None once it is done with, or "
+                "give what holds it state_dict() and load_state_dict().",
             )
         return bool(names)
 
     def warn_of_shape(self, what: str, parts: str, advice: str = "") -> None:
         """Say once that ``what`` has other ``parts``, and what that means."""
-        if self._warned_of_shape:
-            return
-        self._warned_of_shape = True
-        self._say_on_console(f"{what} has other {parts}")
-        log.warning(
-            "%s can only wait in memory from here on: %s has other %s, so that its state does not "
-            "fit the one that the next process makes.%s",
-            self._name.capitalize(),
-            what,
-            parts,
-            advice,
+        self._say_in_memory(
+            f"{what} has other {parts}",
+            f", so that its state does not fit the one that the next process makes.{advice}",
         )
 
     def _save(self) -> None:
