@@ -20,19 +20,24 @@ _MERSENNE = "MT19937"
 """NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
 
 
-def rng_state() -> dict[str, Any]:
-    """The state of every global random number generator of this process."""
+def rng_state(*, devices: bool = True) -> dict[str, Any]:
+    """The state of every global random number generator of this process.
+
+    Args:
+        devices: False to leave out those of accelerators.
+    """
     import torch
 
     from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
-    used = used_accelerator()  # asking others for their states would wake them up
+    # Asking others for their states would wake them up.
+    used = used_accelerator() if devices else None
     version, words, next_gauss = random.getstate()
     return {
         "torch": torch.get_rng_state(),
         "accelerator": {used.kind: used.rng_states()} if used is not None else {},
         "numpy": np.random.get_state(legacy=False),
-        "python": {"version": version, "words": torch.tensor(words), "gauss": next_gauss},
+        "python": {"version": version, "words": np.array(words, np.uint32), "gauss": next_gauss},
     }
 
 

@@ -472,7 +472,7 @@ class _Numbers:
             torch.set_rng_state(self._torch)
             set_numpy_state(self._numpy)
             random.setstate(self._python)
-            return {**rng_state(), "accelerator": {}}
+            return rng_state(devices=False)
 
 
 def _plain(leaf: Any) -> Any:

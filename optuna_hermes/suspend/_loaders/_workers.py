@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import random
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
+from optuna_hermes.suspend._state import rng_state, set_rng_state
 from optuna_hermes.suspend._values._generators import (
     FoundGenerators,
     GeneratorOwner,
@@ -141,7 +141,9 @@ class Collate:
         begun = self._begun[worker] if self._begun else None
         # After the user's function, which may seed the generators.
         if begun is not None:
-            _restore(json.loads(begun, object_hook=_decoded), self._own())
+            numbers = json.loads(begun, object_hook=_decoded)
+            set_rng_state(numbers)
+            set_states(self._own(), numbers["own"])
         self._worker, self._first = worker, self._text()
 
     def __call__(self, samples: Any) -> Any:
@@ -157,14 +159,7 @@ class Collate:
 
     def _text(self) -> str:
         """In a worker, the states of all its generators, as JSON."""
-        numpy_state: Any = np.random.get_state()
-        version, words, gauss = random.getstate()
-        numbers = {
-            "torch": torch.get_rng_state(),
-            "numpy": list(numpy_state),
-            "python": [version, np.asarray(words, np.uint32), gauss],
-            "own": self._generators.states(self._own),
-        }
+        numbers = {**rng_state(devices=False), "own": self._generators.states(self._own)}
         return json.dumps(numbers, default=_encoded, separators=(",", ":"))
 
     def _note(self) -> None:
@@ -198,14 +193,6 @@ class _RecordingCollate(Collate):
             lengths[slot] = len(octets)
         # Last: the number of the batch marks the slot as complete for the reader.
         batches[slot] = self._fetched
-
-
-def _restore(numbers: dict[str, Any], own: list[GeneratorOwner]) -> None:
-    torch.set_rng_state(numbers["torch"])
-    np.random.set_state(tuple(numbers["numpy"]))
-    version, words, gauss = numbers["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    set_states(own, numbers["own"])
 
 
 def _encoded(value: Any) -> dict[str, Any]:
