@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from optuna_hermes.errors import CheckpointError
-from optuna_hermes.suspend._tiers._copies import _block
+from optuna_hermes.suspend._tiers._arena import host_block
 from optuna_hermes.suspend._tiers._saver import Saver
 from optuna_hermes.testing import FakeSession
 
@@ -28,8 +28,8 @@ def test_memory_that_cannot_be_pinned_is_used_as_it_is(
         return empty(*sizes, **options)
 
     monkeypatch.setattr(torch, "empty", refuses)
-    assert _block(512, 512).shape == (512,)
-    assert "Host memory cannot be pinned, saving will be slower: cannot lock memory" in caplog.text
+    assert host_block(512, pin=True).shape == (512,)
+    assert "Host memory cannot be pinned, copies will be slower: cannot lock memory" in caplog.text
 
 
 def test_a_state_that_holds_itself_is_refused_by_who_writes_it(tmp_path: Path) -> None:

@@ -340,8 +340,9 @@ def test_memory_that_cannot_be_pinned_is_used_all_the_same(
 ) -> None:
     """Copies are slower then, which is said once."""
     caplog.set_level(logging.INFO)
-    arena = Arena(torch.device("cuda"))
-    assert [arena._block(MIB).numel() for _ in range(2)] == [MIB] * 2
+    arena = Arena(torch.device("cuda"), block_bytes=MIB)
+    arena._grow(2 * MIB)
+    assert arena.size_bytes == 2 * MIB
     assert [record.message.partition(",")[0] for record in caplog.records] == [
         "Host memory cannot be pinned"
     ]

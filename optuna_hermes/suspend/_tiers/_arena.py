@@ -14,7 +14,6 @@ from optuna_hermes.suspend._tiers._accelerators import accelerator_of
 
 log = logging.getLogger(__name__)
 
-# As torch's allocators for accelerators: views of any dtype must be aligned in a block.
 _ALIGNMENT_BYTES = 512
 _SMALLEST_BYTES = 1 << 20
 
@@ -52,7 +51,7 @@ class Arena:
         self._places, end = [], 0
         for storage in storages:
             self._places.append((end, storage.nbytes()))
-            end += -(-storage.nbytes() // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            end += aligned(storage.nbytes())
         self._grow(end)
         with self._queue():
             for there, here in self._pairs(storages):
@@ -88,18 +87,10 @@ class Arena:
         while (missing := wanted - self.size_bytes) > 0:
             # The allocator of pinned memory rounds up to powers of two.
             size = max(_SMALLEST_BYTES, 1 << (missing - 1).bit_length())
-            block = self._block(min(size, self._block_bytes))
+            block = host_block(min(size, self._block_bytes), pin=self._pins)
+            self._pins = self._pins and block.is_pinned()
             self._starts.append(self.size_bytes)
             self._blocks.append(block)
-
-    def _block(self, size: int) -> torch.Tensor:
-        if self._pins:
-            try:
-                return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-            except RuntimeError as error:
-                self._pins = False
-                log.info("Host memory cannot be pinned, copies will be slower: %s", error)
-        return torch.empty(size, dtype=torch.uint8, device="cpu")
 
     @contextlib.contextmanager
     def _queue(self) -> Iterator[None]:
@@ -140,3 +131,18 @@ class Arena:
             size -= pieces[-1].numel()
             index += 1
         return pieces
+
+
+def aligned(size: int) -> int:
+    """Bytes that so many take in a block: views of any dtype must be aligned there."""
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def host_block(size: int, *, pin: bool) -> torch.Tensor:
+    """Host memory of this size, pinned if it shall be and can be."""
+    if pin:
+        try:
+            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
+        except RuntimeError as error:
+            log.info("Host memory cannot be pinned, copies will be slower: %s", error)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,11 +12,9 @@ import psutil
 import torch
 
 from optuna_hermes.suspend._tiers._accelerators import Accelerator, accelerator_of, used_accelerator
+from optuna_hermes.suspend._tiers._arena import aligned, host_block
 from optuna_hermes.suspend._values._tree import frozen, leaves, storable
 
-log = logging.getLogger(__name__)
-
-_ALIGNMENT_BYTES = 512
 _BLOCK_BYTES = 64 << 20
 _PINNED_SHARE = 0.4
 """Most of the available memory that one buffer pins: what is pinned cannot be swapped."""
@@ -138,10 +135,11 @@ class _Buffer:
             return
         self._free()
         for group in _groups(sizes):
-            ends = list(accumulate(_aligned(size) for size in group))
-            block = _block(ends[-1], sum(sizes))
+            ends = list(accumulate(map(aligned, group)))
+            pin = sum(sizes) <= _PINNED_SHARE * psutil.virtual_memory().available
+            block = host_block(ends[-1], pin=pin)
             for end, size in zip(ends, group, strict=True):
-                start = end - _aligned(size)
+                start = end - aligned(size)
                 # A storage for each: tensors that share one are copied again when written.
                 self._places.append(torch.from_numpy(block[start : start + size].numpy()))
         self._sizes = sizes
@@ -160,22 +158,9 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
     groups: list[list[int]] = []
     filled = _BLOCK_BYTES
     for size in sizes:
-        filled += _aligned(size)
+        filled += aligned(size)
         if filled > _BLOCK_BYTES:
             groups.append([])
-            filled = _aligned(size)
+            filled = aligned(size)
         groups[-1].append(size)
     return groups
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-def _block(size: int, total: int) -> torch.Tensor:
-    if total <= _PINNED_SHARE * psutil.virtual_memory().available:
-        try:
-            return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
-        except RuntimeError as error:
-            log.info("Host memory cannot be pinned, saving will be slower: %s", error)
-    return torch.empty(size, dtype=torch.uint8, device="cpu")
