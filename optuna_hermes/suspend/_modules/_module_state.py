@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from optuna_hermes.suspend._modules._metrics import (
+    fit_trackers,
     is_metric,
     metric_state,
     metrics_in,
@@ -103,6 +104,7 @@ def set_parameters(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Non
 def put_back(owner: Any, state: dict[str, Any]) -> None:
     """Restore an object's state; the tensors of ``state`` may be taken over."""
     if isinstance(owner, nn.Module):
+        fit_trackers(owner, state["metrics"])
         # Fabric's wrapper loads by the names within the module that it wraps.
         make_room(getattr(owner, "_original_module", owner), state["state"])
     _load(owner, at_places(state), strict=not state.get("left_out"))

@@ -25,13 +25,7 @@ import numpy as np
 import torch
 
 from optuna_hermes.errors import CheckpointError, SuspendError
-from optuna_hermes.suspend._modules._metrics import (
-    fit_trackers,
-    is_metric,
-    metric_state,
-    parts_with_metrics,
-    restore_metric,
-)
+from optuna_hermes.suspend._modules._metrics import parts_with_metrics
 from optuna_hermes.suspend._modules._module_state import (
     attributes_of,
     kept_groups,
@@ -225,7 +219,7 @@ class ValueWriter(_Writer):
         if callable(getattr(kind, "state_dict", None)) and hasattr(kind, "load_state_dict"):
             state = self.node(_state_of(value), place)
             with_metrics = parts_with_metrics(value)
-            if with_metrics:  # whose ``state_dict`` leaves most of them out
+            if with_metrics:  # which keep what is not in their states, such as the best of them
                 parts = [self._part(*each, place) for each in with_metrics]
                 return ["metrics", *name, state, parts]
             numbers = numbers_of(value) if isinstance(value, torch.nn.Module) else {}
@@ -238,13 +232,12 @@ class ValueWriter(_Writer):
         return ["object", *name, parts]
 
     def _part(self, at: str, part: torch.nn.Module, place: tuple[str, ...]) -> list[Any]:
-        """A part of a module that has metrics: its place there, its state and its attributes."""
+        """A part of a module that has metrics: its place there, and its attributes."""
         # The module must be there, and with it all that these hold and that is not stored.
         before, self._unmade = self._unmade, None
-        state = self.node(metric_state(part) if is_metric(part) else None, place)
         own = [[n, self.node(v, (*place, n))] for n, v in attributes_of(part).items()]
         self._unmade = before
-        return [at, state, own]
+        return [at, own]
 
     def _of_library(self, value: Any, place: tuple[str, ...]) -> list[Any] | None:
         kind = type(value)
@@ -423,10 +416,7 @@ class ValueReader(_Reader):
         if kind in _LOADED:
             if not _is_a(present, *rest[:2]):
                 raise SuspendError(f"it holds a {rest[0]}.{rest[1]}, and there is none to load")
-            if kind == "metrics":
-                fit_trackers(present, [at for at, _, _ in rest[3]])
-            state = self.node(rest[2])
-            _set_state(present, state)
+            _set_state(present, self.node(rest[2]))
             if kind == "metrics":
                 self._load_parts(rest[3], present)
             elif isinstance(present, torch.nn.Module):
@@ -451,12 +441,9 @@ class ValueReader(_Reader):
     def _load_parts(self, nodes_of: list[Any], present: torch.nn.Module) -> None:
         """Restore what ``_part`` has written of the parts of a module that has metrics."""
         parts = dict(present.named_modules())
-        for at, state, nodes in nodes_of:
+        for at, nodes in nodes_of:
             own: Any = vars(parts[at]) if at in parts else {}
-            metric = self.node(state)
             own.update({name: self.node(each, own.get(name)) for name, each in nodes})
-            if at in parts and metric is not None:
-                restore_metric(parts[at], moved(metric, parts[at].device))
 
     def _member(self, kind: str, rest: list[Any], present: Any) -> Any:
         module, name, told = rest
@@ -546,7 +533,7 @@ def _state_of(value: Any) -> dict[str, Any]:
     state = state_of(value)
     # Detached: one that is saved elsewhere, too, would be written as a reference to it.
     buffers = {n: each if each is None else each.detach() for n, each in state["buffers"].items()}
-    return {**state, "buffers": buffers, "metrics": {}}  # these are written by themselves
+    return {**state, "buffers": buffers}
 
 
 def _set_state(present: Any, state: Any) -> None:
