@@ -22,7 +22,7 @@ from optuna_hermes.suspend._loop_code._early_calls import EarlyCalls
 from optuna_hermes.suspend._loop_code._iterators import CountedOn, begun_anew, collecting
 from optuna_hermes.suspend._loop_code._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
-from optuna_hermes.suspend._tiers._saver import warn_of_lost
+from optuna_hermes.suspend._tiers._saver import warn_of_inexact, warn_of_lost
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._kept import can_keep
 from optuna_hermes.suspend._values._tree import frozen
@@ -82,7 +82,10 @@ class PyTorchLoop(CooperativeLoop):
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
         self._epoch = 0
-        self._n_epochs: int | None = None
+        self._numbers: range | None = None
+        """Of all epochs."""
+        self._first_numbers: tuple[int, int] | None = None
+        """Start and step of the range in the trial's first process."""
         self._position = LoaderPosition(
             self._stored_objects, f"trial {getattr(trial, 'number', '?')}"
         )
@@ -151,6 +154,10 @@ class PyTorchLoop(CooperativeLoop):
                 f"run.epochs() takes a number or a range, but got {number!r}: give a number that "
                 "is large enough, and leave the loop with break."
             ) from error
+        if self._first_numbers is not None:
+            # An objective that resumes by itself, too, begins its range where it has come to.
+            start, step = self._first_numbers
+            numbers = range(start, numbers.stop, step)
         return _LoaderPasses(
             numbers, lambda: self._counted_on(self._rest_of_epochs(numbers), lambda: self._epoch)
         )
@@ -167,7 +174,7 @@ class PyTorchLoop(CooperativeLoop):
                 "`if epoch < a:` in it."
             )
         self._looped = True
-        self._n_epochs = len(numbers)
+        self._numbers = numbers
         self._thread = threading.get_ident()
         if self._session is not None:
             collected = collecting(sys._getframe())
@@ -177,6 +184,7 @@ class PyTorchLoop(CooperativeLoop):
             super()._load_copy()
             if self._restored is not None:
                 self._locals.resume(self._restored["variables"], {**self._named.kept})
+                self._warn_of_fewer_epochs(self._session, len(numbers))
             self._named.note_classes()
             self._other_loaders.begin()
         try:
@@ -193,6 +201,16 @@ class PyTorchLoop(CooperativeLoop):
                     self._without_batches = True
         finally:
             self.leave()
+
+    def _warn_of_fewer_epochs(self, session: Session, number: int) -> None:
+        """Say that the loop ends before the epoch where the trial was."""
+        if self._epoch >= number:
+            reason = (
+                f"its loop now has {number} epochs, and ends before the one in which the trial "
+                "was. Give run.epochs() the same number in each process, and leave out a "
+                "resumption of your own."
+            )
+            warn_of_inexact(self._name, session.checkpoint_dir, {"fewer epochs": reason})
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
         """An epoch's batches, from the trial's present one, with the loader's other attributes.
@@ -327,9 +345,9 @@ class PyTorchLoop(CooperativeLoop):
 
     def units_left(self) -> int | None:
         """Units until the end; known if each epoch until now had one report."""
-        if self._n_epochs is None or self._unit != self._epoch + 1:
+        if self._numbers is None or self._unit != self._epoch + 1:
             return None
-        return self._n_epochs - self._unit
+        return len(self._numbers) - self._unit
 
     def _switch_point(self, caller: FrameType | None) -> None:
         """Pass a clean point; the local variables of ``caller`` are checked for lost state.
@@ -463,9 +481,11 @@ class PyTorchLoop(CooperativeLoop):
 
     def position(self) -> dict[str, Any]:
         """See ``CooperativeLoop``: the epoch, and where it is in its loader."""
+        assert self._numbers is not None  # a checkpoint is made in the loop
         return {
             "position": self._position.state_dict(),
             "epoch": self._epoch,
+            "numbers": [self._numbers.start, self._numbers.step],
             "variables": self._locals.kept(self._caller, self._stored_objects(), self._named.kept),
             "without_batches": self._without_batches,
             "epoch_rng": self._epoch_rng,
@@ -484,6 +504,8 @@ class PyTorchLoop(CooperativeLoop):
     def go_to(self, tree: dict[str, Any]) -> None:
         """See ``CooperativeLoop``: the loader goes there when its next pass begins."""
         self._epoch, self._without_batches = tree["epoch"], tree["without_batches"]
+        start, step = tree["numbers"]
+        self._first_numbers = start, step
         self._early_calls.at_once = tree["copies_modules"]
 
     def _load_copy(self) -> None:

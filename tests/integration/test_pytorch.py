@@ -45,6 +45,7 @@ from optuna_hermes.pytorch import PyTorchLoop, suspendable
 from optuna_hermes.suspend._tiers._saver import Saver
 from optuna_hermes.testing import FakeSession
 from optuna_hermes.workers._fault import is_misuse
+from tests.support.loops import by_way_of_disk
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata
 
@@ -1153,6 +1154,41 @@ def test_epochs_may_begin_at_one(tmp_path: Path) -> None:
         train(session)
     train(session.again())
     assert seen == [1, 3, 5, 7]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_an_objective_that_resumes_by_itself_too(first: int, tmp_path: Path) -> None:
+    """Its range begins where it has come to, which is no other training than that of the first."""
+    done: list[int] = []
+
+    def train(session: FakeSession) -> int:
+        run = PyTorchLoop(new_trial(), {}, session)
+        epochs = run.epochs(range(done[-1] + 1 if done else first, 8))
+        for epoch in epochs:
+            for _ in run.batches([0, 0]):
+                session.tick()
+            done.append(epoch)
+            run.report(1.0)
+        return len(epochs)  # type: ignore[arg-type]
+
+    assert by_way_of_disk(train, tmp_path, 3, 4, 3) == 8 - first
+    assert done == list(range(first, 8))
+
+
+def test_fewer_epochs_than_are_trained_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A loop over what an objective of its own counting has left would end in silence."""
+
+    def train(session: FakeSession) -> None:
+        run = PyTorchLoop(new_trial(), {}, session)
+        for _ in run.epochs(4 if session.checkpoints else 8):
+            session.tick()
+            run.report(1.0)
+
+    by_way_of_disk(train, tmp_path, 5)
+    (said,) = [each.getMessage() for each in caplog.records]
+    assert "its loop now has 4 epochs, and ends before the one in which the trial was" in said
 
 
 def test_batches_have_what_the_loader_has() -> None:
