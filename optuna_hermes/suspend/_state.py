@@ -108,6 +108,19 @@ def end_entropy() -> None:
 
 
 @contextlib.contextmanager
+def entropy_of(seed: int) -> Iterator[None]:
+    """``seed_entropy`` for a while."""
+    from numpy.random import bit_generator
+
+    before = vars(bit_generator)["randbits"]
+    seed_entropy(seed)
+    try:
+        yield
+    finally:
+        vars(bit_generator)["randbits"] = before
+
+
+@contextlib.contextmanager
 def kept_rng() -> Iterator[dict[str, Any]]:
     """Yield the random state, and restore it at the end, also after an error."""
     state = rng_state()

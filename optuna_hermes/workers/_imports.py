@@ -6,10 +6,11 @@ replace the standard library's ``queue`` when torch imports it.
 
 from __future__ import annotations
 
+import contextlib
 import site
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -42,6 +43,46 @@ class LibrariesFirst(MetaPathFinder):
         if path is not None or (fullname != self._own and not _asked_by_library()):
             return None
         return _find_in_libraries(fullname)
+
+
+class _AfterImport(MetaPathFinder):
+    """Finder that has a function called with a module, right after that was imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See ``MetaPathFinder``."""
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        finders = (getattr(each, "find_spec", None) for each in sys.meta_path)  # six's had none
+        specs = (find(fullname, path, target) for find in finders if find is not None)
+        spec = next((each for each in specs if each is not None), None)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_call(module: ModuleType) -> None:
+                load(module)
+                self._then(module)
+
+            vars(spec.loader)["exec_module"] = load_and_call
+        return spec
+
+
+@contextlib.contextmanager
+def after_import(name: str, then: Callable[[ModuleType], None]) -> Iterator[None]:
+    """Have a function called with a module once code in here imports it as the first."""
+    finder = _AfterImport(name, then)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # it was imported
+            sys.meta_path.remove(finder)
 
 
 def is_library(name: str) -> bool:

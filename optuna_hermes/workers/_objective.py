@@ -15,6 +15,7 @@ import cloudpickle
 
 from optuna_hermes.errors import HermesError, ObjectiveError
 from optuna_hermes.workers._imports import is_library
+from optuna_hermes.workers._once import call_alike
 from optuna_hermes.workers._preload import function_of
 
 Objective = Callable[..., Any]
@@ -72,13 +73,18 @@ def _is_script(place: str) -> bool:
 def unpack(packed: bytes | str) -> Objective:
     """The objective itself, with everything it imports.
 
+    What is drawn meanwhile, such as a split of data without a seed, is the same in each process.
+
     Raises:
         ObjectiveError: there is no such file, module or function, or importing it fails.
     """
     if isinstance(packed, bytes):
-        return _load_value(packed)
+        return call_alike(_load_value, packed)
     place, name = _split(packed)
-    module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
+    if place.endswith(".py"):
+        module = call_alike(_load_file, Path(place))
+    else:
+        module = call_alike(_load_module, place)
     objective = getattr(module, name, None)
     if not callable(objective):
         known = ", ".join(sorted(_functions(module))[:8]) or "none"

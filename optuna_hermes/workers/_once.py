@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import numpy as np
 
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.workers._imports import after_import
 from optuna_hermes.workers._words import LONGEST_REASON
 
 if TYPE_CHECKING:
@@ -94,11 +95,11 @@ def once(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
             f"once() calls {name} in each trial, since other processes cannot find it: make it a "
             "function of the file, and give what it needs as arguments."
         )
-        return _computed(load, args, kwargs)
+        return call_alike(load, *args, **kwargs)
     key = _key(call)
     with _process.lock:
         if key not in _process.values:
-            _process.values[key] = _computed(load, args, kwargs)
+            _process.values[key] = call_alike(load, *args, **kwargs)
             _share(call)
         return _process.values[key]  # type: ignore[no-any-return]
 
@@ -135,7 +136,7 @@ def compute(packed: str) -> str:
         # Here alone: what arguments import or raise must not harm a process that serves.
         call: Call = pickle.loads(base64.b64decode(packed.partition(" ")[0]))
         module, name, args, kwargs = call
-        _process.values[_key(call)] = _computed(_find(module, name), args, kwargs)
+        _process.values[_key(call)] = call_alike(_find(module, name), *args, **kwargs)
     except BaseException as error:
         return f"it raised {repr(error)[:LONGEST_REASON]} in another process than the trial's"
     _process.shared.add(packed)
@@ -247,24 +248,23 @@ def _note(text: str) -> None:
         _process.note(text)
 
 
-def _computed(load: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+def call_alike(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call with random numbers that begin anew, the same in every process; restore them then."""
     with_torch = "torch" in sys.modules
     with _own_random_numbers():
         value = load(*args, **kwargs)
     torch = sys.modules.get("torch")
-    if with_torch or torch is None:
-        return value
-    # It has imported torch, whose random numbers begin anywhere: if it drew some, it does so again.
-    drew, seed = torch.get_rng_state(), _process.torch_seed
-    undrawn = torch.Generator().manual_seed(torch.initial_seed()).get_state()
-    # As if it had been imported before the trial began.
-    torch.seed() if seed is None else torch.manual_seed(seed)
-    return value if torch.equal(drew, undrawn) else _computed(load, args, kwargs)
+    if torch is not None and not with_torch:
+        # As if it had been imported before the trial began.
+        seed = _process.torch_seed
+        torch.default_generator.seed() if seed is None else torch.manual_seed(seed)
+    return value
 
 
 @contextlib.contextmanager
 def _own_random_numbers() -> Iterator[None]:
+    from optuna_hermes.suspend._state import entropy_of
+
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     bits = np.random.mtrand.get_bit_generator()
@@ -275,12 +275,13 @@ def _own_random_numbers() -> Iterator[None]:
     if type(bits) is not np.random.MT19937:  # the only one that can be seeded
         np.random.mtrand.set_bit_generator(np.random.MT19937())
     np.random.seed(0)
-    if torch is not None:  # not by torch.manual_seed(): accelerators not in use remember that
-        torch.default_generator.manual_seed(0)
+    if torch is not None:
+        _seed_torch(torch)
     if accelerator is not None:
         accelerator.seed(0)
     try:
-        yield
+        with entropy_of(0), after_import("torch", _seed_torch):
+            yield
     finally:
         random.setstate(python)
         if np.random.mtrand.get_bit_generator() is not bits:
@@ -290,6 +291,11 @@ def _own_random_numbers() -> Iterator[None]:
             torch.set_rng_state(cpu)
         if accelerator is not None:
             accelerator.set_rng_states(states)
+
+
+def _seed_torch(torch: Any) -> None:
+    # Not by torch.manual_seed(): accelerators not in use remember that.
+    torch.default_generator.manual_seed(0)
 
 
 def _open_files() -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -77,6 +78,57 @@ def test_a_file_that_raises_is_said_to(tmp_path: Path) -> None:
     path.write_text("1 / 0\n")
     with pytest.raises(ObjectiveError, match="ZeroDivisionError"):
         unpack(f"{path}:objective")
+
+
+DRAWS = """
+import random
+import numpy as np
+
+def draw():
+    return random.random(), np.random.rand(), np.random.default_rng().random(), {torch}
+
+drawn = draw()
+
+def objective(trial):
+    return drawn, draw()[:2]
+"""
+
+UNPACKS = """
+import random, sys
+import numpy as np
+from optuna_hermes.workers import _fork_server  # as wherever objectives are unpacked
+from optuna_hermes.workers._objective import unpack
+
+{first}
+random.seed(3), np.random.seed(3)
+print(unpack({target!r})(None), len(sys.meta_path))
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "imports"),
+    [
+        ("drawing.py:objective", "from torch.utils.data import Dataset"),
+        ("drawing:objective", "import torch"),
+    ],
+)
+def test_what_an_import_draws_is_the_same_in_each_process(
+    target: str, imports: str, tmp_path: Path
+) -> None:
+    """A split at the top of the file without a seed, also by a torch that is imported there."""
+    torch = "__import__('torch').rand(()).item()"
+    (tmp_path / "drawing.py").write_text(f"{imports}\n{DRAWS.format(torch=torch)}")
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", UNPACKS.format(first=first, target=target)],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for first in ("", "import torch")
+    }
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize(
