@@ -147,7 +147,8 @@ class CooperativeLoop:
 
     def _count(self, value: float) -> float:
         """Count a unit with this value."""
-        self.value = float(value)
+        # Torch warns of a loss that has a gradient, in the log of each trial.
+        self.value = float(value.detach() if hasattr(value, "detach") else value)
         self._unit += 1
         self._busy = self._unsaved = True
         return self.value

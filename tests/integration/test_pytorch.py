@@ -38,6 +38,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import BinaryAUROC, MulticlassAccuracy
+from tqdm import tqdm
 
 from optuna_hermes.errors import CheckpointError, InvalidInputError, Suspended, UnstorableError
 from optuna_hermes.model import Checkpoint, TierName
@@ -848,6 +849,28 @@ def test_trials_that_cannot_be_stored_are_warned_of(
     for each in caplog.records:
         assert each.levelname == "WARNING"
         assert "only wait in memory: its loader, of list_iterator, is neither" in each.getMessage()
+
+
+def test_a_progress_bar_within_the_batches_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With what to write in place of it, after which nothing is warned of."""
+    for number, loader in enumerate([tqdm([1.0, 2.0]), [1.0, 2.0]]):
+        run = PyTorchLoop(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path / str(number)))
+        for _ in run.epochs(1):
+            for _ in tqdm(run.batches(loader)):
+                pass
+    assert len(caplog.records) == 2
+    for each in caplog.records:
+        assert "memory: its loader is within a progress bar: write tqdm(run." in each.getMessage()
+
+
+def test_a_loss_with_a_gradient_is_reported_without_a_warning() -> None:
+    """Torch would warn of it in the log of each trial."""
+    run = PyTorchLoop(new_trial(), {}, FakeSession())
+    for _ in run.epochs(1):
+        run.report(torch.ones((), requires_grad=True))
+    assert run.value == 1.0
 
 
 @pytest.mark.parametrize(

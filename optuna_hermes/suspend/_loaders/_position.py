@@ -199,6 +199,11 @@ class LoaderPosition:
             return None
         if self._source is None and keeps_iterator(loader):
             return "its loader keeps one iterator for all epochs"
+        if type(loader).__module__.startswith("tqdm."):
+            return (
+                "its loader is within a progress bar: write tqdm(run.batches(loader)), not "
+                "run.batches(tqdm(loader))"
+            )
         if self._source is None and not hasattr(loader, "__getitem__"):
             return (
                 f"its loader, of {type(loader).__name__}, is neither a DataLoader over a map-style "
