@@ -24,6 +24,7 @@ from optuna_hermes.suspend._loop_code._locals import Locals, frames_of_user, var
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
 from optuna_hermes.suspend._tiers._saver import warn_of_inexact, warn_of_lost
 from optuna_hermes.suspend._values._classes import Classes
+from optuna_hermes.suspend._values._fingerprint import is_referred_to
 from optuna_hermes.suspend._values._kept import can_keep
 from optuna_hermes.suspend._values._tree import frozen
 
@@ -76,8 +77,7 @@ class PyTorchLoop(CooperativeLoop):
     )
     remedy: ClassVar[str] = (
         "Keep it in run.kept where that can hold it, or give what holds it state_dict() and "
-        "load_state_dict() and name it in suspendable(). What refers to one such object, loader or "
-        "data set after another must be set in each epoch, by its number."
+        "load_state_dict() and name it in suspendable()."
     )
 
     def __init__(self, trial: Any, named: dict[str, Any], session: Session | None) -> None:
@@ -377,16 +377,18 @@ class PyTorchLoop(CooperativeLoop):
 
     def _variable(self, name: str) -> str:
         """The words for a lost variable of the loop; the same in each message: it is given once."""
+        if name.startswith("self."):
+            return name
         if name not in self._variables:
             frames = [variables(frame) for frame in frames_of_user(self._caller)]
+            values = [each[name] for each in frames if name in each]
             stored = self._stored_objects()
-            keeps = all(
-                id(each[name]) not in stored and can_keep(each[name])
-                for each in frames
-                if name in each
-            )
-            unkept = "" if keeps else ", which run.kept cannot hold"
-            self._variables[name] = f"{name} (a variable of the loop{unkept})"
+            note = ""
+            if any(is_referred_to(each, stored) for each in values):
+                note = ": set it in each epoch, by its number"
+            elif not all(id(each) not in stored and can_keep(each) for each in values):
+                note = ", which run.kept cannot hold"
+            self._variables[name] = f"{name} (a variable of the loop{note})"
         return self._variables[name]
 
     def _warn_of_unset(self, caller: FrameType | None) -> None:

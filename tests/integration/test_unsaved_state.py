@@ -16,7 +16,7 @@ import sys
 import weakref
 from array import array
 from collections import Counter, defaultdict, deque, namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -1539,6 +1539,7 @@ def test_variables_that_refer_to_another_object_are_named(
         apart(objective)
     names = re.findall(r"(\w+) \(a variable of the loop", "".join(said(caplog)))
     assert sorted(names) == ["_count", "heads", "loader", "optimizer", "tick"]
+    assert "optimizer (a variable of the loop: set it in each epoch, by its number)" in caplog.text
 
 
 class Bound(Net):
@@ -1678,6 +1679,44 @@ def test_what_is_carried_through_functions_and_wrappers_is_named(
         apart(objective)
     names = [re.findall(r"(\w+) \(a variable of the loop\)", line) for line in said(caplog)]
     assert names == [["best", "seen"], ["total"]]
+
+
+class Objective:
+    """An objective with attributes: some are named or settings, others change."""
+
+    def __init__(self) -> None:
+        self.model, self.settings, self.best = nn.Linear(1, 1), {"lr": 0.1}, 9.0
+        self.history: list[int] = []
+
+    def __call__(self, session: FakeSession) -> None:
+        self.step = 0
+        run = PyTorchLoop(optuna.create_study().ask(), {"model": self.model}, session)
+        for epoch in run.epochs(3):
+            self.train(run.batches([1.0, 2.0, 3.0]), session)
+            self.history.append(epoch)
+            if epoch == 1:
+                self.best = 1.0
+            run.report(self.best)
+
+    def train(self, batches: Iterable[float], session: FakeSession) -> None:
+        for x in batches:
+            self.step += 1
+            with torch.no_grad():
+                self.model(torch.tensor([x * self.step * self.settings["lr"]]))
+            session.tick()
+
+
+def test_attributes_of_the_objective_that_change_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each once, as the code has them, and with advice on what they are alone."""
+    session = FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    with pytest.raises(Suspended):
+        apart(Objective(), session)
+    lines = said(caplog)
+    changes = [line.partition(" while ")[0] for line in lines]
+    assert changes == ["Trial 0 changes self.history, self.step", "Trial 0 changes self.best"]
+    assert not any("by its number" in line for line in lines)
 
 
 def metered(session: FakeSession) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 
 from optuna_hermes.suspend._loop_code._iterators import COMPREHENSIONS
 from optuna_hermes.suspend._values._fingerprint import fingerprint, is_referred_to
-from optuna_hermes.suspend._values._generators import GENERATORS, cells_of, content_of
+from optuna_hermes.suspend._values._generators import GENERATORS, cells_of, content_of, dict_of
 
 _NO_NEXT = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _AT_ONCE = ("<genexpr>", *COMPREHENSIONS)
@@ -40,6 +40,9 @@ class Locals:
         self._first_epoch: dict[_Key, int] | None = None
         self._at_batch: dict[_Key, int] = {}
         self._lost: set[str] = set()
+        self._first_attributes: dict[int, dict[str, int]] = {}
+        """Fingerprints of the attributes of each ``self``, by its id."""
+        self._lost_attributes: set[str] = set()
         self._referred: frozenset[int] | None = None
         self._kept_then: Mapping[str, str] = {}
         self._loaded: Mapping[str, object] = {}
@@ -51,18 +54,30 @@ class Locals:
             self._referred = frozenset(own)
         if self._first_epoch is None:
             self._first_epoch = self._carried(frame, known, cells=True)
+        self._note_selves(frame, known)
         # The next process has what they were before the first epoch of this one.
         self._lost |= _changed(self._first_epoch, self._carried(frame, known))
 
     def batches(self, frame: FrameType | None, known: Collection[int]) -> None:
         self._at_batch = self._carried(frame, known, cells=True)
+        self._note_selves(frame, known)
 
     def lost(self, frame: FrameType | None, known: Collection[int], batch: int) -> set[str]:
-        """Names of the variables that would have other values if the trial were resumed here."""
+        """Names of the variables that would have other values if the trial were resumed here.
+
+        In place of ``self`` those of its attributes.
+        """
         if batch:
             # A trial that resumes within an epoch executes the code before its batches again.
             self._lost |= _changed(self._at_batch, self._carried(frame, known))
-        return set(self._lost)
+        if "self" not in self._lost:
+            return set(self._lost)
+        for each in _selves(frame):
+            before = self._first_attributes.get(id(each), {})
+            now = _attributes(each, known) if before else {}
+            changed = (name for name, value in now.items() if before.get(name) != value)
+            self._lost_attributes |= {f"self.{name}" for name in changed}
+        return self._lost - {"self"} | (self._lost_attributes or {"self"})
 
     def kept(
         self, frame: FrameType | None, known: Collection[int], kept: Mapping[str, object]
@@ -93,10 +108,26 @@ class Locals:
         self._kept_then, self._loaded = {}, {}
         return found
 
+    def _note_selves(self, frame: FrameType | None, known: Collection[int]) -> None:
+        for each in _selves(frame):
+            if id(each) not in self._first_attributes:
+                self._first_attributes[id(each)] = _attributes(each, known)
+
     def _carried(
         self, frame: FrameType | None, known: Collection[int], *, cells: bool = False
     ) -> dict[_Key, int]:
         return carried(frame, known, self._lost, self._referred or (), cells=cells)
+
+
+def _selves(frame: FrameType | None) -> Iterator[object]:
+    """The objects whose methods have the user's loops."""
+    for (_, name), value in _live(frame, cells=True):
+        if name == "self" and not hasattr(type(value), "load_state_dict"):
+            yield value
+
+
+def _attributes(value: object, known: Collection[int]) -> dict[str, int]:
+    return {name: fingerprint(each, known) for name, each in dict_of(value).items()}
 
 
 def _place(key: _Key) -> str:
