@@ -9,9 +9,11 @@ import functools
 import importlib
 import io
 import itertools
+import multiprocessing
 import queue
 import random
 import re
+import subprocess
 import sys
 import weakref
 from array import array
@@ -1717,6 +1719,54 @@ def test_attributes_of_the_objective_that_change_are_named(
     changes = [line.partition(" while ")[0] for line in lines]
     assert changes == ["Trial 0 changes self.history, self.step", "Trial 0 changes self.best"]
     assert not any("by its number" in line for line in lines)
+
+
+ECHO = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
+
+
+class Remote:
+    """An environment in a process of its own, by a pipe of Python's or of the system's."""
+
+    def __init__(self, *, by_pipe: bool) -> None:
+        self.end, other = multiprocessing.Pipe() if by_pipe else (None, None)
+        pipe = None if by_pipe else subprocess.PIPE
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ECHO], stdin=pipe, stdout=subprocess.DEVNULL
+        )
+        self.other = other
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("by_pipe", [False, True])
+def test_environments_in_processes_of_their_own_are_named(
+    by_pipe: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing of them changes here; one that has ended, or that nobody writes to, is none."""
+    session = FakeSession({3: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+
+    def objective(env: Remote, ended: Remote, logs: subprocess.Popen[bytes]) -> None:
+        run = PyTorchLoop(optuna.create_study().ask(), {}, session)
+        for _ in run.epochs(3):
+            for _ in run.batches([1.0, 2.0]):
+                assert [env, ended, logs]
+                session.tick()
+            run.report(0.0)
+
+    with Remote(by_pipe=by_pipe) as env:
+        with Remote(by_pipe=False) as ended:
+            pass
+        logs = subprocess.Popen([sys.executable, "-c", ""], stdin=subprocess.DEVNULL)
+        with pytest.raises(Suspended):
+            apart(objective, env, ended, logs)
+        logs.wait()
+    (line,) = said(caplog)
+    assert re.findall(r"(\w+) \(a variable of the loop", line) == ["env"]
 
 
 def metered(session: FakeSession) -> None:

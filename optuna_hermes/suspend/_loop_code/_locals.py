@@ -127,7 +127,9 @@ def _selves(frame: FrameType | None) -> Iterator[object]:
 
 
 def _attributes(value: object, known: Collection[int]) -> dict[str, int]:
-    return {name: fingerprint(each, known) for name, each in dict_of(value).items()}
+    return {
+        name: fingerprint(each, known, with_processes=True) for name, each in dict_of(value).items()
+    }
 
 
 def _place(key: _Key) -> str:
@@ -171,7 +173,7 @@ def carried(
         if key[1] in without:
             continue
         if id(value) not in known:
-            found[key] = fingerprint(value, known)
+            found[key] = fingerprint(value, known, with_processes=True)
         elif id(value) in referred:
             found[key] = id(value)
     return found

@@ -24,7 +24,9 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property, partial
+from multiprocessing.connection import Connection
 from pathlib import PurePath
+from subprocess import Popen
 from typing import Any
 from uuid import UUID
 
@@ -120,23 +122,25 @@ def is_iterator(value: Any) -> bool:
     )
 
 
-def fingerprint(value: object, known: Collection[int] = ()) -> int:
+def fingerprint(value: object, known: Collection[int] = (), *, with_processes: bool = False) -> int:
     """A hash of a value, which very likely differs once the value has changed.
 
     That of a value which cannot be looked at is unlike all.
 
     Args:
         known: ids of objects that are not looked into.
+        with_processes: also take what has a pipe to a process, such as an environment, for changed.
     """
     try:
-        return hash(tuple(_Walk(known).parts(value)))
+        return hash(tuple(_Walk(known, with_processes=with_processes).parts(value)))
     except Exception:  # code of a user's class: looking must not end the training
         return hash(_unlike_all())
 
 
 class _Walk:
-    def __init__(self, known: Collection[int]) -> None:
+    def __init__(self, known: Collection[int], *, with_processes: bool) -> None:
         self._known = known
+        self._with_processes = with_processes
         self._seen: dict[int, object] = {}  # keeps objects alive, so that no id is reused
         self._left = _MOST_PARTS
         self._bytes = _WHOLE_BYTES
@@ -155,7 +159,7 @@ class _Walk:
                 yield leaf
             elif id(value) not in self._known and id(value) not in self._seen:
                 self._seen[id(value)] = value
-                if is_iterator(value):
+                if is_iterator(value) or (self._with_processes and _is_pipe(value)):
                     yield _unlike_all()
                 elif issubclass(type(value), CODE):
                     yield _of_code(value)
@@ -223,6 +227,16 @@ class _Walk:
             return found
         self._bytes -= len(octets)
         return hash((int(words.sum(dtype=np.uint64)), found))
+
+
+def _is_pipe(value: Any) -> bool:
+    """True for an open pipe to a process, whose state nobody sees."""
+    if issubclass(type(value), Connection):
+        return not value.closed
+    if issubclass(type(value), Popen):
+        # One that nobody writes to works by itself, as a server of logs does.
+        return value.stdin is not None and value.returncode is None
+    return False
 
 
 def _unlike_all() -> Hashable:
