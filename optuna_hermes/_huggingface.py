@@ -261,7 +261,7 @@ class _Loop:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         trainer = self._trainer
-        self._restored = saved.get("limits", {})
+        self._restored = saved["limits"]
         others = {name: each for name, each in saved["state"].items() if name not in _LIMITS}
         vars(trainer.state).update(others | self._restored)
         trainer._tr_loss = saved["loss"].to(trainer.args.device, copy=True)

@@ -416,7 +416,7 @@ class PyTorchLoop(CooperativeLoop):
             set_rng_state(self._restored["epoch_rng"])
             self._code.set_states(sys._getframe(), self._restored["epoch_code"])
             self._named.load_small_state(frozen(self._restored["epoch_state"]))
-            self._named.load_modules_state(self._restored.get("epoch_modules") or {})
+            self._named.load_modules_state(self._restored["epoch_modules"] or {})
         if self._session.checkpoint_dir is not None:  # else no checkpoint will hold them
             self._epoch_rng = rng_state()
             self._epoch_state = self._named.small_state()
@@ -532,7 +532,7 @@ class PyTorchLoop(CooperativeLoop):
                 self._position.streams.load_state_dict(tree["position"]["streams"])
             self._other_loaders.load_state(tree["other_loaders"])
             self._other_loaders.load_accelerator_steps(tree["steps"])
-            self._other_loaders.load_scaler_states(tree.get("scalers", []))
+            self._other_loaders.load_scaler_states(tree["scalers"])
 
     def leave(self) -> None:
         """See ``CooperativeLoop``; the loaders are released, too."""

@@ -113,7 +113,7 @@ class Checkpoints:
         elastic_devices, others = self.elastic_devices, checkpoint.pop(_RANKS, [])
         gone: list[Tree] = []
         of_first = checkpoint[_KEY]
-        hooked, left = of_first.pop("hooked"), of_first.get("left_out", {})
+        hooked, left = of_first.pop("hooked"), of_first["left_out"]
         if rank is not None or others:
             from optuna_hermes._lightning._ddp import part_of  # lazy: most have one process
 

@@ -1342,17 +1342,6 @@ def test_accumulating_with_accelerate(tmp_path: Path) -> None:
     check(train, tmp_path, stops=(BATCHES + 1, 3, 1))
 
 
-def test_checkpoints_without_scalers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the same format that were written before it had any are read."""
-    position = PyTorchLoop.position
-    monkeypatch.setattr(
-        PyTorchLoop,
-        "position",
-        lambda run: {key: each for key, each in position(run).items() if key != "scalers"},
-    )
-    check(functools.partial(loop, train=loader, val=loader), tmp_path)
-
-
 def scaled_by_accelerate(scaler: Any) -> tuple[Any, ...]:
     accelerator = Accelerator(cpu=True)
     accelerator.scaler = scaler

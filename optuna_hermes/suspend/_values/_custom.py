@@ -385,7 +385,7 @@ class ValueReader(_Reader):
             same = type(present) is deque and present.maxlen == rest[1]
             return filled(present, deque, ring) if same else ring
         if kind == "mapping":
-            name, pairs, factory, *attributes = rest
+            name, pairs, factory, own = rest
             same = type(present) is _MAPPINGS[name]
             if not same and name == "defaultdict" and factory not in _FACTORIES:
                 raise SuspendError("it holds a defaultdict, and what makes its values is not known")
@@ -393,8 +393,7 @@ class ValueReader(_Reader):
             if name == "defaultdict" and factory in _FACTORIES:
                 there.default_factory = _FACTORIES[factory]
             filled(there, type(there), self._pairs(pairs, there))
-            for own in attributes:  # none in checkpoints of before
-                filled(dict_of(there), dict, self._pairs(own, dict_of(there)))
+            filled(dict_of(there), dict, self._pairs(own, dict_of(there)))
             return there
         if kind == "drawing":
             made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]
