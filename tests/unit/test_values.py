@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
+import operator
 import sys
 import threading
 from array import array
@@ -11,21 +13,25 @@ from collections import defaultdict, deque
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
 import pytest
 import torch
 
-from optuna_hermes.errors import CheckpointError, SuspendError
+from optuna_hermes.errors import CheckpointError, SuspendError, UnstorableError
 from optuna_hermes.suspend._modules._unsaved import NameTable
 from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._values import _custom
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
-from optuna_hermes.suspend._values._tree import pack
+from optuna_hermes.suspend._values._owned import NamedTensors
+from optuna_hermes.suspend._values._stacks import unstacked
+from optuna_hermes.suspend._values._tree import frozen, pack, unpack
 
 
 class Meter:
@@ -292,3 +298,147 @@ def test_an_array_with_fields_is_named() -> None:
     fields = np.zeros(3, [("state", "f4", 4), ("reward", "f4")])
     with pytest.raises(CheckpointError, match=r"numpy\.ndarray"):
         ValueWriter().write_only("it", [fields])
+
+
+class Step(NamedTuple):
+    state: Any
+    action: Any
+    reward: Any
+    after: Any
+
+
+class Replay:
+    """A buffer as most are: the state after a step is that before the next one."""
+
+    def __init__(self, states: list[Any]) -> None:
+        pairs = enumerate(pairwise(states))
+        steps = (Step(a, n % 3, np.float32(n / 3), b if n % 7 else None) for n, (a, b) in pairs)
+        self.steps = deque(steps, maxlen=99)
+        self.last = self.steps[-1]
+        self.now = states[-1]
+
+
+_BIG = np.arange(80.0).reshape(40, 2)
+_LIKE = {
+    "arrays": lambda: Replay([np.full(4, n, "f") for n in range(40)]),
+    "tensors": lambda: Replay([torch.full((1, 4), n) for n in range(40)]),
+    "numbers": lambda: [np.float64(n / 7) for n in range(20)],
+    "mixed numbers": lambda: [(n, np.int64(n) if n % 2 else n, None) for n in range(20)],
+    "a set": lambda: {(n, -n) for n in range(20)},
+    "other bytes": lambda: [np.array([n, math.nan], ">f8") for n in range(20)],
+    "one number each": lambda: deque(np.array(n) for n in range(20)),
+    "one tensor each": lambda: [torch.tensor(n / 3, dtype=torch.bfloat16) for n in range(20)],
+    "all the same": lambda: [np.zeros(3)] * 20,
+    "None": lambda: [(None, None)] * 20,
+    "rows of one array": lambda: list(_BIG),
+    "a row twice": lambda: [Step(np.zeros(3), 1, 2, 3)] * 20,
+    "other shapes": lambda: [np.zeros(n) for n in range(20)],
+    "other classes": lambda: [np.zeros(2) if n % 2 else torch.zeros(2) for n in range(20)],
+    "other rows": lambda: [(0,) * (n % 3) for n in range(20)],
+    "with gradients": lambda: [torch.zeros(2, requires_grad=True) for _ in range(20)],
+    "large": lambda: [np.zeros(1000) for _ in range(20)],
+    "order of Fortran": lambda: [np.ones((2, 2), order="F") for _ in range(20)],
+    "rows of lists": lambda: [(float(n), f"{n}", [n]) for n in range(20)],
+    "few": lambda: [np.zeros(2) for _ in range(3)],
+    "one memory twice": lambda: [each.reshape(2, 1) for each in list(_BIG[:20]) * 2],
+    "columns": lambda: list(np.ones((3, 20)).T),
+}
+_STACKED = list(_LIKE)[: list(_LIKE).index("a row twice")]
+
+
+def taken_apart(tree: Any) -> Any:
+    """A tree with a node for each item, and with arrays as text."""
+    if isinstance(tree, np.ndarray | torch.Tensor):
+        told = tree.detach().to(torch.float64).tolist() if isinstance(tree, torch.Tensor) else tree
+        return f"{tree.dtype} {tuple(tree.shape)} {told!r}"
+    if isinstance(tree, list | tuple):
+        if tree[:1] == ["stacked"]:
+            tree = unstacked(*tree[1:])
+        elif tree[:1] == ["numbers"]:
+            tree = [["plain", each] for each in tree[1]]
+        return [taken_apart(each) for each in tree]
+    return f"{tree!r} {type(tree)}"
+
+
+@pytest.mark.parametrize("case", _LIKE)
+def test_like_items_are_written_together_as_if_each_had_a_node(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small arrays, tensors, numbers and tuples of these; others still have a node each."""
+    value = _LIKE[case]()
+    together = frozen(ValueWriter().write("it", value))
+    tensors, text = pack(together, "t")
+    assert ("stacked" in text) == (case in _STACKED)
+    assert len(tensors) < 8 or case not in _STACKED
+    monkeypatch.setattr(_custom, "LEAST", math.inf)
+    one_by_one = taken_apart(ValueWriter().write("it", value))
+    assert taken_apart(together) == taken_apart(unpack(tensors, text)) == one_by_one
+
+
+@pytest.mark.parametrize("case", ["arrays", "tensors"])
+def test_what_is_held_twice_in_a_buffer_is_one_object_again(case: str) -> None:
+    """Each with memory of its own: a view would keep that of all items."""
+    value = _LIKE[case]()
+    restored = back(value)
+    assert type(restored.steps[0]) is Step
+    assert restored.steps.maxlen == 99
+    assert restored.last is restored.steps[-1]
+    assert restored.last.after is restored.now
+    for one, other in pairwise(restored.steps):
+        assert (one.after is other.state) == (one.after is not None)
+    for one, other in zip(restored.steps, value.steps, strict=True):
+        assert (one.state == other.state).all()
+        assert (one.action, one.reward, type(one.reward)) == (*other[1:3], np.float32)
+    if case == "arrays":
+        assert all(each.state.base is None for each in restored.steps)
+    assert all(each.state.nbytes == memory_bytes(each.state) for each in restored.steps)
+
+
+def memory_bytes(value: Any) -> int:
+    tensor = torch.as_tensor(value)
+    return tensor.untyped_storage().nbytes()
+
+
+def test_like_items_are_restored_in_place() -> None:
+    """If each process makes them: others may hold them."""
+    value = [np.full(2, n) for n in range(20)]
+    made = {id(each): each for each in value[:5]}
+    node = frozen(ValueWriter(made=made).write_only("it", value))
+    there = [np.zeros(2, int) for _ in range(20)]
+    restored = ValueReader(HERE).node(node, there[:])
+    assert [a is b for a, b in zip(restored, there, strict=True)] == [True] * 5 + [False] * 15
+    assert np.array_equal(restored, value)
+    given = {id(each): each for each in restored}
+    again = ValueReader(HERE, given).node(node, restored[:])
+    assert all(a is b for a, b in zip(again, restored, strict=True))
+
+
+def test_like_items_that_are_saved_elsewhere_are_not_written_again() -> None:
+    """They are referred to, and parts of named tensors stay such."""
+    weights = [torch.full((2,), float(n)) for n in range(20)]
+    by_name = {f"w{n}": each for n, each in enumerate(weights)}
+    known = {id(each) for each in weights}
+    writer = ValueWriter(known, named=NameTable(by_name))
+    node = writer.write_only("it", weights)
+    restored = ValueReader(HERE, named=NameTable(by_name)).node(node)
+    assert all(map(operator.is_, restored, weights))
+    owned = NamedTensors(lambda: by_name)
+    node = ValueWriter(owned=owned).write_only("it", weights)
+    restored = ValueReader(HERE, owned=owned).node(node)
+    assert all(map(operator.is_, restored, weights))
+
+
+def test_like_items_must_not_overlap_and_are_counted() -> None:
+    """As if each had a node; a view of one stays a view of it."""
+    frames = np.arange(80.0)
+    windows = [frames[n : n + 4] for n in range(0, 80, 2)]
+    with pytest.raises(UnstorableError, match=r"it\.\d+ must have memory of its own"):
+        ValueWriter().write_only("it", windows)
+    apart = windows[::2]
+    held, view = back([apart, apart[3].reshape(2, 2)])
+    view[0, 0] = -1.0
+    assert held[3].tolist() == [-1.0, *apart[3][1:]]
+    rows = [(0, each) for each in apart]
+    ValueWriter(most=3 * 20 + 1).write_only("it", rows)
+    with pytest.raises(CheckpointError, match="more than 60 parts"):
+        ValueWriter(most=60).write_only("it", rows)

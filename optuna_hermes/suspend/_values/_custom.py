@@ -46,10 +46,19 @@ from optuna_hermes.suspend._values._generators import (
     set_generator_state,
 )
 from optuna_hermes.suspend._values._objects import (
+    Region,
+    RegionKey,
     _Reader,
     _Writer,
+    key_of_array,
 )
-from optuna_hermes.suspend._values._owned import NamedTensors, region_of_tensor
+from optuna_hermes.suspend._values._owned import (
+    NamedTensors,
+    key_of_tensor,
+    memory_of,
+    region_of_tensor,
+)
+from optuna_hermes.suspend._values._stacks import LEAST, Stack, stack_or_node, unstacked
 from optuna_hermes.suspend._values._tree import NUMBERS, is_numpy_dtype, is_sparse, storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
@@ -100,9 +109,13 @@ class UnrestorableParts:
         needed = node[0] in self._needed
         needed = needed or (node[:2] == ["mapping", "defaultdict"] and node[3] not in _FACTORIES)
         if node[0] in ("object", "named tuple", "enum", "flag"):
-            needed = not self._classes.can_make(node[1], node[2])
+            needed = not self.can_make(node)
         if needed and self._there.get(place) != needed_of(value, self._known):
             self.found.add(".".join(place))
+
+    def can_make(self, node: list[Any]) -> bool:
+        """True if the object of a node needs none to be there, by its class."""
+        return self._classes.can_make(node[1], node[2])
 
 
 class ValueWriter(_Writer):
@@ -190,9 +203,67 @@ class ValueWriter(_Writer):
     def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
         found = list(items)
         if not (found and NUMBERS.issuperset(map(type, found))):
-            return super()._items(found, place)
+            return self._stacked(found, place) or super()._items(found, place)
         self._count(len(found), place)
         return ["numbers", found]
+
+    def _stacked(self, items: list[Any], place: tuple[str, ...]) -> list[Any] | None:
+        """Many like items as few arrays; None for others, which have a node each."""
+        row = _row_of(items) if len(items) >= LEAST else None
+        if row is None or not self._are_new(row, items):
+            return None
+        columns = list(zip(*items, strict=True)) if row else [items]
+        parts = [stack_or_node(each) for each in columns]
+        if None in parts:
+            return None
+        pairs = zip(parts, columns, strict=True)
+        stacks = [(part, column) for part, column in pairs if isinstance(part, Stack)]
+        keys = self._new_keys(each for _, column in stacks for each in column)
+        if keys is None:
+            return None
+        self._count(len(items) * (len(columns) + bool(row)), place)
+        name = ".".join(place)
+        # In the order in which a node for each item would be read.
+        for n, item in enumerate(items):
+            if row[1:]:
+                self._number(item)
+            for stack, column in stacks:
+                self._add(stack, column[n], keys, f"{name}.{n}")
+        nodes = [each.node() if isinstance(each, Stack) else each for each in parts]
+        return ["stacked", row, nodes]
+
+    def _are_new(self, row: list[Any], items: list[Any]) -> bool:
+        """True unless one of the tuples is referred to twice, or needs one that is there."""
+        if not row[1:]:
+            return True
+        if outside(items[0]) or not (self._unmade is None or self._unmade.can_make(row)):
+            return False
+        ids = set(map(id, items))
+        return len(ids) == len(items) and ids.isdisjoint(self._seen)
+
+    def _new_keys(self, values: Iterable[Any]) -> dict[int, RegionKey] | None:
+        """The keys of arrays without a node by ``id``; None if memory is shared, or is known."""
+        new = {id(each): each for each in values if each is not None}
+        if any(key in self._known for key in new):
+            return None
+        new = {key: each for key, each in new.items() if key not in self._seen}
+        if self._owned is not None and any(map(self._owned.holds, map(memory_of, new.values()))):
+            return None
+        keys = {key: _key_of(each) for key, each in new.items()}
+        found = set(keys.values())
+        return keys if len(found) == len(keys) and found.isdisjoint(self._regions) else None
+
+    def _add(self, stack: Stack, value: Any, keys: Mapping[int, RegionKey], name: str) -> None:
+        number = None if value is None else self._seen.get(id(value))
+        if value is None or number is not None:
+            stack.refer(number)
+            return
+        stack.add(value, in_place=self._made.get(id(value)) is value)
+        self._regions[keys[id(value)]] = self._number(value), name, value
+
+    def _region(self, value: Any) -> Region:
+        is_tensor = isinstance(value, torch.Tensor)
+        return region_of_tensor(value) if is_tensor else super()._region(value)
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         if not isinstance(value, np.ndarray | torch.Tensor):
@@ -248,8 +319,8 @@ class ValueWriter(_Writer):
                 raise CheckpointError(f"{'.'.join(place)} is a tensor of {kind.__qualname__}")
             gradient = [self.node(value.grad, (*place, "grad"))] if trained else []
             number = None
-            if not sparse:
-                number = self._shared(value, region_of_tensor(value), ".".join(place))
+            if not sparse and value.numel():
+                number = self._shared(value, key_of_tensor(value), ".".join(place))
             if number is not None:
                 if not self.objects[number].is_contiguous():  # it will be, and strides will differ
                     raise CheckpointError(f"{'.'.join(place)} shares the memory of its transpose")
@@ -482,6 +553,8 @@ class ValueReader(_Reader):
     def _items(self, nodes: list[Any], present: Any) -> list[Any]:
         if nodes[:1] == ["numbers"]:
             return nodes[1]  # type: ignore[no-any-return]
+        if nodes[:1] == ["stacked"]:
+            nodes = unstacked(*nodes[1:])
         there = _as_long(present, nodes)
         return [self.node(node, each) for node, each in zip(nodes, there, strict=True)]
 
@@ -492,6 +565,23 @@ class ValueReader(_Reader):
             key = self.node(key_node)
             found[key] = self.node(node, there.get(key))
         return found
+
+
+def _row_of(items: list[Any]) -> list[Any] | None:
+    """The begin of the node of each item if all are like tuples, empty if none is; else None."""
+    kinds = set(map(type, items))
+    if not any(issubclass(kind, tuple) for kind in kinds):
+        return []
+    kind = kinds.pop()
+    if kinds or len(set(map(len, items))) > 1 or not items[0]:
+        return None
+    if kind is tuple:
+        return ["tuple"]
+    return ["named tuple", kind.__module__, kind.__qualname__] if hasattr(kind, "_fields") else None
+
+
+def _key_of(value: Any) -> RegionKey:
+    return key_of_tensor(value) if isinstance(value, torch.Tensor) else key_of_array(value)
 
 
 def _as_long(present: Any, items: Collection[Any]) -> list[Any]:

@@ -28,6 +28,9 @@ _MOST_WORK = 10_000
 """Most steps to find out whether two regions overlap, which is a hard problem in theory."""
 _UNREAD = object()
 
+RegionKey = tuple[int, int, str]
+"""Addresses of the first byte of a region and of the byte after its last one, and its dtype."""
+
 
 class UnknownClassError(SuspendError):
     """An object's class is not among those that may be made."""
@@ -86,6 +89,10 @@ class Region:
         return begin, self.address + self.itemsize + sum(step for step in steps if step > 0)
 
     @property
+    def key(self) -> RegionKey:
+        return (*self.bounds, self.dtype)
+
+    @property
     def __array_interface__(self) -> dict[str, Any]:
         """An array for ``np.shares_memory``, which reads no memory: it may be a device's."""
         return {
@@ -110,7 +117,7 @@ class _Writer:
         self._packages = packages
         self._seen: dict[int, int] = {}
         self.objects: list[Any] = []  # all that are numbered; kept alive, so that no id is reused
-        self._regions: dict[tuple[int, int, str], tuple[int, str, Region]] = {}
+        self._regions: dict[RegionKey, tuple[int, str, Any]] = {}
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
@@ -122,14 +129,18 @@ class _Writer:
             return ["same", self._seen[id(value)]]
         if kind in (tuple, frozenset):
             return [kind.__name__, self._items(value, place)]
-        # Numbered: there may be other references to it, also within it.
-        self._seen[id(value)] = len(self._seen)
-        self.objects.append(value)
+        self._number(value)
         if kind in (list, set):
             return [kind.__name__, self._items(value, place)]
         if kind is dict:
             return ["dict", self._pairs(value, place)]
         return self._object(value, place)
+
+    def _number(self, value: Any) -> int:
+        """Number a value: there may be other references to it, also within it."""
+        number = self._seen[id(value)] = len(self._seen)
+        self.objects.append(value)
+        return number
 
     def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
         return [self.node(item, (*place, str(n))) for n, item in enumerate(items)]
@@ -173,34 +184,38 @@ class _Writer:
 
     def _array(self, value: np.ndarray[Any, Any], name: str) -> list[Any]:
         order = "C" if value.flags.c_contiguous else "F"
-        number = self._shared(value, region_of_array(value), name)
+        number = None
+        if value.size:
+            number = self._shared(value, key_of_array(value), name)
         if number is not None:
             return ["reshaped", number, order, *value.shape]
         return ["array", order, value]
 
-    def _shared(self, value: Any, region: Region, name: str) -> int | None:
+    def _shared(self, value: Any, key: RegionKey, name: str) -> int | None:
         """Number of what has the same numbers in another shape; None if nothing has."""
-        if 0 in region.shape:
+        own = self._seen[id(value)], name, value
+        number, other, before = self._regions.setdefault(key, own)
+        if before is value:
             return None
-        key = (*region.bounds, region.dtype)
-        number, other, before = self._regions.setdefault(key, (self._seen[id(value)], name, region))
-        if before is region:
-            return None
-        if not (_is_whole(region) and _is_whole(before)):
+        if not (_is_whole(self._region(value)) and _is_whole(self._region(before))):
             raise overlap(name, other)
         return number
 
+    def _region(self, value: Any) -> Region:
+        """The region of an array, of which mostly the key is enough."""
+        return region_of_array(value)
+
     def refuse_overlaps(self) -> None:
         """Refuse arrays that overlap in memory: they would be separate once restored."""
-        open_: list[tuple[int, str, Region]] = []
-        for (begin, end, _), (_, name, region) in sorted(
+        open_: list[tuple[int, str, Any]] = []
+        for (begin, end, _), (_, name, value) in sorted(
             self._regions.items(), key=lambda each: each[0]
         ):
             open_ = [each for each in open_ if each[0] > begin]
             for _, other, before in open_:
-                if region.overlaps(before):
+                if self._region(value).overlaps(self._region(before)):
                     raise overlap(name, other)
-            open_.append((end, name, region))
+            open_.append((end, name, value))
 
 
 class _Reader:
@@ -298,6 +313,14 @@ class _Reader:
         if (found.__module__, found.__qualname__) != (module, name):
             raise SuspendError(f"it holds a {module}.{name}, which is another class now")
         return found
+
+
+def key_of_array(array: np.ndarray[Any, Any]) -> RegionKey:
+    """The key of its region, which is found at once if the array has no gaps."""
+    if not array.flags.forc:
+        return region_of_array(array).key
+    begin = array.__array_interface__["data"][0]
+    return begin, begin + array.nbytes, array.dtype.str
 
 
 def region_of_array(array: np.ndarray[Any, Any]) -> Region:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from optuna_hermes.errors import SuspendError
-from optuna_hermes.suspend._values._objects import Region, overlap
+from optuna_hermes.suspend._values._objects import Region, RegionKey, overlap
 from optuna_hermes.suspend._values._tree import storable, tensors_in
 
 _Place = tuple[Any, ...]
@@ -132,6 +132,14 @@ def _tensor_of_array(array: np.ndarray[Any, Any], name: str, place: _Place) -> t
 
 def _said(place: _Place) -> str:
     return ".".join(map(str, place))
+
+
+def key_of_tensor(tensor: torch.Tensor) -> RegionKey:
+    """The key of its region, which is found at once if the tensor has no gaps."""
+    if not tensor.is_contiguous():
+        return region_of_tensor(tensor).key
+    begin = tensor.data_ptr()
+    return begin, begin + tensor.nbytes, str(tensor.dtype)
 
 
 def region_of_tensor(tensor: torch.Tensor) -> Region:

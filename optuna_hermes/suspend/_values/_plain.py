@@ -61,6 +61,9 @@ class _PlainWriter(ValueWriter):
         super()._count(numbers.nbytes, place)
         return ["joined", numbers]
 
+    def _stacked(self, items: list[Any], place: tuple[str, ...]) -> list[Any] | None:
+        return None  # each part is checked and counted by itself
+
     def _other(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         whole = not isinstance(value, torch.Tensor) or storable(value)  # a sparse one is not
         if type(value) not in _PLAIN or not whole:
