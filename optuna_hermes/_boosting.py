@@ -8,7 +8,6 @@ has are replayed with their recorded evaluations, without training them, so that
 from __future__ import annotations
 
 import logging
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,7 +46,6 @@ class BoostingLoop(CooperativeLoop):
         self._monitor = ""
         self._interval = 1
         self._end: int | None = None
-        self._next_save = 0.0
         self._warned_of_uncut = False
         super().__init__(trial, {"boosters": self._trainings}, session)
 
@@ -159,15 +157,10 @@ class BoostingLoop(CooperativeLoop):
         return (self._end - len(self._trainings.begun[0].history)) // self._interval
 
     def saves_now(self, saver: Saver) -> bool:
-        now = time.monotonic()
-        return not saver.busy and now >= self._next_save
+        return not saver.busy
 
-    def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        began = time.monotonic()
-        tree = super()._dump(rng)
-        end = time.monotonic()
-        self._next_save = end + max(_SAVE_SECONDS, _SAVE_SHARE * (end - began))
-        return tree
+    def pause_seconds(self, save_seconds: float) -> float:
+        return max(_SAVE_SECONDS, _SAVE_SHARE * save_seconds)
 
     def position(self) -> dict[str, Any]:
         return {}

@@ -336,6 +336,10 @@ class FitLoop(CooperativeLoop):
     def saves_now(self, saver: Saver) -> bool:
         return self._rank is None or self._rank.all_can_store(self._unit)
 
+    def pause_seconds(self, save_seconds: float) -> float:
+        # All ranks must save the same units, and each takes another time.
+        return super().pause_seconds(save_seconds) if self._rank is None else 0.0
+
     def _lost(self) -> list[str]:
         return self._fit.unsaved.lost
 

@@ -50,6 +50,10 @@ from optuna_hermes.suspend._values._tree import frozen
 __all__ = ["CooperativeLoop", "on_report", "session_of"]
 
 _BEAT_SECONDS = 1.0
+_SAVE_SHARE = 10
+"""The training goes on for this many times what a save took, before the next one."""
+_SHORT_SAVE_SECONDS = 0.25
+"""A save that takes less may be followed by the next one at once."""
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +115,8 @@ class CooperativeLoop:
         self._advised: set[str] = set()
         self._gauge = Gauge()
         self._busy = True
-        self._next_beat = -math.inf
+        self._next_beat = self._next_save = -math.inf
+        self._save_seconds = 0.0
         if not self._begins_late:
             self._claim(session or session_of(trial))
 
@@ -206,6 +211,12 @@ class CooperativeLoop:
     def saves_now(self, saver: Saver) -> bool:
         """True to save the unit now, False to leave it to a later one."""
         return True
+
+    def pause_seconds(self, save_seconds: float) -> float:
+        """The least time before the next save, by what the last one took."""
+        # The shorter of two: the first one imports what it needs, and each may be slow once.
+        usual, self._save_seconds = min(save_seconds, self._save_seconds), save_seconds
+        return _SAVE_SHARE * usual if usual > _SHORT_SAVE_SECONDS else 0.0
 
     def ended(self) -> bool:
         """True if the process was asked to end while the trial waits."""
@@ -340,17 +351,20 @@ class CooperativeLoop:
 
     def _save(self) -> None:
         """Begin to save the unit, if it is due and can be saved here."""
-        saver = self._saver
-        if not self._unsaved or saver is None:
+        saver, began = self._saver, time.monotonic()
+        if not self._unsaved or saver is None or began < self._next_save:
             return
         if self.can_store and self._has_changed_shape():
             self._unsaved = False  # asked again at the next unit
-            return
-        if self.can_store and self.can_store_here() and self.saves_now(saver):
+        elif self.can_store and self.can_store_here() and self.saves_now(saver):
+            asked = time.monotonic()
             settled(self.roots())  # what the device still computes is no part of the cost
-            began = time.monotonic()
+            began += time.monotonic() - asked
             saver.copy(self._settled_dump(rng_state()), units=self._unit, since=began)
             self._unsaved, self._saved_here = False, True
+        end = time.monotonic()
+        if not self._unsaved or end - began > _SHORT_SAVE_SECONDS:  # else it was refused at once
+            self._next_save = end + self.pause_seconds(end - began)
 
     def _begin_training(self, session: Session) -> None:
         self._begun = True

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import optuna
 import pytest
 
+from optuna_hermes import cooperative
 from optuna_hermes.errors import InvalidInputError, Suspended
 from optuna_hermes.testing import FakeSession
 
@@ -84,6 +86,37 @@ def test_waiting_in_memory_changes_nothing(shown: dict[str, Any], tmp_path: Path
     )
     assert train(shown, session) == wanted
     assert session.parks == ["resident", "host"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "saved"),
+    [(1.0, [1, 2, 5, 8, 11]), (0.05, list(range(1, 12)))],
+    ids=["long", "short"],
+)
+def test_what_takes_long_to_save_is_saved_less_often(
+    shown: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    saved: list[int],
+) -> None:
+    """The training stands still for a tenth of the time at most, once that is known."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(cooperative, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    class Slow(shown["Evolution"]):  # type: ignore[misc]
+        def position(self) -> dict[str, Any]:
+            clock.now += seconds
+            return dict(super().position())
+
+    def loss(x: Any) -> float:
+        clock.now += 4.0 / 33  # the calls in a generation
+        return float((x**2).sum())
+
+    session = FakeSession(checkpoint_dir=tmp_path)
+    population = shown["Population"](16, 0.5)
+    Slow(optuna.create_study().ask(), population, session).run(loss, 12)
+    assert [each.units for each in session.states] == saved
 
 
 def test_a_second_loop_of_a_trial_is_refused(shown: dict[str, Any], tmp_path: Path) -> None:
