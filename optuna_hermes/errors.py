@@ -47,6 +47,21 @@ def sentence(error: BaseException, text: str = "") -> str:
     return first_line(error, text).rstrip(".") + "."
 
 
+def refuse_undecoded(text: str, what: str) -> None:
+    """Refuse what neither a database nor a protocol can hold: Python could not decode it.
+
+    Raises:
+        InvalidInputError: it is such a text; ``what`` names it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"{what} must be text in the locale's encoding but got {text!r}: set PYTHONUTF8=1 if "
+            "it is UTF-8."
+        ) from None
+
+
 class HermesError(Exception):
     """Base of every error this package raises on purpose."""
 

@@ -31,7 +31,7 @@ from optuna.storages.journal import (
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna_tables import is_empty
-from optuna_hermes.errors import InvalidInputError, StorageError, sentence
+from optuna_hermes.errors import InvalidInputError, StorageError, refuse_undecoded, sentence
 from optuna_hermes.ledger._secrets import redacted, without_password
 
 if TYPE_CHECKING:
@@ -270,20 +270,10 @@ def _file_of(engine: Any) -> str:
         with engine.connect() as connection:
             opened = connection.exec_driver_sql("PRAGMA database_list").fetchone()[2]
         here = os.path.abspath(path)
-        _refuse_undecoded(here)
+        refuse_undecoded(here, "The path of a storage")
         # Its spelling here, with links, as others give it; the engine has resolved it when made.
         _files[engine] = here if os.path.realpath(here) == os.path.realpath(opened) else opened
     return _files[engine]
-
-
-def _refuse_undecoded(path: str) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raise InvalidInputError(
-            f"The path of a storage must be text in the locale's encoding but is {path!r}: set "
-            "PYTHONUTF8=1 if it is UTF-8."
-        ) from None
 
 
 class WholeJournal(JournalFileBackend):

@@ -32,7 +32,13 @@ from optuna_hermes.cli._output import (
     end_unprinted,
 )
 from optuna_hermes.cli._studies import PROGRAM
-from optuna_hermes.errors import DatabaseOutageError, HermesError, InvalidInputError, UnprintedError
+from optuna_hermes.errors import (
+    DatabaseOutageError,
+    HermesError,
+    InvalidInputError,
+    UnprintedError,
+    refuse_undecoded,
+)
 
 # Typer vendors click or uses the installed one, by version: this is the base class either way.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -74,7 +80,7 @@ def run(argv: Sequence[str]) -> int:
     """Run one command line, given without the program's name, and return its exit status."""
     try:
         for argument in argv:
-            _refuse_undecoded(argument)
+            refuse_undecoded(argument, "An argument")
         # Typer would refuse Optuna's verbs as unknown ones.
         if _optuna_verbs.is_for_optuna(argv, (*VERBS, *GROUPS)):
             return _optuna_verbs.run(argv)
@@ -91,17 +97,6 @@ def run(argv: Sequence[str]) -> int:
         return complain(str(error), FAILED)
     except typer.Abort:
         return INTERRUPTED
-
-
-def _refuse_undecoded(argument: str) -> None:
-    """Refuse what neither a database nor a protocol can hold: Python could not decode it."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError:
-        raise InvalidInputError(
-            f"An argument must be text in the locale's encoding but got {argument!r}: set "
-            "PYTHONUTF8=1 if it is UTF-8."
-        ) from None
 
 
 def _usage(error: Any) -> str:
