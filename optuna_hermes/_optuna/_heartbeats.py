@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import optuna
 from optuna.storages import RDBStorage
@@ -14,29 +14,32 @@ from optuna.trial import TrialState
 from optuna_hermes._optuna._storages import backend_of
 
 
-def fail_dead_trials(study: optuna.Study, ours: Collection[int]) -> None:
+def fail_dead_trials(study: optuna.Study, live: Callable[[], Collection[int]]) -> None:
     """Fail trials whose process has died, as plain Optuna does before each trial.
 
-    The retry callback of the user's storage is called for each. Trials in ``ours`` lose their
-    heartbeats instead: a suspended one has no process, so any plain Optuna would fail it.
+    The retry callback of the user's storage is called for each. Trials that are live in the study's
+    ledger lose their heartbeats instead: a suspended one has no process, so any plain Optuna would
+    fail it.
 
     Args:
         study: as the user made it; without a database there are no heartbeats.
-        ours: numbers of the trials that are live in the study's ledger.
+        live: reads their numbers; called if some running trial has a heartbeat.
     """
     backend = backend_of(study)
     if not isinstance(backend, RDBStorage):
         return
-    running = {
-        trial._trial_id
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-        if trial.number in ours
-    }
-    if running:
-        with _create_scoped_session(backend.scoped_session) as session:
-            for heartbeat in session.query(TrialHeartbeatModel):
-                if heartbeat.trial_id in running:
-                    session.delete(heartbeat)
+    with _create_scoped_session(backend.scoped_session) as session:
+        beating = {each.trial_id for each in session.query(TrialHeartbeatModel)}
+    if not beating:
+        return
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    ids = {trial.number: trial._trial_id for trial in running if trial._trial_id in beating}
+    if not ids:
+        return
+    ours = [ids[number] for number in live() if number in ids]
+    with _create_scoped_session(backend.scoped_session) as session:
+        for trial_id in ours:
+            session.query(TrialHeartbeatModel).filter_by(trial_id=trial_id).delete()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # The study's own storage may be one that tries again, which has no heartbeats.

@@ -164,7 +164,8 @@ class Driver:
             with self._stops.heeds_signals():
                 if self._is_imported():
                     with _optuna.optimize_loop(self._study):
-                        self._fail_dead_trials(ledger)
+                        live = partial(self._live_trials, ledger)
+                        _optuna.with_retry(_optuna.fail_dead_trials, self._study, live)
                         self._serve(ledger)
                 else:
                     self._taken_by = driver_of(_optuna.study_key(self._study))
@@ -177,12 +178,11 @@ class Driver:
         finally:
             ledger.close()
 
-    def _fail_dead_trials(self, ledger: Ledger) -> None:
-        """Fail trials of plain Optuna whose process has died, if the study's storage tells."""
+    def _live_trials(self, ledger: Ledger) -> set[int]:
+        """The numbers of the trials that are live in the ledger."""
         records = ledger.load_trials(_optuna.study_key(self._study))
-        live = {record.number for record in records if record.state in LIVE_STATES}
-        _optuna.with_retry(_optuna.fail_dead_trials, self._study, live)
         ledger.disconnect()
+        return {record.number for record in records if record.state in LIVE_STATES}
 
     def _refuse_deleted(self) -> None:
         """End all workers if the study was deleted: its trials' ids may be another one's by now.
