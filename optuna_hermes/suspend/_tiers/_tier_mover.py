@@ -121,7 +121,7 @@ class TierMover:
 
 
 def resident(state: CleanPoint) -> Footprint:
-    """What a trial takes in the resident tier: it keeps its device memory, nothing is copied."""
+    """Footprint of a trial in the resident tier: it keeps its device memory, nothing is copied."""
     roots = list(state.roots())
     # Else the next trial's time on the device would begin with the rest of this one's work.
     return Footprint(device_bytes=held_bytes(roots, settled(roots)))

@@ -90,7 +90,7 @@ def each_once(
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """What is in dictionaries, lists, tuples and sets, but numbers and text; each object once."""
+    """Items of dictionaries, lists, tuples and sets, but numbers and text; each object once."""
 
     def inside(each: Any) -> Collection[Any]:
         if issubclass(type(each), dict):
