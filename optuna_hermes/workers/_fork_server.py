@@ -50,7 +50,7 @@ from optuna_hermes.workers._processes import (
 )
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group, leave_to_driver
 from optuna_hermes.workers._successor import Successor
-from optuna_hermes.workers._words import NOTE, ONCE, WAITS
+from optuna_hermes.workers._words import GRANTED, NOTE, ONCE, WAITS
 from optuna_hermes.workers._worker import WorkerInput, serve, study_of
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -62,6 +62,8 @@ _MAX_NOT_LOADED = 3
 _MOST_VALUES = 16
 """Values of ``once`` that are shared: there is a successor, which is a process, for each."""
 
+_LEAVE_SECONDS = 2.0
+"""Seconds for workers to exit once the driver has left: those that have just ended a trial."""
 _READ_SECONDS = 1.0
 """Age of the trials in this process's cache at which it reads new ones before it forks."""
 
@@ -220,6 +222,7 @@ class _ForkServer:
         self._not_loaded = 0
         self._children: set[int] = set()
         self._waiting: set[int] = set()
+        self._granted: set[int] = set()
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
         self._wake_end = wake
@@ -244,12 +247,14 @@ class _ForkServer:
         with contextlib.suppress(ConnectionError):  # the driver is gone
             self._serve()
         # The driver has suspended what it wanted: what is left here has no driver.
-        for pid in self._children:
+        until = time.monotonic() + _LEAVE_SECONDS
+        for pid in self._children - self._granted:  # these wait for trials
             kill(pid)
         if self._successor is not None:
             self._successor.close()
-        for pid in self._children:  # these wait for trials, or have just ended theirs
-            if os.waitpid(pid, 0)[1]:
+        for pid in self._children:
+            # One that has just ended its trial is about to exit, and what it started may go on.
+            if _status_of(pid, until):
                 kill_session(pid)
         signal.set_wakeup_fd(-1)
         for end in (self._wake, self._wake_end):
@@ -342,6 +347,7 @@ class _ForkServer:
                 kill_session(pid)
             self._read_words()
             self._waiting.discard(pid)
+            self._granted.discard(pid)
             self._pass_words_on()
             self._not_loaded += code == NOT_LOADED
             _tell(self._parent, {"exited": pid, "status": code})
@@ -360,6 +366,8 @@ class _ForkServer:
                 self._not_loaded = 0
             else:
                 self._waiting.discard(pid)
+            if said == GRANTED:
+                self._granted.add(pid)
             if said == ONCE:
                 self._share(line["reason"], each)
                 continue
@@ -485,6 +493,17 @@ class _ForkServer:
     def _note_refused(self, packed: str, why: str) -> None:
         text = _once.not_shared(_once.name_of(packed), why)
         _tell(self._parent, {"worker": os.getpid(), "said": NOTE, "reason": text})
+
+
+def _status_of(child: int, until: float) -> int:
+    """The wait status of a child, which is killed if it has not ended in time."""
+    while True:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return status
+        if time.monotonic() >= until:
+            kill(child)
+        time.sleep(0.005)
 
 
 def _words_pipe() -> tuple[int, int]:

@@ -654,12 +654,17 @@ def test_what_another_trial_has_begun_outlives_a_killed_worker(
 
 
 CHILDREN = """
-import multiprocessing, time
+import io, multiprocessing, sys, time
 
 def loop():
     time.sleep(600)
 
+class Slow(io.StringIO):
+    def flush(self):
+        time.sleep(0.5)
+
 def objective(trial):
+    sys.stdout = Slow()  # flushed as the last: the script's end comes before the worker's
     child = multiprocessing.get_context("fork").Process(target=loop, daemon=DAEMON)
     child.start()
     with open("child", "w") as file:
