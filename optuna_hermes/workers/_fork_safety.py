@@ -22,8 +22,11 @@ from typing import NoReturn
 
 from optuna_hermes.workers._processes import no_process
 
-PROBE_SECONDS = 20.0
-"""Seconds for the forked process to check accelerators; a GPU driver may be slow at first."""
+PROBE_SECONDS = (2.0, 20.0)
+"""Seconds for each forked process to check accelerators.
+
+The first may wait for a lock that another thread had; a GPU driver may be slow at first.
+"""
 
 _PAUSE_SOFT = 1
 _CUDA_NOT_INITIALISED = 3
@@ -52,7 +55,9 @@ def why_not_fork() -> Unsafe | None:
     """
     # Operations of torch leave idle threads behind; OpenMP starts them again when it needs them.
     _end_openmp_threads()
-    if not _probe():
+    # No answer is tried again; that it does not work is an answer.
+    answers = (answer for answer in map(_probe, PROBE_SECONDS) if answer is not None)
+    if not next(answers, False):
         return Unsafe.ACCELERATOR
     deadline = time.monotonic() + _ENDING_SECONDS
     while _has_other_threads():
@@ -69,8 +74,8 @@ def _end_openmp_threads() -> None:
             pause(_PAUSE_SOFT)
 
 
-def _probe() -> bool:
-    """Fork once; True if accelerators can be used in the fork."""
+def _probe(seconds: float) -> bool | None:
+    """Fork once; True if accelerators can be used in the fork; None if it does not answer."""
     ours, theirs = os.pipe()
     # Also wanted: OpenBLAS ends its threads before a fork, and starts them when it needs them.
     try:
@@ -84,8 +89,8 @@ def _probe() -> bool:
     os.close(theirs)
     answered = False
     try:
-        answered = bool(wait([ours], PROBE_SECONDS))  # select() knows no handle above 1023
-        return answered and os.read(ours, 1) == b"y"
+        answered = bool(wait([ours], seconds))  # select() knows no handle above 1023
+        return os.read(ours, 1) == b"y" if answered else None
     finally:
         os.close(ours)
         # The kernel has reaped it where the script ignores SIGCHLD, or a handler of the script has.

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,10 +21,28 @@ from optuna_hermes.workers._fork_safety import Unsafe, why_not_fork
 def test_a_driver_that_does_not_answer_in_a_fork_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The fork is killed and reaped."""
-    monkeypatch.setattr(_fork_safety, "PROBE_SECONDS", 0.1)
+    """The forks are killed and reaped."""
+    monkeypatch.setattr(_fork_safety, "PROBE_SECONDS", (0.1, 0.1))
     monkeypatch.setattr(_fork_safety, "_accelerators_work", signal.pause)
     assert why_not_fork() is Unsafe.ACCELERATOR
+
+
+def test_a_fork_that_waits_for_a_lock_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once is not enough to start all workers slowly."""
+    first = tmp_path / "first"
+
+    def stuck_once() -> bool:
+        if first.exists():
+            return True
+        first.touch()
+        signal.pause()
+        return False
+
+    monkeypatch.setattr(_fork_safety, "PROBE_SECONDS", (0.5, 20.0))
+    monkeypatch.setattr(_fork_safety, "_accelerators_work", stuck_once)
+    assert why_not_fork() is not Unsafe.ACCELERATOR
 
 
 def test_a_process_may_have_any_number_of_open_files() -> None:
