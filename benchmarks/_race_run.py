@@ -57,10 +57,12 @@ class Runner:
 
     Args:
         ray_python: the Python that has Ray.
+        outputs: the folder for what contestants print.
     """
 
-    def __init__(self, ray_python: str | None) -> None:
+    def __init__(self, ray_python: str | None, outputs: Path) -> None:
         self._ray_python = ray_python
+        self._outputs = outputs
         self._lock = threading.Lock()
         self._running: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
@@ -106,6 +108,8 @@ class Runner:
                 f"{contest.name} ended after {ended['seconds']:.0f} of {contest.seconds:g} s with "
                 f"status {ended['status']}:\n" + "\n".join(lines[-TAIL:])
             )
+        self._outputs.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / OUTPUT, self._outputs / f"{contest.name}.log")
         setting = asdict(contest)
         for name in ("folder", "begun"):
             del setting[name]

@@ -110,7 +110,7 @@ def _race(options: argparse.Namespace) -> int:
     left = [contest for contest in contests if not record_path(folder, contest).exists()]
     minutes = math.ceil(len(left) / options.beside) * options.seconds / 60
     _say(f"{len(left)} of {len(contests)} contests are left: about {minutes:.0f} min")
-    failed = _run(left, Runner(options.ray_python), options.beside, folder)
+    failed = _run(left, Runner(options.ray_python, folder), options.beside, folder)
     if failed:
         _say(f"Failed: {', '.join(failed)}. The same command tries them again.")
     return int(bool(failed))
