@@ -184,7 +184,10 @@ def optimize(
     unprinted = 0
     try:
         # Workers import the objective while the study is opened.
-        with start(objective, settings) as pool, study_to_optimize(storage, study_name) as study:
+        with (
+            start(objective, settings, study_name) as pool,
+            study_to_optimize(storage, study_name) as study,
+        ):
             result = run_shown(study, pool, settings)
     except DatabaseOutageError as error:
         status = complain(str(error), SUSPENDED)

@@ -66,7 +66,7 @@ def quickstart(
         n_trials=n_trials, devices=devices, slice_seconds=SLICE_SECONDS, seed=seed
     )
     with (
-        start(OBJECTIVE, settings) as pool,
+        start(OBJECTIVE, settings, STUDY_NAME) as pool,
         study_to_optimize(url, STUDY_NAME, make=True) as study,
     ):
         _explain(n_trials, slots)

@@ -82,13 +82,13 @@ def main() -> int:
     gc.enable()
     parent = socket.socket(fileno=int(sys.argv[1]))
     try:
-        packed, path, arguments = _read_payload(parent)
+        packed, study_name, path, arguments = _read_payload(parent)
     except EOFError:  # the call has ended before it had begun
         return 0
     prepare_imports(packed, path, arguments)
     # The import may change the working folder, from which a fresh worker would look for the file.
     found = absolute_policy_name(packed) if isinstance(packed, str) and file_of(packed) else packed
-    return _serve(parent, partial(unpack, packed), lambda objective: found)
+    return _serve(parent, partial(unpack, packed, study_name), lambda objective: found)
 
 
 def serve_driver(parent: socket.socket, objective: Objective, *, collects: bool) -> int:

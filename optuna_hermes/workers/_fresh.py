@@ -32,15 +32,16 @@ def main() -> int:
     prepare_imports(packed, path, arguments)
     try:
         # CUDA fixes its devices when it is first used: load the objective once they are leased.
-        objective = _unpack_late(packed) if unsafe is Unsafe.ACCELERATOR else unpack(packed)
+        load = _unpack_late if unsafe is Unsafe.ACCELERATOR else unpack
+        objective = load(packed, job.spec.name)
     except HermesError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return NOT_LOADED
     serve(job, objective, words_end, None, shares=False)
 
 
-def _unpack_late(packed: bytes | str) -> Objective:
+def _unpack_late(packed: bytes | str, study_name: str) -> Objective:
     def objective(trial: Any) -> Any:
-        return unpack(packed)(trial)
+        return unpack(packed, study_name)(trial)
 
     return objective

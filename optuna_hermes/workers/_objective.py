@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -70,21 +71,24 @@ def _is_script(place: str) -> bool:
     return list(package.parts[-len(names) :]) == names
 
 
-def unpack(packed: bytes | str) -> Objective:
+def unpack(packed: bytes | str, study_name: str) -> Objective:
     """The objective itself, with everything it imports.
 
-    What is drawn meanwhile, such as a split of data without a seed, is the same in each process.
+    What is drawn meanwhile, such as a split of data without a seed or the name of a folder, is the
+    same in each process of a study, and another in other studies.
 
     Raises:
         ObjectiveError: there is no such file, module or function, or importing it fails.
     """
+    # The study's key and seed are known only once its database is open, and that is meanwhile.
+    seed = zlib.crc32(study_name.encode(errors="surrogatepass"))
     if isinstance(packed, bytes):
-        return call_alike(_load_value, packed)
+        return call_alike(seed, _load_value, packed)
     place, name = _split(packed)
     if place.endswith(".py"):
-        module = call_alike(_load_file, Path(place))
+        module = call_alike(seed, _load_file, Path(place))
     else:
-        module = call_alike(_load_module, place)
+        module = call_alike(seed, _load_module, place)
     objective = getattr(module, name, None)
     if not callable(objective):
         known = ", ".join(sorted(_functions(module))[:8]) or "none"

@@ -17,6 +17,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -95,11 +96,11 @@ def once(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
             f"once() calls {name} in each trial, since other processes cannot find it: make it a "
             "function of the file, and give what it needs as arguments."
         )
-        return call_alike(load, *args, **kwargs)
+        return call_alike(0, load, *args, **kwargs)
     key = _key(call)
     with _process.lock:
         if key not in _process.values:
-            _process.values[key] = call_alike(load, *args, **kwargs)
+            _process.values[key] = call_alike(0, load, *args, **kwargs)
             _share(call)
         return _process.values[key]  # type: ignore[no-any-return]
 
@@ -136,7 +137,7 @@ def compute(packed: str) -> str:
         # Here alone: what arguments import or raise must not harm a process that serves.
         call: Call = pickle.loads(base64.b64decode(packed.partition(" ")[0]))
         module, name, args, kwargs = call
-        _process.values[_key(call)] = call_alike(_find(module, name), *args, **kwargs)
+        _process.values[_key(call)] = call_alike(0, _find(module, name), *args, **kwargs)
     except BaseException as error:
         return f"it raised {repr(error)[:LONGEST_REASON]} in another process than the trial's"
     _process.shared.add(packed)
@@ -248,39 +249,40 @@ def _note(text: str) -> None:
         _process.note(text)
 
 
-def call_alike(load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call with random numbers that begin anew, the same in every process; restore them then."""
+def call_alike(seed: int, load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call with random numbers that begin with ``seed`` in every process; restore them then."""
     with_torch = "torch" in sys.modules
-    with _own_random_numbers():
+    with _own_random_numbers(seed):
         value = load(*args, **kwargs)
     torch = sys.modules.get("torch")
     if torch is not None and not with_torch:
         # As if it had been imported before the trial began.
-        seed = _process.torch_seed
-        torch.default_generator.seed() if seed is None else torch.manual_seed(seed)
+        own = _process.torch_seed
+        torch.default_generator.seed() if own is None else torch.manual_seed(own)
     return value
 
 
 @contextlib.contextmanager
-def _own_random_numbers() -> Iterator[None]:
+def _own_random_numbers(seed: int) -> Iterator[None]:
     from optuna_hermes.suspend._state import entropy_of
 
+    seed_torch = partial(_seed_torch, seed)
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     bits = np.random.mtrand.get_bit_generator()
     cpu = None if torch is None else torch.get_rng_state()
     accelerator = used_accelerator()
     states = [] if accelerator is None else accelerator.rng_states()
-    random.seed(0)
+    random.seed(seed)
     if type(bits) is not np.random.MT19937:  # the only one that can be seeded
         np.random.mtrand.set_bit_generator(np.random.MT19937())
-    np.random.seed(0)
+    np.random.seed(seed)
     if torch is not None:
-        _seed_torch(torch)
+        seed_torch(torch)
     if accelerator is not None:
-        accelerator.seed(0)
+        accelerator.seed(seed)
     try:
-        with entropy_of(0), after_import("torch", _seed_torch):
+        with entropy_of(seed), after_import("torch", seed_torch):
             yield
     finally:
         random.setstate(python)
@@ -293,9 +295,9 @@ def _own_random_numbers() -> Iterator[None]:
             accelerator.set_rng_states(states)
 
 
-def _seed_torch(torch: Any) -> None:
+def _seed_torch(seed: int, torch: Any) -> None:
     # Not by torch.manual_seed(): accelerators not in use remember that.
-    torch.default_generator.manual_seed(0)
+    torch.default_generator.manual_seed(seed)
 
 
 def _open_files() -> set[str]:

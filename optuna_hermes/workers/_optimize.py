@@ -127,7 +127,7 @@ def optimize(
     progress = make_progress(show_progress)
     try:
         _refuse_unshared(study)
-        with start(objective, settings, study) as pool:
+        with start(objective, settings, study.study_name, study) as pool:
             result = run_study(study, pool, settings, progress, tuple(callbacks or ()))
         if result.outlook:
             progress.note(result.outlook)

@@ -55,13 +55,17 @@ _LONGEST_WAIT_SECONDS = 1e6
 
 @contextlib.contextmanager
 def start(
-    objective: Objective | str, settings: OptimizeSettings, study: Study | None = None
+    objective: Objective | str,
+    settings: OptimizeSettings,
+    study_name: str,
+    study: Study | None = None,
 ) -> Iterator[WorkerPool]:
     """Start the fork server, and beside it the broker, while the caller opens its database.
 
     Args:
         objective: a function or a text.
         settings: of the call.
+        study_name: name of the study.
         study: to be optimized; None if it is not loaded yet.
 
     Raises:
@@ -92,7 +96,7 @@ def start(
     thread = threading.Thread(target=start_broker, name="hermes-broker-start", daemon=True)
     # First of all: what is started next could not be forked.
     new_python = why_new_python(objective, study)
-    with WorkerPool(objective, settings.devices, new_python) as pool:
+    with WorkerPool(objective, study_name, settings.devices, new_python) as pool:
         thread.start()
         try:
             yield pool
@@ -110,12 +114,15 @@ class WorkerPool:
 
     Args:
         objective: a function or a text.
+        study_name: name of the study.
         devices: as ``--devices``; CPU slots share the cores.
         new_python: the reason why the fork server is a new Python; None if it is a fork of this
             process.
     """
 
-    def __init__(self, objective: Objective | str, devices: str, new_python: str | None) -> None:
+    def __init__(
+        self, objective: Objective | str, study_name: str, devices: str, new_python: str | None
+    ) -> None:
         self.began = time.monotonic()
         self.new_python = new_python
         packed = b"" if new_python is None else pack(objective, new_python)
@@ -153,7 +160,7 @@ class WorkerPool:
                 self._socket.close()
                 raise no_process(error) from error
         # With this process's sys.path, workers can import the same modules.
-        self._send((packed, sys.path, arguments(packed)))
+        self._send((packed, study_name, sys.path, arguments(packed)))
 
     def __enter__(self) -> WorkerPool:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -22,24 +23,24 @@ def script(tmp_path: Path) -> Path:
 
 def test_a_function_of_a_file_is_found(script: Path) -> None:
     """``FILE.py:NAME`` needs no package around the file."""
-    assert unpack(pack(f"{script}:objective"))(1) == 4
+    assert unpack(pack(f"{script}:objective"), "study")(1) == 4
 
 
 def test_a_path_in_sys_path_is_passed_over(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python searches texts alone, so a script may have others there and not notice."""
     monkeypatch.setattr(sys, "path", [*sys.path, script.parent])
-    assert unpack(f"{script}:objective")(1) == 4
+    assert unpack(f"{script}:objective", "study")(1) == 4
 
 
 def test_a_function_of_a_module_is_found() -> None:
     """``module:NAME`` is what Python itself would import."""
-    assert unpack(pack("math:sqrt"))(4.0) == 2.0
+    assert unpack(pack("math:sqrt"), "study")(4.0) == 2.0
 
 
 def test_a_closure_goes_by_value() -> None:
     """A function defined in a function, or in a notebook's cell, is sent whole."""
     offset = 5
-    assert unpack(pack(lambda trial: trial + offset))(1) == 6
+    assert unpack(pack(lambda trial: trial + offset), "study")(1) == 6
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
@@ -63,13 +64,13 @@ def test_what_cannot_be_sent_is_refused() -> None:
 def test_what_is_not_there_is_named(target: str, words: str) -> None:
     """The message says which part of the name is wrong."""
     with pytest.raises(ObjectiveError, match=words):
-        unpack(target)
+        unpack(target, "study")
 
 
 def test_functions_that_are_there_are_listed(script: Path) -> None:
     """A misspelt name is answered with the names there are."""
     with pytest.raises(ObjectiveError, match=r"there: objective"):
-        unpack(f"{script}:objectiv")
+        unpack(f"{script}:objectiv", "study")
 
 
 def test_a_file_that_raises_is_said_to(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ def test_a_file_that_raises_is_said_to(tmp_path: Path) -> None:
     path = tmp_path / "broken_study.py"
     path.write_text("1 / 0\n")
     with pytest.raises(ObjectiveError, match="ZeroDivisionError"):
-        unpack(f"{path}:objective")
+        unpack(f"{path}:objective", "study")
 
 
 DRAWS = """
@@ -101,7 +102,7 @@ from optuna_hermes.workers._objective import unpack
 
 {first}
 random.seed(3), np.random.seed(3)
-print(unpack({target!r})(None), len(sys.meta_path))
+print(unpack({target!r}, {study!r})(None), len(sys.meta_path))
 """
 
 
@@ -112,23 +113,25 @@ print(unpack({target!r})(None), len(sys.meta_path))
         ("drawing:objective", "import torch"),
     ],
 )
-def test_what_an_import_draws_is_the_same_in_each_process(
+def test_what_an_import_draws_is_the_same_in_each_process_of_a_study(
     target: str, imports: str, tmp_path: Path
 ) -> None:
-    """A split at the top of the file without a seed, also by a torch that is imported there."""
+    """A split at the top of the file, also by an imported torch; in other studies it is another."""
     torch = "__import__('torch').rand(()).item()"
     (tmp_path / "drawing.py").write_text(f"{imports}\n{DRAWS.format(torch=torch)}")
-    said = {
+    first, again, other = (
         subprocess.run(
-            [sys.executable, "-c", UNPACKS.format(first=first, target=target)],
+            [sys.executable, "-c", UNPACKS.format(first=first, target=target, study=study)],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             check=True,
         ).stdout
-        for first in ("", "import torch")
-    }
-    assert len(said) == 1
+        for first, study in (("", "one"), ("import torch", "one"), ("", "other"))
+    )
+    assert first == again
+    drawn, drawn_by_other = (literal_eval(said.rpartition(" ")[0])[0] for said in (first, other))
+    assert not {*drawn} & {*drawn_by_other}
 
 
 @pytest.mark.parametrize(

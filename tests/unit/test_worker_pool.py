@@ -79,7 +79,7 @@ import sys
 from optuna_hermes.workers._worker_pool import WorkerPool
 
 new_python = sys.argv[1] or None
-with WorkerPool(len, "cpu:1", new_python) as pool:
+with WorkerPool(len, "study", "cpu:1", new_python) as pool:
     sys.exit(0 if pool.wait_until_ready() else 1)
 """
 
@@ -105,7 +105,7 @@ def test_a_fork_server_that_the_system_refuses(
 
     monkeypatch.setattr(os, "fork", refuse)
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    for start in (why_not_fork, lambda: WorkerPool(lambda trial: 0.0, "cpu:1", new_python)):
+    for start in (why_not_fork, lambda: WorkerPool(lambda trial: 0.0, "s", "cpu:1", new_python)):
         with pytest.raises(HermesError) as error:
             start()
         assert str(error.value) == (
@@ -118,7 +118,7 @@ def test_a_fork_server_leaves_signals_to_the_driver_from_its_first_moment(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C reaches it while it imports, before it has left the group of its terminal."""
-    with WorkerPool("math:cos", "cpu:1", "threads were started") as pool:
+    with WorkerPool("math:cos", "study", "cpu:1", "threads were started") as pool:
         for number in LEFT_TO_DRIVER:
             os.kill(pool._process.pid, number)
         assert pool.wait_until_ready(time.monotonic() + 60.0)
@@ -126,7 +126,7 @@ def test_a_fork_server_leaves_signals_to_the_driver_from_its_first_moment(
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("sent", [b"", pickle.dumps(("math:cos", [*sys.path], ["x"]))])
+@pytest.mark.parametrize("sent", [b"", pickle.dumps(("math:cos", "study", [*sys.path], ["x"]))])
 def test_a_fork_server_without_a_driver_ends(
     sent: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
