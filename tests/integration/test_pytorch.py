@@ -851,18 +851,26 @@ def test_trials_that_cannot_be_stored_are_warned_of(
         assert "only wait in memory: its loader, of list_iterator, is neither" in each.getMessage()
 
 
-def test_a_progress_bar_within_the_batches_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("around", "words"),
+    [
+        (tqdm, "a progress bar: write tqdm(run.batches(loader)), not run.batches(tqdm(loader))"),
+        (enumerate, "enumerate(): write enumerate(run.batches(loader)), not run.batches(enum"),
+        (lambda loader: zip(loader, "ab", strict=True), "zip(): write zip(run.batches(loader), o"),
+    ],
+)
+def test_an_iterator_within_the_batches_is_named(
+    around: Callable[[Any], Any], words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With what to write in place of it, after which nothing is warned of."""
-    for number, loader in enumerate([tqdm([1.0, 2.0]), [1.0, 2.0]]):
+    for number, loader in enumerate([around([1.0, 2.0]), [1.0, 2.0]]):
         run = PyTorchLoop(new_trial(), {}, FakeSession(checkpoint_dir=tmp_path / str(number)))
         for _ in run.epochs(1):
-            for _ in tqdm(run.batches(loader)):
+            for _ in around(run.batches(loader)):
                 pass
     assert len(caplog.records) == 2
     for each in caplog.records:
-        assert "memory: its loader is within a progress bar: write tqdm(run." in each.getMessage()
+        assert f"can only wait in memory: its loader is within {words}" in each.getMessage()
 
 
 def test_a_loss_with_a_gradient_is_reported_without_a_warning() -> None:

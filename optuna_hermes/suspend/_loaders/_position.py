@@ -29,6 +29,11 @@ from optuna_hermes.suspend._values._generators import (
 Batch = TypeVar("Batch")
 Keeper = ResumableSampler | Wrapped | Stream
 
+_ITERATORS: dict[type, tuple[str, str]] = {
+    enumerate: ("enumerate()", "enumerate({})"),
+    zip: ("zip()", "zip({}, others)"),
+}
+
 
 class LoaderPosition:
     """The position of a loop in an epoch of batches, for every supported kind of loader."""
@@ -199,10 +204,11 @@ class LoaderPosition:
             return None
         if self._source is None and keeps_iterator(loader):
             return "its loader keeps one iterator for all epochs"
-        if type(loader).__module__.startswith("tqdm."):
+        if (around := _around(loader)) is not None:
+            name, form = around
             return (
-                "its loader is within a progress bar: write tqdm(run.batches(loader)), not "
-                "run.batches(tqdm(loader))"
+                f"its loader is within {name}: write {form.format('run.batches(loader)')}, not "
+                f"run.batches({form.format('loader')})"
             )
         if self._source is None and not hasattr(loader, "__getitem__"):
             return (
@@ -212,6 +218,13 @@ class LoaderPosition:
         if self.length is None:
             return "the length of its loader is unknown (its data set, or it, may have __len__)"
         return None
+
+
+def _around(loader: object) -> tuple[str, str] | None:
+    """The name of an iterator around a loader, and how it is written; None for a loader."""
+    if type(loader).__module__.startswith("tqdm."):
+        return "a progress bar", "tqdm({})"
+    return _ITERATORS.get(type(loader))
 
 
 def _begun_late(loader: Iterable[Batch]) -> Iterator[Batch]:
