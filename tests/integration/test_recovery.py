@@ -31,7 +31,7 @@ import sys
 from optuna_hermes.broker._core import _recovery
 from optuna_hermes.broker._core import _watchdog
 _watchdog.GRACE_SECONDS = _watchdog.LEAST_GRACE_SECONDS = float(sys.argv[1])
-_recovery.RECOVERY_SECONDS = 1.0
+_recovery.RECOVERY_SECONDS = float(sys.argv[2])
 from optuna_hermes.broker.__main__ import main
 sys.argv = ["broker", "--devices", "cpu:1"]
 sys.exit(main())
@@ -63,11 +63,11 @@ Worker = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start_broker(runtime_dir: Path) -> Iterator[Broker]:
-    """``start_broker(grace_seconds=0.5)``: a broker of little patience for one CPU slot."""
+    """``start_broker(grace_seconds=0.5, recovery_seconds=1.0)``: a broker for one CPU slot."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(grace_seconds: float = 0.5) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", BROKER, str(grace_seconds)]
+    def start(grace_seconds: float = 0.5, recovery_seconds: float = 1.0) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", BROKER, str(grace_seconds), str(recovery_seconds)]
         with (runtime_dir / "broker.log").open("ab") as log:
             started.append(subprocess.Popen(command, stderr=log))
         connect_with_retry("viewer").close()
@@ -324,7 +324,8 @@ def test_values_that_a_broker_has_heard_but_not_written_are_told_to_the_next(
     tmp_path: Path, start_broker: Broker, start_worker: Worker, wait_for: Callable[..., Any]
 ) -> None:
     """The database is locked when a trial ends; its device is given on, and the broker dies."""
-    broker = start_broker()
+    # On a slow machine the first answers late, and comes back late: it is not to be killed.
+    broker = start_broker(grace_seconds=60.0)
     driver = drive(tmp_path)
     go = tmp_path / "go"
     ends = (
@@ -345,7 +346,7 @@ def test_values_that_a_broker_has_heard_but_not_written_are_told_to_the_next(
         broker.kill()
         broker.wait()
     driver.close()
-    start_broker()
+    start_broker(grace_seconds=60.0, recovery_seconds=60.0)
     driver = drive(tmp_path)
     assert heard(first) == "noted"
     assert heard(second)
