@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes._optuna._samplers import nested
 from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import identity, study_spec
-from optuna_hermes._optuna._trials import Note, end_of, params_of_id
+from optuna_hermes._optuna._trials import Note, end_of, overwrite_notes, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
 from optuna_hermes.broker import (
     SessionEntry,
@@ -79,6 +79,7 @@ def begin_trial(study: optuna.Study, trial: FrozenTrial, terms: SharingTerms) ->
             _give_back(outer)
         # As Optuna begins it once the trial is made: whoever finds it dead tries it again.
         with get_heartbeat_thread(trial._trial_id, study._storage):
+            overwrite_notes(study._storage, trial)
             _take(study, trial, terms, lazy=False)
     except BaseException:
         given = trial.params or "fixed_params" in trial.system_attrs

@@ -116,6 +116,7 @@ def _take(storage: BaseStorage, trial: FrozenTrial, name: str, missed: set[int])
         storage.set_trial_system_attr(trial_id, mark, True)
         if storage.set_trial_state_values(trial_id, state=TrialState.RUNNING):
             _clear(storage, trial, mark)
+            overwrite_notes(storage, trial)
             return True
         missed.add(trial_id)
         storage.set_trial_system_attr(trial_id, mark, False)
@@ -127,6 +128,16 @@ def _clear(storage: BaseStorage, trial: FrozenTrial, kept: str) -> None:
     for key, value in trial.system_attrs.items():
         if key.startswith(_OPENED_ATTRIBUTE) and key != kept and value:
             storage.set_trial_system_attr(trial._trial_id, key, False)
+
+
+def overwrite_notes(storage: BaseStorage, trial: FrozenTrial) -> None:
+    """Overwrite the notes of a trial that begins: Optuna copies those of a dead one to its retry.
+
+    A trial is noted next when it is parked or has ended.
+    """
+    for key, value in {STATE_ATTRIBUTE: "running", SECONDS_ATTRIBUTE: 0.0}.items():
+        if key in trial.user_attrs:
+            storage.set_trial_user_attr(trial._trial_id, key, value)
 
 
 def reattach(study: optuna.Study, trial_id: int) -> optuna.Trial:

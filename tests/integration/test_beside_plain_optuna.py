@@ -256,6 +256,33 @@ def test_a_trial_whose_plain_process_has_died_is_tried_again(with_heartbeats: op
     assert found[1].params == dead.params
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_retry_has_no_notes_of_the_dead_trial(plain: bool, with_heartbeats: optuna.Study) -> None:
+    """Optuna's callback copies them, and dashboards would show them while it trains."""
+    with pytest.warns(UserWarning, match="Heartbeat of storage"):
+        dead = with_heartbeats.ask({"x": optuna.distributions.FloatDistribution(-1, 1)})
+    dead.set_user_attr(_optuna.STATE_ATTRIBUTE, "parked")
+    dead.set_user_attr(_optuna.SECONDS_ATTRIBUTE, 3.0)
+    dead.set_user_attr("mine", 3)
+    make_stale(with_heartbeats, dead._trial_id)
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.set_user_attr("seen", trial.study.trials[trial.number].user_attrs)
+        return short(trial)
+
+    with_heartbeats.sampler = HermesSampler(devices="cpu:1")
+    if plain:
+        with_heartbeats.optimize(objective, n_trials=1)
+    else:
+        optimize(with_heartbeats, objective, n_trials=2, show_progress=False)
+    seen = with_heartbeats.trials[1].user_attrs["seen"]
+    assert seen == {
+        _optuna.STATE_ATTRIBUTE: "running",
+        _optuna.SECONDS_ATTRIBUTE: 0.0,
+        "mine": 3,
+    }
+
+
 def test_a_suspended_trial_that_had_a_heartbeat_is_not_dead(
     with_heartbeats: optuna.Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
