@@ -51,23 +51,28 @@ class _AfterImport(MetaPathFinder):
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
         self._then = then
+        self._looks = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """See ``MetaPathFinder``."""
-        if fullname != self._name:
+        if fullname != self._name or self._looks:
             return None
-        sys.meta_path.remove(self)
-        finders = (getattr(each, "find_spec", None) for each in sys.meta_path)  # six's had none
-        specs = (find(fullname, path, target) for find in finders if find is not None)
-        spec = next((each for each in specs if each is not None), None)
+        self._looks = True
+        try:
+            finders = (getattr(each, "find_spec", None) for each in sys.meta_path)  # six's had none
+            specs = (find(fullname, path, target) for find in finders if find is not None)
+            spec = next((each for each in specs if each is not None), None)
+        finally:
+            self._looks = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def load_and_call(module: ModuleType) -> None:
                 load(module)
-                self._then(module)
+                if self in sys.meta_path:  # what was looked for in time may be loaded later
+                    self._then(module)
 
             vars(spec.loader)["exec_module"] = load_and_call
         return spec
@@ -81,7 +86,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> Iterator[None
     try:
         yield
     finally:
-        with contextlib.suppress(ValueError):  # it was imported
+        with contextlib.suppress(ValueError):  # the code has set others
             sys.meta_path.remove(finder)
 
 

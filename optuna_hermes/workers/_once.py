@@ -52,7 +52,8 @@ class _Process:
         self.noted: set[str] = set()
         self.owner: FunctionType | None = None
         """The objective's function, if its module cannot be imported under its name."""
-        self.torch_seed: int | None = None
+        self.seed_torch: Callable[[Any], None] = lambda torch: torch.default_generator.seed()
+        """Seeds torch once a call that has imported it is over."""
         self.share: Callable[[str], None] | None = None
         self.note: Callable[[str], None] = _log.warning
 
@@ -123,7 +124,7 @@ def begin_worker(share: Callable[[str], None] | None, note: Callable[[str], None
 
 def begin_trial(seed: int) -> None:
     """Seed torch with a trial's seed if ``once`` is what imports it."""
-    _process.torch_seed = seed
+    _process.seed_torch = lambda torch: torch.manual_seed(seed)
 
 
 def compute(packed: str) -> str:
@@ -251,22 +252,14 @@ def _note(text: str) -> None:
 
 def call_alike(seed: int, load: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Call with random numbers that begin with ``seed`` in every process; restore them then."""
-    with_torch = "torch" in sys.modules
     with _own_random_numbers(seed):
-        value = load(*args, **kwargs)
-    torch = sys.modules.get("torch")
-    if torch is not None and not with_torch:
-        # As if it had been imported before the trial began.
-        own = _process.torch_seed
-        torch.default_generator.seed() if own is None else torch.manual_seed(own)
-    return value
+        return load(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _own_random_numbers(seed: int) -> Iterator[None]:
     from optuna_hermes.suspend._state import entropy_of
 
-    seed_torch = partial(_seed_torch, seed)
     torch = sys.modules.get("torch")
     python, numpy = random.getstate(), np.random.get_state(legacy=False)
     bits = np.random.mtrand.get_bit_generator()
@@ -277,20 +270,26 @@ def _own_random_numbers(seed: int) -> Iterator[None]:
     if type(bits) is not np.random.MT19937:  # the only one that can be seeded
         np.random.mtrand.set_bit_generator(np.random.MT19937())
     np.random.seed(seed)
+    seed_torch = partial(_seed_torch, seed)
     if torch is not None:
         seed_torch(torch)
     if accelerator is not None:
         accelerator.seed(seed)
+    # What is drawn after a call within this one must be the same in every process, too.
+    seed_then, _process.seed_torch = _process.seed_torch, seed_torch
     try:
         with entropy_of(seed), after_import("torch", seed_torch):
             yield
     finally:
+        _process.seed_torch = seed_then
         random.setstate(python)
         if np.random.mtrand.get_bit_generator() is not bits:
             np.random.mtrand.set_bit_generator(bits)
         np.random.set_state(numpy)
         if torch is not None:
             torch.set_rng_state(cpu)
+        elif (imported := sys.modules.get("torch")) is not None:
+            seed_then(imported)  # as if it had been imported before
         if accelerator is not None:
             accelerator.set_rng_states(states)
 

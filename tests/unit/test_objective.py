@@ -94,6 +94,23 @@ def objective(trial):
     return drawn, draw()[:2]
 """
 
+LOOKS_FOR_TORCH = """
+import importlib.util
+
+found = importlib.util.find_spec("torch")  # as transformers does long before it imports torch
+import torch
+"""
+
+LOADS_BY_TORCH = """
+from optuna_hermes import once
+
+def load():
+    import torch
+    return torch.rand(())
+
+data = once(load)
+"""
+
 UNPACKS = """
 import random, sys
 import numpy as np
@@ -111,6 +128,8 @@ print(unpack({target!r}, {study!r})(None), len(sys.meta_path))
     [
         ("drawing.py:objective", "from torch.utils.data import Dataset"),
         ("drawing:objective", "import torch"),
+        ("drawing.py:objective", LOOKS_FOR_TORCH),
+        ("drawing:objective", LOADS_BY_TORCH),
     ],
 )
 def test_what_an_import_draws_is_the_same_in_each_process_of_a_study(

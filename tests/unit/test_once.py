@@ -131,24 +131,30 @@ from optuna_hermes.workers._words import NOTE
 
 def load():
     import torch
+    if {fails}:
+        raise OSError
     return torch.rand(()).item()
 
 if {before}:
     import torch
     torch.manual_seed(5)
 _once.begin_trial(5)
-value = _once.once(load)
+try:
+    value = _once.once(load)
+except OSError:
+    value = None
 import torch
 print(value, torch.rand(()).item())
 """
 
 
-def test_torch_draws_the_same_whether_or_not_it_was_imported_before() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_torch_draws_the_same_whether_or_not_it_was_imported_before(fails: bool) -> None:
     """A process that imports torch in the function ends up with the same value and state."""
     pytest.importorskip("torch")
     printed = [
         subprocess.run(
-            [sys.executable, "-c", IMPORTS_TORCH.format(before=before)],
+            [sys.executable, "-c", IMPORTS_TORCH.format(before=before, fails=fails)],
             capture_output=True,
             text=True,
             check=True,
