@@ -66,7 +66,11 @@ class Ray(Launcher):
         with _cluster(self._address) as ray:  # so that what is missing is said in words of its own
             # Later "auto" may be another one, and this job's would train on.
             found = ray.get_runtime_context().gcs_address
-        place = found if self._address == "auto" else self._address
+        place = self._address
+        if place == "auto":
+            # From outside of the cluster `found` cannot be reached: it is an address within.
+            outer = os.environ.get("RAY_ADDRESS", "")
+            place = outer if "://" in outer else found
         # In a process of its own, as a user would run it: what is shown is what is started.
         look = f"ray list actors --filter name={job.name}"
         ask([sys.executable, "-"], self.render(job), job.environment, look=look)

@@ -534,11 +534,20 @@ def test_a_job_stays_that_of_the_cluster_it_was_started_in(
     assert f"{words}delete job digits --wait=false --ignore-not-found" in lines
 
 
-@pytest.mark.parametrize(("given", "place"), [("auto", "10.0.0.1:6379"), ("head:1", "head:1")])
+@pytest.mark.parametrize(
+    ("given", "variable", "place"),
+    [
+        ("auto", "", "10.0.0.1:6379"),
+        ("auto", "auto", "10.0.0.1:6379"),
+        ("auto", "ray://head:10001", "ray://head:10001"),
+        ("head:1", "ray://head:10001", "head:1"),
+    ],
+)
 def test_a_job_stays_that_of_the_cluster_of_ray_it_was_started_in(
-    given: str, place: str, monkeypatch: pytest.MonkeyPatch
+    given: str, variable: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By then `auto` may be another one."""
+    """By then `auto` may be another one; from outside, an address within reaches none."""
+    monkeypatch.setenv("RAY_ADDRESS", variable)
     ray = mock.MagicMock()
     ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
     cluster = contextlib.nullcontext(ray)
