@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -50,5 +51,5 @@ def ask(
     output, errors = (each.decode(errors="replace") for each in (done.stdout, done.stderr))
     if done.returncode:
         said = " ".join((errors or output).split()) or f"exit status {done.returncode}"
-        raise LaunchError(f"`{' '.join(command[:3])}` failed: {said}")
+        raise LaunchError(f"`{shlex.join(command)}` failed: {said}")
     return output

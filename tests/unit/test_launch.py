@@ -565,10 +565,15 @@ def test_no_secret_is_left_of_a_job_that_is_refused(engine: Engine) -> None:
 
 
 def test_what_an_engine_says_against_it(engine: Engine) -> None:
-    """Its own words, in one line."""
+    """Its own words, in one line, and the whole command: kubectl's verbs follow its options."""
     engine("sbatch", status=1, error="sbatch: error: invalid partition specified: gpu")
     with pytest.raises(LaunchError, match="invalid partition specified: gpu"):
         launcher("slurm").start(job())
+    engine("kubectl", status=1, error="Forbidden")
+    launched = Launch(launcher="kubernetes", name="digits", id="digits", place="prod/ml")
+    command = "kubectl --context prod --namespace ml delete job digits --wait=false"
+    with pytest.raises(LaunchError, match=f"`{command} --ignore-not-found` failed: Forbidden"):
+        launcher("kubernetes").stop(launched)
 
 
 @pytest.mark.parametrize(
