@@ -47,7 +47,8 @@ class Kubernetes(Launcher):
 
         manifest = yaml.safe_dump(self.manifest(job), sort_keys=False, width=100)
         kubectl = " ".join(_kubectl(self._namespace))
-        values = " ".join(f'--from-literal={each}="${each}"' for each in job.environment)
+        # A shell that lacks one, as where --storage was given, refuses, and makes no empty secret.
+        values = " ".join(f'--from-literal={each}="${{{each}:?}}"' for each in job.environment)
         return (
             "# `launch` makes the secret, too. If you apply this file yourself, make it by\n"
             f"# {kubectl} create secret generic {job.name}-storage {values}\n{manifest}"

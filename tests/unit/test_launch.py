@@ -792,15 +792,19 @@ def test_started_shown_and_stopped(
 def test_a_manifest_names_the_secret_that_it_needs(
     objective: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whoever applies it by hand has none, and its pods would never start."""
+    """Whoever applies it by hand has none, or an empty one, and its pods would never start."""
     monkeypatch.setenv("PGPASSWORD", "sesame")
     launch = ["launch", "kubernetes", "--image", "train:1", "--claim", "c", "--namespace", "ml"]
     assert run([*launch, "--dry-run", "--", *objective]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "# kubectl --namespace ml create secret generic digits-storage "
-        '--from-literal=OPTUNA_STORAGE="$OPTUNA_STORAGE" --from-literal=PGPASSWORD="$PGPASSWORD"\n'
-    ) in shown
+    (made,) = (line[2:] for line in shown.splitlines() if "create secret" in line)
+    assert made == (
+        "kubectl --namespace ml create secret generic digits-storage "
+        '--from-literal=OPTUNA_STORAGE="${OPTUNA_STORAGE:?}" '
+        '--from-literal=PGPASSWORD="${PGPASSWORD:?}"'
+    )
+    refused = subprocess.run(["bash", "-c", made], env={"PGPASSWORD": "s"}, capture_output=True)
+    assert b"OPTUNA_STORAGE: parameter null or not set" in refused.stderr
     assert yaml.safe_load(shown)["kind"] == "Job"
 
 
