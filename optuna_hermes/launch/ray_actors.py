@@ -287,7 +287,8 @@ class Supervisor:
         for index, place in zip(left, await self._asked_all(left, "place"), strict=True):
             if place is None and index not in self._ended:
                 self._end(index, ExitStatus.SUSPENDED, [])
-                ray.kill(self._actors[index])
+                if index in self._actors:  # none has begun where `stop` comes before `begin`
+                    ray.kill(self._actors[index])
 
     def _end(self, index: int, status: int, lines: list[str]) -> None:
         self._ended[index] = (status, lines)

@@ -152,6 +152,26 @@ def test_an_error_of_a_hosts_own_is_the_end_of_that_host(monkeypatch: pytest.Mon
     assert killed == [actor]
 
 
+def test_a_supervisor_may_be_stopped_before_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that Ray has just started anew: no host is begun then."""
+    ray_actors = pytest.importorskip("optuna_hermes.launch.ray_actors", exc_type=ImportError)
+    store = mock.MagicMock()
+    store._internal_kv_get.return_value = ""
+    monkeypatch.setattr(ray_actors, "internal_kv", store)
+    monkeypatch.setattr(ray_actors, "ray", mock.MagicMock())
+    monkeypatch.setattr(ray_actors, "get_placement_group", mock.MagicMock())
+    monkeypatch.setattr(ray_actors, "remove_placement_group", mock.MagicMock())
+
+    async def stop_and_begin() -> list[dict[str, str]]:
+        supervisor = ray_actors.Supervisor("s", 2, {"CPU": 1.0})
+        await supervisor.stop()
+        await supervisor._watch()
+        hosts: list[dict[str, str]] = await supervisor.hosts()
+        return hosts
+
+    assert [host["state"] for host in asyncio.run(stop_and_begin())] == ["suspended"] * 2
+
+
 @pytest.mark.parametrize("lost", [False, True], ids=["all-stay", "one-is-lost"])
 def test_every_node_trains_and_one_may_be_lost(
     lost: bool,
