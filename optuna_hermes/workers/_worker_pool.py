@@ -165,7 +165,10 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is KeyboardInterrupt:  # else those that train would have time to end by themselves
+            for pid in self._alive:
+                kill(pid)
         self._socket.close()  # the fork server reads its end, kills its workers and returns
         if not self._ready:
             self._process.kill()  # it may be in the midst of an import

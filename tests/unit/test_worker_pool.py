@@ -74,6 +74,22 @@ def test_a_fork_server_may_be_killed_before_it_has_its_job(pool: WorkerPool, end
         pool._read()
 
 
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [(KeyboardInterrupt, signal.SIGKILL), (SystemExit, signal.SIGTERM)],
+)
+def test_an_interrupted_call_ends_its_workers_at_once(
+    error: type[BaseException], number: signal.Signals, pool: WorkerPool
+) -> None:
+    """The user has pressed Ctrl-C again; else one that has just ended its trial may exit itself."""
+    with subprocess.Popen(["sleep", "60"]) as worker, subprocess.Popen(["true"]) as server:
+        pool._ready, pool._alive, pool._process = True, {worker.pid}, server
+        with pytest.raises(error), pool:
+            raise error
+        worker.terminate()
+        assert worker.wait() == -number
+
+
 CLOSED = """
 import sys
 from optuna_hermes.workers._worker_pool import WorkerPool
