@@ -196,8 +196,11 @@ class ValueWriter(_Writer):
         return super().node(value, place)
 
     def _count(self, parts: int, place: tuple[str, ...]) -> None:
+        self._refuse_more(parts, place)
         self._parts += parts
-        if self._parts > self._most:
+
+    def _refuse_more(self, parts: int, place: tuple[str, ...]) -> None:
+        if self._parts + parts > self._most:
             raise CheckpointError(f"{place[0]} has more than {self._most} parts")
 
     def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
@@ -212,6 +215,8 @@ class ValueWriter(_Writer):
         row = _row_of(items) if len(items) >= LEAST else None
         if row is None or not self._are_new(row, items):
             return None
+        n_parts = len(items) * (1 + len(items[0]) if row else 1)
+        self._refuse_more(n_parts, place)  # before the work, which each save would do in vain
         columns = list(zip(*items, strict=True)) if row else [items]
         parts = [stack_or_node(each) for each in columns]
         if None in parts:
@@ -221,7 +226,7 @@ class ValueWriter(_Writer):
         keys = self._new_keys(each for _, column in stacks for each in column)
         if keys is None:
             return None
-        self._count(len(items) * (len(columns) + bool(row)), place)
+        self._count(n_parts, place)
         name = ".".join(place)
         # In the order in which a node for each item would be read.
         for n, item in enumerate(items):
