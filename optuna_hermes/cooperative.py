@@ -354,9 +354,11 @@ class CooperativeLoop:
         saver, began = self._saver, time.monotonic()
         if not self._unsaved or saver is None or began < self._next_save:
             return
-        if self.can_store and self._has_changed_shape():
+        # Shapes last, which take long to compare: it may be due at each batch of an epoch.
+        can_store = self.can_store and self.can_store_here()
+        if can_store and self._has_changed_shape():
             self._unsaved = False  # asked again at the next unit
-        elif self.can_store and self.can_store_here() and self.saves_now(saver):
+        elif can_store and self.saves_now(saver):
             asked = time.monotonic()
             settled(self.roots())  # what the device still computes is no part of the cost
             began += time.monotonic() - asked

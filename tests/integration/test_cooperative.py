@@ -119,6 +119,18 @@ def test_what_takes_long_to_save_is_saved_less_often(
     assert [each.units for each in session.states] == saved
 
 
+def test_shapes_are_compared_only_where_a_trial_can_be_stored(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within an epoch a save may be due at each batch, and not be possible at any."""
+    loop = cooperative.CooperativeLoop
+    monkeypatch.setattr(loop, "can_store_here", lambda self: False)
+    monkeypatch.setattr(loop, "_has_changed_shape", lambda self: pytest.fail("it is compared"))
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    assert train(shown, session) == train(shown, None)
+    assert (session.parks, session.states) == (["resident"], [])
+
+
 def test_a_second_loop_of_a_trial_is_refused(shown: dict[str, Any], tmp_path: Path) -> None:
     """The error names the user's own call."""
     session = FakeSession(checkpoint_dir=tmp_path)
