@@ -165,7 +165,7 @@ class Driver:
                 if self._is_imported():
                     with _optuna.optimize_loop(self._study):
                         live = partial(self._live_trials, ledger)
-                        _optuna.with_retry(_optuna.fail_dead_trials, self._study, live)
+                        _optuna.fail_dead_trials(self._study, live)
                         self._serve(ledger)
                 else:
                     self._taken_by = driver_of(_optuna.study_key(self._study))

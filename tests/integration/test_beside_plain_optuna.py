@@ -15,6 +15,7 @@ import optuna
 import pytest
 import sqlalchemy
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize, suspendable
@@ -281,6 +282,29 @@ def test_a_retry_has_no_notes_of_the_dead_trial(plain: bool, with_heartbeats: op
         _optuna.SECONDS_ATTRIBUTE: 0.0,
         "mine": 3,
     }
+
+
+@pytest.mark.parametrize("call", ["set_trial_state_values", "create_new_trial"])
+def test_each_dead_trial_is_tried_again_though_the_database_is_away_for_a_moment(
+    call: str, with_heartbeats: optuna.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was failed before the outage is enqueued after it."""
+    with pytest.warns(UserWarning, match="Heartbeat of storage"):
+        dead = [with_heartbeats.ask() for _ in range(3)]
+    for trial in dead:
+        make_stale(with_heartbeats, trial._trial_id)
+    inner, calls = getattr(_CachedStorage, call), list[Any]()
+
+    def away_once(*args: Any, **named: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 2:
+            raise sqlalchemy.exc.OperationalError("", {}, OSError("server closed"))
+        return inner(*args, **named)
+
+    monkeypatch.setattr(_CachedStorage, call, away_once)
+    _optuna.fail_dead_trials(with_heartbeats, lambda: ())
+    states = [trial.state.name for trial in with_heartbeats.trials]
+    assert states == ["FAIL"] * 3 + ["WAITING"] * 3
 
 
 def test_a_suspended_trial_that_had_a_heartbeat_is_not_dead(
