@@ -222,6 +222,9 @@ class FakeReader:
         self.reads += 1
         return self.kept
 
+    def disconnect(self) -> None:
+        """There is no connection."""
+
 
 def looking(name: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[PageReader, FakeReader]:
     page, reader = PageReader(name), FakeReader()
@@ -278,6 +281,19 @@ def test_a_broker_that_ends_after_its_study_is_not_missed(monkeypatch: pytest.Mo
     reader.broker = None
     after = page.look()
     assert (after["live"]["text"], after["notes"]) == ("Not running", [])
+
+
+def test_a_broker_that_ends_while_no_page_is_open_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The study was stopped in between; the page that is opened next shows its ledger."""
+    page, reader = looking("digits", monkeypatch)
+    assert page.look()["live"]["is"] == "live"
+    page.disconnect()
+    reader.broker = None
+    reader.kept = replace(HISTORY, trials=(replace(TRIAL, state="stored"),))
+    after = page.look()
+    assert (after["live"]["is"], after["notes"]) == ("still", [])
 
 
 def test_without_a_study_the_broker_is_shown() -> None:

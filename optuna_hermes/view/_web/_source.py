@@ -76,6 +76,8 @@ class PageReader:
         """Close the connection to the broker while no page is open."""
         with self._lock:
             self._reader.disconnect()
+            # A broker that ends while nobody looks is not missed: its study may have ended first.
+            self._was_served = False
 
     def close(self) -> None:
         """Close the connections to broker and database, unless a look is under way."""
