@@ -41,11 +41,12 @@ _TIERS = {
     None: "nowhere",
 }
 _EVENTS = {
-    "granted": "granted {device}, before {before}",
+    "admitted": "admitted{on}",
+    "granted": "granted {device}{before}",
     "batch size": "batch size {to}, before {from}",
     "suspended": "suspended after unit {units}: {tier}",
-    "evicted": "evicted: {tier}, before {before}",
-    "moved": "brought back: {tier}, before {before}",
+    "evicted": "evicted: {tier}{before}",
+    "moved": "brought back: {tier}{before}",
     "checkpoint unreadable": "checkpoint unreadable: went back to unit {went_back_to} ({path})",
     "process lost": "process lost on {device} after unit {units}",
     "killed": "process {pid} killed: {reason}",
@@ -311,7 +312,9 @@ def event_text(kind: str, detail: Document) -> str:
     known = {**dict.fromkeys(("tier", "from")), **detail}
     known["device"] = ", ".join(detail.get("devices", [known.get("device") or "a device"]))
     known["tier"] = _TIERS.get(known["tier"], known["tier"])
-    known["before"] = _TIERS.get(known["from"], known["from"])
+    known["on"] = f" on {known['device']}" if detail.get("device") else ""
+    source = known["from"]  # none if a trial begins
+    known["before"] = "" if source is None else f", before {_TIERS.get(source, source)}"
     if kind in _EVENTS:
         try:
             return _EVENTS[kind].format(**known)

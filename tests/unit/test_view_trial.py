@@ -38,6 +38,8 @@ TRIAL: dict[str, Any] = {
     ],
 }
 
+MOVED = "brought back: in its device's memory, before on disk"
+
 
 def rendered(document: dict[str, Any]) -> str:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
@@ -119,7 +121,9 @@ def test_a_long_curve_fits_its_line() -> None:
     ("kind", "detail", "words"),
     [
         ("admitted", {}, "admitted"),
-        ("granted", {"device": "cpu:1", "from": None, "epoch": 2}, "granted cpu:1, before nowhere"),
+        ("admitted", {"device": "cpu:1", "epoch": 42}, "admitted on cpu:1"),
+        ("granted", {"device": "cpu:1", "from": None, "epoch": 2}, "granted cpu:1"),
+        ("moved", {"tier": "resident", "from": "disk", "device": "cpu:1"}, MOVED),
         ("evicted", {"tier": "disk", "from": "host"}, "evicted: on disk, before in host memory"),
         ("carried on", {"host": "a", "from": "b"}, "carried on by a, before on b"),
         ("killed", {"pid": 7, "reason": "it hung"}, "process 7 killed: it hung"),
