@@ -16,7 +16,7 @@ import subprocess
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +295,44 @@ def _texts(page: Any, chart: str, least: int) -> set[str]:
             [chart, least],
         )
     )
+
+
+def _paint(page: Any, call: str) -> Any:
+    """Call a function of ``paint.js`` in the page."""
+    return page.evaluate(f"async () => (await import(new URL('paint.js', location))).{call}")
+
+
+def test_a_trial_that_diverges_leaves_the_scale(
+    chromium: Any, web: Callable[..., str], ended: str
+) -> None:
+    """A tenth of them flattens no other curve, on either scale; the title names the trial.
+
+    Over very many decades an axis has lines and labels, a dozen at most.
+    """
+    with closing(open_ledger(ended)) as ledger:
+        key = ledger.load_studies()[0]
+        for unit in range(1, 9):
+            at = 1_700_000_100.0 + unit
+            far = ReportRecord(
+                study=key, number=9, unit=unit, step=unit, value=1e308, device_seconds=unit, at=at
+            )
+            ledger.add_report(far)
+    with opened(chromium, web(ended)) as page:
+        assert "trial 9 leaves the scale" in page.inner_text("#curves-more")
+        page.click("#log")
+        assert "trial 9 leaves the scale" in page.inner_text("#curves-more")
+        curves = "[...Array(9).fill([2, 0.5]), [2, 1e20]]"
+        for log in ("true", "false"):
+            usual = _paint(page, f"usualBounds({curves}, {log}, false)")
+            assert usual == pytest.approx([0.5, 2.0])
+        turned = _paint(page, "usualBounds([...Array(3).fill([0.1, 0.9]), [-1e308]], false, true)")
+        assert turned == [0.1, 0.9]
+        assert _paint(page, "span([-1e308, 1e308], false)") == [-1e300, 1e300]
+        lines = _paint(page, "LOG.splits(null, 0, 1e-40, 1e300)")
+        assert 8 <= len(lines) <= 13
+        assert _paint(page, f"LOG.filter(null, {lines})") == lines
+        assert _paint(page, "LOG.splits(null, 0, 0.5, 3)") == [0.5, 0.6, 0.7, 0.8, 0.9, 1, 2, 3]
+        assert _paint(page, "LOG.splits(null, 0, 1.2, 1.4)") == [1.2, 1.4]
 
 
 def test_the_keyboard_reaches_everything(

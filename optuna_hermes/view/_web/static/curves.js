@@ -42,24 +42,25 @@ export class Curves {
 
   update() {
     const { curves } = this.store.page;
-    const values = [];
+    const reported = [];
     let units = 1;
     for (const curve of Object.values(curves)) {
       units = Math.max(units, curve.units[curve.units.length - 1] ?? 1);
-      for (const value of curve.values) if (value !== null) values.push(value);
+      const values = curve.values.filter((value) => value !== null);
+      if (values.length) reported.push(values);
     }
-    this.button.hidden = !values.length;
-    if (!values.length) {
+    this.button.hidden = !reported.length;
+    if (!reported.length) {
       return this.plot.empty(this.store.page.study.named
         ? "No trial has reported a value yet."
         : "Curves are in a study's ledger: start with --storage and --study-name.");
     }
     const { maximize } = this.store.page.study;
-    const positive = bounds(values)[0] > 0;
-    const log = positive && (this.chosenLog ?? suitsLog(usualBounds(values, true, maximize)));
+    const positive = reported.every((values) => bounds(values)[0] > 0);
+    const log = positive && (this.chosenLog ?? suitsLog(usualBounds(reported, true, maximize)));
     this.button.setAttribute("aria-pressed", log);
     this.button.disabled = !positive;
-    const usual = usualBounds(values, log, maximize);
+    const usual = usualBounds(reported, log, maximize);
     this.tellOf(usual);
     this.plot.show([Math.min(0.8, units - 1), units + Math.max(0.4, units * 0.03)], span(usual, log), log);
   }

@@ -23,7 +23,7 @@ export function axis(options) {
   return {
     stroke: () => colour("soft"),
     font: FONT(),
-    grid: { stroke: () => colour("line"), width: 1, filter: fewer },
+    grid: { stroke: () => colour("line"), width: 1 },
     ticks: { show: false },
     gap: 6,
     size: 30,
@@ -40,12 +40,22 @@ export const STEPS = [
   ...[1, 2, 5, 10, 20, 50, 100, 200].map((n) => n * DAY),
 ];
 
-// On a logarithmic axis of many decades only the decades have lines.
-function fewer(plot, splits, index) {
-  const scale = plot.scales[plot.axes[index].scale];
-  if (scale.distr !== 3 || scale.max / scale.min < 300) return splits;
-  return splits.map((each) => (Number.isInteger(Math.log10(each)) ? each : null));
-}
+// The lines and labels of a logarithmic axis: uPlot's own are too many, or none, over many decades.
+export const LOG = {
+  incrs: [1e308], // whatever uPlot takes as the difference of two lines, it is not used
+  splits: (_, __, low, high) => {
+    const [first, last] = [Math.floor(Math.log10(low)), Math.floor(Math.log10(high))];
+    const digits = high / low < 300 ? [1, 2, 3, 4, 5, 6, 7, 8, 9] : [1];
+    const every = Math.ceil((last - first) / 12) || 1;
+    const found = [];
+    for (let decade = Math.ceil(first / every) * every; decade <= last; decade += every) {
+      for (const digit of digits) found.push(Number(`${digit}e${decade}`));
+    }
+    const inside = found.filter((each) => each >= low && each <= high);
+    return inside.length > 1 ? inside : [low, high];
+  },
+  filter: (_, splits) => splits.map((each) => (splits.length < 5 || /[125]/.test(each.toExponential()[0]) ? each : null)),
+};
 
 // Values of very different sizes are read on a logarithmic scale.
 export function suitsLog([low, high]) {
@@ -61,24 +71,38 @@ export function bounds(values) {
   return [low, high];
 }
 
-// The bounds of nearly all values: a trial that diverges must not flatten all others. Only at the
-// bad end is anything left out.
-export function usualBounds(values, log, maximize) {
-  const to = log ? Math.log : (value) => value;
-  const back = log ? Math.exp : (value) => value;
-  const sorted = Float64Array.from(values, to).sort();
-  const at = (share) => sorted[Math.round(share * (sorted.length - 1))];
-  const room = 1.5 * (at(0.95) - at(0.05));
-  const [low, high] = [sorted[0], sorted[sorted.length - 1]];
-  const bad = maximize ? [Math.max(low, at(0.05) - room), high] : [low, Math.min(high, at(0.95) + room)];
-  return bad.map(back);
+// Beyond, what is computed of an axis' ends may overflow.
+const MOST = 1e300;
+const within = (value, low, high) => Math.max(low, Math.min(value, high));
+
+// The bounds of the curves of trials that do not diverge, which would flatten all others. Only at the
+// bad end is anything left out; ``usual_bounds`` of the plots has the same rule.
+export function usualBounds(curves, log, maximize) {
+  const sign = maximize ? -1 : 1;
+  const to = (value) => sign * (log ? Math.log(value) : value);
+  const sorted = curves.map((values) => Float64Array.from(values, to).sort());
+  const at = (values, share) => values[Math.ceil(share * values.length) - 1];
+  const quartile = (values, share) => at(Float64Array.from(values).sort(), share);
+  const good = quartile(sorted.map((values) => values[0]), 0.25);
+  const bad = quartile(sorted.map((values) => at(values, 0.95)), 0.75); // a few peaks count as little
+  const fence = bad + 3 * (Math.max(bad - good, log ? 1 : Math.abs(bad)) || Infinity);
+  let [low, high] = [Infinity, -Infinity];
+  for (const values of sorted) {
+    low = Math.min(low, values[0]);
+    for (const value of values) if (value <= fence && value > high) high = value;
+  }
+  const ends = maximize ? [-high, -low] : [low, high];
+  return ends.map((each) => (log ? Math.exp(each) : within(each, -MOST, MOST)));
 }
 
 export function span([low, high], log) {
   if (low > high) return [0, 1];
-  if (log) return low === high ? [low / 2, high * 2] : [low / (high / low) ** 0.05, high * (high / low) ** 0.05];
+  if (log) {
+    const room = low === high ? 2 : high ** 0.05 / low ** 0.05;
+    return [low / room, high * room].map((each) => within(each, 1 / MOST, MOST));
+  }
   const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
-  return [low - room, high + room];
+  return [low - room, high + room].map((each) => within(each, -MOST, MOST));
 }
 
 // From values to pixels of the canvas, much faster than asking for each.
@@ -146,7 +170,7 @@ export class Plot {
           x: { time: false, auto: false, range: (_, min, max) => [min, max] },
           y: { auto: false, distr: log ? 3 : 1, range: (_, min, max) => [min, max] },
         },
-        axes: [axis(x), axis(y)],
+        axes: [axis(x), axis(log ? { ...y, ...LOG } : y)],
         series: [{}, {}],
         hooks: {
           draw: [(plot) => clipped(plot, (ctx, ratio) => draw(plot, ctx, ratio))],
