@@ -25,6 +25,12 @@ BEST_COLOUR = "#111111"
 # draw with them.
 LABELLED = 300
 
+# Trials that are named in a title.
+_NAMED = 8
+
+# Beyond, what is computed of an axis' ends may overflow.
+_MOST = 1e300
+
 
 class CurveStyle(NamedTuple):
     """The style of curves of trials in some states."""
@@ -67,11 +73,14 @@ class InfoLine(NamedTuple):
 class CurvesInfo:
     """Curves by group of states, in the order of drawing, and the best one.
 
-    ``counts`` is true if x has whole numbers.
+    ``counts`` is true if x has whole numbers. ``bounds`` are those of the y axis if trials diverge,
+    as the title then says, else None.
     """
 
+    title: str
     groups: tuple[tuple[CurveStyle, tuple[InfoLine, ...]], ...]
     best: InfoLine | None
+    bounds: tuple[float, float] | None
     x_label: str
     counts: bool
 
@@ -125,15 +134,43 @@ def curves_info(history: StudyHistory, axis: Axis) -> CurvesInfo:
     scale, unit = _time_unit(most)
     lines = {trial.number: _curve(trial, axis, scale) for trial in shown}
     best = _best(shown, history.maximize)
+    low, high = usual_bounds([line.ys for line in lines.values()], history.maximize)
+    away = [n for n, line in lines.items() if min(line.ys) < low or max(line.ys) > high]
+    room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     groups = {name: list[InfoLine]() for name in ("suspended", "failed", "done", "running")}
     for trial in shown:
         groups[_GROUPS.get(trial.state, trial.state)].append(lines[trial.number])
     return CurvesInfo(
+        title=f"Curves ({_leave(away)} the scale)" if away else "Curves",
+        bounds=(low - room, high + room) if away else None,
         groups=tuple((LOOKS[name], tuple(found)) for name, found in groups.items() if found),
         best=None if best is None else lines[best],
         counts=axis == "unit",
         x_label="Unit" if axis == "unit" else f"Device Time of the Trial ({unit})",
     )
+
+
+def usual_bounds(curves: Sequence[Sequence[float]], maximize: bool) -> tuple[float, float]:
+    """The bounds of the curves of trials that do not diverge, which would flatten all others.
+
+    Only at the bad end is anything left out. The web page has the same rule (``paint.js``).
+
+    Example:
+        >>> usual_bounds([(0.9, 0.5), (0.8, 0.4), (0.9, 0.3), (0.7, 1e20)], False)
+        (0.3, 0.9)
+    """
+    if not curves:
+        return 0.0, 0.0
+    sign = -1.0 if maximize else 1.0
+    ordered = [sorted(sign * value for value in values) for values in curves]
+    good = _quantile(sorted(values[0] for values in ordered), 0.25)
+    # A few peaks count as little as a few trials.
+    bad = _quantile(sorted(_quantile(values, 0.95) for values in ordered), 0.75)
+    fence = bad + 3 * (max(bad - good, abs(bad)) or math.inf)
+    low = min(values[0] for values in ordered)
+    high = max(value for values in ordered for value in values if value <= fence)
+    first, last = sorted((sign * low, sign * high))
+    return max(first, -_MOST), min(last, _MOST)
 
 
 def best_info(
@@ -191,9 +228,21 @@ def _best(trials: Iterable[TrialHistory], maximize: bool) -> int | None:
     return min(finite, key=lambda each: (-each[0] if maximize else each[0], each[1]))[1]
 
 
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[math.ceil(share * len(ordered)) - 1]
+
+
+def _leave(numbers: Sequence[int]) -> str:
+    if len(numbers) > _NAMED:
+        return f"{len(numbers)} trials leave"
+    many = len(numbers) > 1
+    return f"trial{'s' * many} {formats.ranges(numbers)} leave{'s' * (not many)}"
+
+
 def _steps(name: str, steps: Sequence[tuple[float, float]], end: float, scale: float) -> InfoLine:
     points = [*steps, (end, steps[-1][1])]
-    return InfoLine(name, tuple(x / scale for x, _ in points), tuple(y for _, y in points))
+    ys = tuple(max(-_MOST, min(y, _MOST)) for _, y in points)
+    return InfoLine(name, tuple(x / scale for x, _ in points), ys)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:

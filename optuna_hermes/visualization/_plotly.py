@@ -69,7 +69,8 @@ def plot_curves(
 ) -> go.Figure:
     """Plot the reported values of all trials, coloured by their state.
 
-    Suspended trials are dimmed, and the one whose last value is the best is highlighted.
+    Suspended trials are dimmed, and the one whose last value is the best is highlighted. A trial
+    that diverges leaves the scale, rather than flatten all others, and the title names it.
 
     Args:
         study: a study that was run with this package.
@@ -85,7 +86,9 @@ def plot_curves(
     """
     go = _plotly()
     info = plot_data.curves_info(read_study(study).history, axis)
-    figure = go.Figure(layout=_layout("Curves", info.x_label, target_name))
+    figure = go.Figure(layout=_layout(info.title, info.x_label, target_name))
+    if info.bounds is not None:
+        figure.update_yaxes(range=info.bounds)
     for look, lines in info.groups:
         figure.add_scatter(
             name=f"{look.label} ({len(lines)})",

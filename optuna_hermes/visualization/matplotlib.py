@@ -77,7 +77,9 @@ def plot_curves(
 
 
 def _draw_curves(ax: Axes, info: plot_data.CurvesInfo, target_name: str) -> Axes:
-    _name(ax, "Curves", info.x_label, target_name)
+    _name(ax, info.title, info.x_label, target_name)
+    if info.bounds is not None:
+        ax.set_ylim(*info.bounds)
     for look, lines in info.groups:
         style: dict[str, Any] = {"color": look.colour, "alpha": look.opacity, "linewidth": 1.2}
         for index, line in enumerate(lines):

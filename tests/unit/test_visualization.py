@@ -150,6 +150,55 @@ def test_curves_can_stand_over_device_time(study: optuna.Study) -> None:
         visualization.plot_curves(study, axis="time")
 
 
+@pytest.mark.parametrize(
+    ("curves", "maximize", "bounds"),
+    [
+        ([[2.0, 0.5]] * 9 + [[2.0, 1e20]], False, (0.5, 2.0)),
+        ([[0.1, 0.9]] * 9 + [[0.1, -1e308]], True, (0.1, 0.9)),
+        # A quarter of the trials, and no more.
+        ([[2.0, 0.5]] * 3 + [[1e20, 1e20]], False, (0.5, 2.0)),
+        ([[2.0, 0.5]] * 2 + [[1e20, 1e20]], False, (0.5, 1e20)),
+        # A peak that each trial has.
+        ([[1e6, *[2.0, -0.5] * 10]] * 9, False, (-0.5, 2.0)),
+        # Bad trials do not diverge.
+        ([[2.3, 0.1]] * 9 + [[2.3, 9.0]], False, (0.1, 9.0)),
+        ([[0.95]] * 9 + [[0.1]], True, (0.1, 0.95)),
+        ([[0.0]] * 9 + [[0.5]], False, (0.0, 0.5)),
+        # Nothing is left out at the good end, unless no axis could be that long.
+        ([[2.0, 0.5]] * 9 + [[-1e20]], False, (-1e20, 2.0)),
+        ([[-1e308], [1e308]], False, (-1e300, 1e300)),
+    ],
+)
+def test_the_scale_of_curves_is_that_of_trials_that_do_not_diverge(
+    curves: list[list[float]], maximize: bool, bounds: tuple[float, float]
+) -> None:
+    """Few trials must not flatten all others; one that is merely bad is shown."""
+    assert plot_data.usual_bounds(curves, maximize) == bounds
+
+
+def test_a_trial_that_diverges_leaves_the_scale(study: optuna.Study) -> None:
+    """The title names it; the picture of all three plots is drawn without a warning."""
+    key = _optuna.study_key(study)
+
+    def drawn(value: float, number: int) -> tuple[str, Any]:
+        with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+            ledger.add_report(report(2, value, number=number, study=key, at=BEGIN + 20 + number))
+        figure = by_matplotlib.figure_of_all(study, ["fifo"])
+        figure.draw_without_rendering()
+        layout = visualization.plot_curves(study).layout
+        assert figure.axes[1].get_title() == layout.title.text
+        assert figure.axes[1].get_ylim() == layout.yaxis.range
+        return layout.title.text, layout.yaxis.range
+
+    title, ends = drawn(1e308, 3)
+    assert title == "Curves (trial 3 leaves the scale)"
+    assert ends == pytest.approx((0.06, 0.94))
+    # One at the good end flattens all others, and the best value so far is no longer seen.
+    title, ends = drawn(-1e308, 2)
+    assert title == "Curves (trials 2, 3 leave the scale)"
+    assert ends == pytest.approx((-1.1e300, 1.1e300))
+
+
 def test_the_best_so_far_stands_beside_its_replays(study: optuna.Study) -> None:
     """All lines end at the device time of all; what a policy had is replayed, failed ones not."""
     figure = visualization.plot_best_over_device_time(study, ["fifo", "oracle"], n_devices=1)
