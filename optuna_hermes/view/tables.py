@@ -33,6 +33,11 @@ NAMED = 100
 # Events that are shown; the document has all.
 NEWEST = 40
 _CURVE_WIDTH = 50
+
+# Of the table of trials: the columns of any console (trial, state, value); those of several words.
+_LEAST = 3
+_OF_WORDS = ("state", "device time", "energy")
+
 _RESULT_STATES = ("COMPLETE", "PRUNED", "FAIL", "RUNNING", "PARKED", "STORED", "PENDING", "WAITING")
 _TIERS = {
     "resident": "in its device's memory",
@@ -210,7 +215,7 @@ def _energy(watt_hours: float | None) -> Rows:
         yield "energy", formats.energy(watt_hours)
 
 
-def _ledger(study: Document) -> Table:
+def _ledger(study: Document) -> RenderableType:
     if len(study["trials"]) > NAMED:
         listed = [(trial["trial"], trial["state"]) for trial in study["trials"]]
         best = study["best"] and (study["best"]["trial"], study["best"]["value"])
@@ -230,7 +235,24 @@ def _ledger(study: Document) -> Table:
         )
         for trial in study["trials"]
     ]
-    return _table(rows, *columns, *["energy"] * is_counted)
+    return _Whole(rows, [*columns, *["energy"] * is_counted])
+
+
+class _Whole:
+    """A table of trials with no word broken: where it is too wide, columns go from the right."""
+
+    def __init__(self, rows: Sequence[Sequence[str]], columns: Sequence[str]) -> None:
+        self._rows, self._columns = rows, columns
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbound = options.update(width=1000)
+        for count in range(len(self._columns), _LEAST - 1, -1):
+            table = _table([row[:count] for row in self._rows], *self._columns[:count])
+            for column in table.columns:
+                column.no_wrap = column.header not in _OF_WORDS
+            if console.measure(table, options=unbound).minimum <= options.max_width:
+                break
+        yield table
 
 
 # -- one trial ---------------------------------------------------------------------------------
@@ -396,7 +418,7 @@ def suspensions(trials: Sequence[Document]) -> str:
 # -- tables ------------------------------------------------------------------------------------
 
 
-def _titled(title: str, table: Table) -> list[RenderableType]:
+def _titled(title: str, table: RenderableType) -> list[RenderableType]:
     from rich.text import Text
 
     return [Text(title, style="bold"), table]

@@ -77,8 +77,8 @@ DEVICES = [
 BROKER = broker_status(STUDY, devices=DEVICES)
 
 
-def rendered(what: RenderableType) -> str:
-    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+def rendered(what: RenderableType, width: int = 100) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         console.print(what)
     return console.export_text()
@@ -498,6 +498,27 @@ def test_energy_is_shown_where_it_is_known() -> None:
         assert words in text
     study |= {"watt_hours": None}
     assert "energy" not in rendered(tables.status_view(BROKER, study))
+
+
+@pytest.mark.parametrize(
+    ("width", "columns"),
+    [
+        (30, "trial state value"),
+        (40, "trial state value units"),
+        (50, "trial state value units slices"),
+        (100, "trial state value units slices suspensions device time"),
+    ],
+)
+def test_a_narrow_table_breaks_no_word(width: int, columns: str) -> None:
+    """Columns are left out whole, as in ``top``: a number without its end is another one."""
+    trial = ledger_trial(5) | {"value": 0.023239, "state": "done", "override": "boosted"}
+    study = {"name": "s", "trials": [trial], "watt_hours": None}
+    text = rendered(tables.status_view(None, study), width)
+    lines = text[text.index("as its ledger has it") :].splitlines()[1:]
+    assert max(map(len, lines)) <= width
+    assert lines[1].replace("┃", " ").split() == columns.split()
+    words = " ".join(lines[-4:]).replace("│", " ").split()
+    assert {"0.02324", "done,", "boosted"} <= set(words)
 
 
 # -- in a notebook -----------------------------------------------------------------------------
