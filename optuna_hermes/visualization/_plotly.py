@@ -101,7 +101,7 @@ def plot_curves(
         )
     if info.best is not None:
         figure.add_scatter(
-            name=f"best: trial {info.best.name}",
+            name=f"best last value: trial {info.best.name}",
             **_joined([info.best]),
             mode=_mode([info.best]),
             line={"color": plot_data.BEST_COLOUR, "width": 2.5},

@@ -88,7 +88,8 @@ def _draw_curves(ax: Axes, info: plot_data.CurvesInfo, target_name: str) -> Axes
             ax.plot(line.xs, line.ys, **style, **_dot(line), label=label)
     if info.best is not None:
         style = {"color": plot_data.BEST_COLOUR, "linewidth": 2.5, **_dot(info.best)}
-        ax.plot(info.best.xs, info.best.ys, **style, label=f"best: trial {info.best.name}")
+        label = f"best last value: trial {info.best.name}"
+        ax.plot(info.best.xs, info.best.ys, **style, label=label)
         _legend(ax)
     if info.counts:
         from matplotlib.ticker import MaxNLocator

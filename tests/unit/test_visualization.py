@@ -125,7 +125,7 @@ def test_curves_stand_by_what_has_become_of_them(study: optuna.Study) -> None:
         "suspended (1)",
         "failed (1)",
         "done (2)",
-        "best: trial 1",
+        "best last value: trial 1",
     ]
     assert suspended.opacity < failed.opacity < done.opacity
     assert (list(suspended.x), list(suspended.y)) == ([1], [0.7])
@@ -252,7 +252,7 @@ def test_a_policy_of_a_private_file_is_in_the_legend(
 def test_higher_is_better_where_values_are_maximised(study: optuna.Study) -> None:
     """The best is the highest, and replays are turned back too."""
     *_, best = visualization.plot_curves(study).data
-    assert best.name == "best: trial 0"
+    assert best.name == "best last value: trial 0"
     own, fifo = visualization.plot_best_over_device_time(study, ["fifo"]).data
     assert (own.y[-1], fifo.y[-1]) == (0.9, 0.9)
 
