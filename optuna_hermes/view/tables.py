@@ -135,6 +135,8 @@ class _Trials:
         from optuna_hermes.view._top._text import columns, heading, row
 
         shown = columns(options.max_width, self._picture)
+        # Escapes in place of bars would be no curve.
+        shown = [each for each in shown if each.name != "curve" or not options.ascii_only]
         lines = [heading(shown, "", False), *(row(shown, each) for each in self._picture.trials)]
         for place, cells in enumerate(lines):
             line = " ".join(cell for cell, _ in cells)
@@ -264,7 +266,7 @@ def trial_view(document: Document) -> RenderableType:
 
     document = formats.all_printable(document)
     title = f"Trial {document['trial']} of study {document['study']}: {_where(document)}"
-    parts = _titled(title, _plain_table(_trial_rows(document)))
+    parts = _titled(title, _Facts(document))
     events = document["events"]
     if len(events) > NEWEST:
         left_out = formats.plural(len(events) - NEWEST, "earlier event")
@@ -279,6 +281,17 @@ def trial_view(document: Document) -> RenderableType:
         )
         parts.append(_plain_table(lines))
     return Group(*parts)
+
+
+class _Facts:
+    """The figures of a trial; its curve only where the encoding has bars."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = _trial_rows(self._document)
+        yield _plain_table(row for row in rows if row[0] != "curve" or not options.ascii_only)
 
 
 def _where(document: Document) -> str:

@@ -391,6 +391,17 @@ def test_status_shows_the_trials_of_a_namesake() -> None:
     assert "slope" in rendered(tables.status_view(BROKER, {**study, "key": "another"}))
 
 
+def test_an_encoding_without_bars_has_no_curves() -> None:
+    """Escapes in place of the bars would be no curve, and move the columns after it."""
+    assert "curve" in rendered(tables.status_view(BROKER, None))
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace") as stream:
+        Console(width=100, file=stream).print(tables.status_view(BROKER, None))
+        stream.flush()
+        text = stream.buffer.getvalue().decode()
+    assert "slope" in text
+    assert "curve" not in text
+
+
 def result(*trials: tuple[str, int]) -> dict[str, Any]:
     return {
         "study": "digits",

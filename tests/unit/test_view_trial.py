@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import io
 from typing import Any
 
 import pytest
@@ -98,6 +99,18 @@ def test_a_trial_that_is_over_is_nowhere(state: str) -> None:
     """After its end there is no place to name."""
     document = {**TRIAL, "state": state, "where": {"host": "box", "tier": None, "device": None}}
     assert rendered(document).splitlines()[0] == f"Trial 3 of study digits: {state}"
+
+
+def test_an_encoding_without_bars_has_no_curve() -> None:
+    """Escapes in place of the bars tell nothing; all other figures are there."""
+    with io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace") as stream:
+        Console(width=80, file=stream).print(tables.trial_view(TRIAL))
+        stream.flush()
+        text = stream.buffer.getvalue().decode()
+    assert "\\u" not in text
+    assert "curve" not in text
+    assert "best 0.4 at unit 2" in text
+    assert "curve" in rendered(TRIAL)
 
 
 def test_a_long_event_log_shows_its_end() -> None:
