@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from urllib.parse import quote, quote_plus, unquote, unquote_plus
 
 _HIDDEN = "***"
+
+# Letters: a shorter password is a part of many words, and is hidden after ":" and "=" alone.
+_LEAST = 3
+
 _SECRET_KEY = re.compile(r"pass|pwd|secret|token", re.IGNORECASE)
 
 
@@ -27,7 +31,10 @@ def redacted(text: str, url: str) -> str:
     spellings = {spelled for secret in _written(url) for spelled in _spellings(secret)}
     # The longest first: one spelling may be a part of another.
     for spelled in sorted(spellings, key=len, reverse=True):
-        text = text.replace(spelled, _HIDDEN)
+        if len(spelled) < _LEAST:
+            text = re.sub(rf"([:=]['\"]?){re.escape(spelled)}(?!\w)", rf"\1{_HIDDEN}", text)
+        else:
+            text = text.replace(spelled, _HIDDEN)
     return text
 
 

@@ -53,3 +53,17 @@ def test_no_spelling_of_a_password_is_left_in_a_text() -> None:
     text = "a%20b%2Fc, a b/c, a+b%2Fc, a%20b/c; x+y, x y, x%20y, x%2By"
     assert redacted(text, url) == "***, ***, ***, ***; ***, ***, ***, ***"
     assert redacted("nothing to hide", "sqlite:///nothing.db") == "nothing to hide"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("port 1 failed, p", "port 1 failed, p"),
+        ("postgresql://ann:p@host:5432/s", "postgresql://ann:***@host:5432/s"),
+        ("dsn 'password=p host=h port=1'", "dsn 'password=*** host=h port=1'"),
+        ("connect(password='p', port=1)", "connect(password='***', port=1)"),
+    ],
+)
+def test_a_password_of_a_letter_is_hidden_where_it_is_one(text: str, expected: str) -> None:
+    """Any letter of a message might be meant."""
+    assert redacted(text, "postgresql://ann:p@host/s") == expected
