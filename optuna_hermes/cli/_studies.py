@@ -212,9 +212,15 @@ def storage_of(storage: str | None, study_name: str) -> str:
 
 
 def check_file(storage: str) -> None:
-    """Refuse a missing file of SQLite, which reading would create."""
+    """Refuse a missing file of SQLite, which reading would create, and a database in memory."""
     from optuna_hermes._optuna_tables import is_there, sqlite_file
 
+    scheme, _, place = storage.partition("://")
+    if scheme.split("+")[0] == "sqlite" and place.partition("?")[0] in ("", "/", "/:memory:"):
+        raise StorageError(
+            f"A study must be in a file or on a server to be read by another process but {storage} "
+            "is in memory: give --storage sqlite:///study.db."
+        )
     file = sqlite_file(storage)
     if file is not None and not is_there(file):
         raise StorageError(f"No file {str(file)!r}: check the path in --storage {storage}.")

@@ -223,6 +223,11 @@ def test_light_verbs_import_nothing_heavy(
         (["gc", *OPTIMIZE[2:]], "No file 's.db': check the path in --storage sqlite:///s.db."),
         (["status", *OPTIMIZE[2:]], "No file 's.db': check the path in --storage sqlite:///s.db."),
         (["gc", "--storage", "nonsense", "--study-name", "digits"], "nonsense cannot be"),
+        *(
+            ([*verb.split(), "--storage", url, "--study-name", "digits"], f"but {url} is in memory")
+            for verb in ("status", "web", "hold 3", "plot --out p.png")
+            for url in ("sqlite://", "sqlite:///:memory:")
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(
