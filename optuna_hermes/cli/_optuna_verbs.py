@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from optuna_hermes.cli._output import Printable, note
@@ -20,7 +21,7 @@ KNOWN = frozenset(
 )
 
 
-def is_for_optuna(argv: Sequence[str], ours: Container[str]) -> bool:
+def is_for_optuna(argv: Sequence[str], ours: Collection[str]) -> bool:
     """True if the arguments are for Optuna's command line.
 
     Raises:
@@ -37,7 +38,9 @@ def is_for_optuna(argv: Sequence[str], ours: Container[str]) -> bool:
 
     if {argv[0], " ".join(argv[:2])} & _optuna.optuna_verbs():
         return True
-    raise InvalidInputError(f"No verb {argv[0]!r}: see `optuna-hermes --help`.")
+    near = difflib.get_close_matches(argv[0].lower(), [*ours, *sorted(KNOWN)], n=1)
+    hint = f"did you mean {near[0]!r}? See" if near else "see"
+    raise InvalidInputError(f"No verb {argv[0]!r}: {hint} `optuna-hermes --help`.")
 
 
 def run(argv: Sequence[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections import UserDict
 from collections.abc import Mapping
@@ -87,8 +88,8 @@ def make_policy(name: str) -> Policy:
         from optuna_hermes.policies._custom import load_policy  # few have one of their own
 
         return load_policy(name)
-    names = ", ".join(POLICIES)
+    names, near = ", ".join(POLICIES), difflib.get_close_matches(name.lower(), POLICIES, n=1)
     raise UnknownPolicyError(
         f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, or one of these after "
-        f"{ENERGY}, but got {name!r}."
+        f"{ENERGY}, but got {name!r}{f': did you mean {near[0]!r}?' if near else '.'}"
     )

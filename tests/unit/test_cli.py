@@ -190,7 +190,9 @@ def test_light_verbs_import_nothing_heavy(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["fly"], "No verb 'fly'"),
+        (["fly"], "No verb 'fly': see `optuna-hermes --help`."),
+        (["hodl"], "No verb 'hodl': did you mean 'hold'? See `optuna-hermes --help`."),
+        (["create-stduy"], "did you mean 'create-study'?"),
         (["--fly"], "No such option: --fly"),
         (["optimize"], "See `optuna-hermes optimize --help`"),
         ([*OPTIMIZE, "--fly"], "No such option: --fly"),

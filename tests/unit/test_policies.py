@@ -459,11 +459,21 @@ def test_policies_are_made_by_name() -> None:
 def test_an_unknown_name_lists_the_known_ones() -> None:
     """The error is one line with the names there are and the one that was asked for."""
     with pytest.raises(UnknownPolicyError) as caught:
-        make_policy("lifo")
+        make_policy("best")
     assert str(caught.value) == (
         f"A policy must be one of {', '.join(POLICIES)}, or FILE.py:CLASS or module:CLASS, "
-        "or one of these after energy:, but got 'lifo'."
+        "or one of these after energy:, but got 'best'."
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("round_robin", "round-robin"), ("ASHA", "asha"), ("energy:herms", "hermes")],
+)
+def test_a_misspelt_name_is_answered_by_the_near_one(name: str, near: str) -> None:
+    """Beside the list, in which it is hard to find."""
+    with pytest.raises(UnknownPolicyError, match=rf"did you mean '{near}'\?$"):
+        make_policy(name)
 
 
 # -- the end of a budget -------------------------------------------------------------------------
