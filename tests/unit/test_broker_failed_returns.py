@@ -157,6 +157,30 @@ def test_one_whose_reason_is_final_is_not_tried_again() -> None:
     broker.check()
 
 
+def test_trials_whose_checkpoints_are_lost_keep_no_others_from_going_on() -> None:
+    """Two of ten come first, before any has trained; it is said once the others have ended."""
+    broker = stored(10)
+    failed = [fail(broker, final=True) for _ in range(2)]
+    for _ in range(8):
+        assert shown(broker).problem is None
+        worker, number, epoch = train(broker)
+        assert number not in failed
+        broker.say(worker, wire.Ended(epoch=epoch, state="done"))
+        broker.hang_up(worker)
+    assert shown(broker).problem == REASON.format(failed[-1])
+    broker.check()
+
+
+def test_no_new_trial_is_opened_where_no_suspended_one_finds_a_checkpoint() -> None:
+    """Another checkpoint_dir was given: the new ones would be trained beside what is there."""
+    broker = stored(3, unstarted=5, policy="fifo")
+    for _ in range(3):
+        assert shown(broker).problem is None
+        number = fail(broker, final=True)
+    assert shown(broker).problem == REASON.format(number)
+    assert shown(broker).unstarted == 5
+
+
 def test_a_study_that_may_open_trials_goes_on() -> None:
     """Though every trial that it has by now fails."""
     broker = stored(1, unstarted=1)

@@ -34,14 +34,16 @@ def failed_read(study: Study, number: int, reason: str, now: float) -> None:
 def failed_return(study: Study, number: int, reason: str, now: float, *, final: bool) -> None:
     """Let a trial wait that failed before it went on, after its last try for good.
 
-    A ``final`` reason leaves no try: it counts as if every one had failed.
+    A ``final`` reason, such as a lost checkpoint, leaves no try. It is the trial's own: others go
+    on, however many fail so.
     """
     tries = MOST_FAILED if final else 1
     reasons = [*study.failed_returns.pop(number, ()), *[reason] * tries]
     study.failed_returns[number] = reasons  # as the latest one
     more = len(reasons) < MOST_FAILED
     study.retry_at[number] = now + RETRY_SECONDS if more else math.inf
-    study.failed_in_a_row += [number] * tries
+    if not final:
+        study.failed_in_a_row.append(number)
     if more:  # what is away would fail new trials for good: the next try comes before them
         study.opens_again_at = now + 2 * RETRY_SECONDS
 
@@ -79,7 +81,9 @@ def end_study(state: BrokerState, study: Study) -> None:
     """End a study if its script is at fault, or if nothing else of it is left to train here.
 
     An error of the script, or of what all trials need, is met by each of them: two fail before any
-    has trained since the driver came, or, where some have, two as often as they are tried.
+    has trained since the driver came, or, where some have, two as often as they are tried. If none
+    of several suspended ones finds a checkpoint, it is sought in the wrong place, where new ones
+    would only be trained beside it.
     """
     if not study.failed_returns or study.is_plain or study.problem or study.draining:
         return
@@ -96,7 +100,9 @@ def end_study(state: BrokerState, study: Study) -> None:
     in_a_row = [number for number in failed if study.failed_in_a_row.count(number) >= tries]
     trains = any(lease.training for lease in state.leases_of(study))
     of_all = len(in_a_row) > 1 and not trains
-    if of_all or not _others(state, study, failed):
+    astray = len(failed) > 1 and not works
+    others = _suspended_others(study, failed) or (not astray and _new_ones(state, study))
+    if of_all or not others:
         study.problem = study.failed_returns[failed[-1]][-1]
 
 
@@ -106,9 +112,12 @@ def _may_begin_here(study: Study, number: int) -> bool:
     return trial is not None and trial.live and not barred
 
 
-def _others(state: BrokerState, study: Study, failed: Collection[int]) -> bool:
-    """True if a study has trials to train, or may get some, beside those that have failed."""
-    if study.may_open.any or study.opening_elsewhere or state.count_promised(study):
-        return True
+def _suspended_others(study: Study, failed: Collection[int]) -> bool:
+    """True if a study has trials to train, here or elsewhere, beside those that have failed."""
     live = (trial for trial in study.trials.values() if trial.live and not study.is_barred(trial))
     return any(t.number not in failed or t.in_process or study.is_elsewhere(t) for t in live)
+
+
+def _new_ones(state: BrokerState, study: Study) -> bool:
+    """True if a study may get trials that it does not have yet."""
+    return bool(study.may_open.any or study.opening_elsewhere or state.count_promised(study))
