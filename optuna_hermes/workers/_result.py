@@ -103,6 +103,8 @@ class OptimizeResult:
             return f"Stopped waiting: process {self.taken_by} goes on with the study."
         if not self.unfinished:
             return ""
+        if self.problem is not None and not self.problem_may_pass:
+            return f"{self.remainder}."  # the problem says what to do first
         # Optuna has drawn such a name; the script run again would draw another one.
         drawn = f" on the study named {self.study!r}" if self.study.startswith("no-name-") else ""
         return f"{self.remainder}: the same call{drawn} goes on with them."

@@ -124,6 +124,9 @@ def test_an_early_end_says_how_to_go_on(
         "Stopped with 1 trial suspended and 1 trial to begin anew, without a checkpoint and "
         f"1 trial not begun: the same call{where} goes on with them."
     )
+    ended = replace(result, problem="Trial 0: no checkpoint.")
+    assert ended.outlook == "Stopped with 2 trials suspended."
+    assert replace(ended, problem_may_pass=True).outlook == result.outlook
 
 
 HOW = (
