@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import subprocess
@@ -174,6 +175,20 @@ def test_a_folder_that_was_moved_has_its_checkpoints(
     here.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CheckpointError, match="must lie in its folder"):
         read((state,), RUN, own)
+
+
+def test_a_database_that_was_renamed_without_its_folder(tmp_path: Path) -> None:
+    """The folder is named, for no path of the ledger may lead there; a copy's original is not."""
+    before, own = (tmp_path / f"{name}.db.hermes/key/trial-00007" for name in ("study", "other"))
+    state = stored(before)
+    moved = dataclasses.replace(state, path=f"/old{state.path}")
+    place = re.escape(f"give the checkpoint_dir {tmp_path}/study.db.hermes, where it lies")
+    with pytest.raises(CheckpointError, match=place):
+        read((moved,), RUN, own)
+    (tmp_path / "study.db").touch()
+    with pytest.raises(CheckpointError, match="give the checkpoint_dir that it was written to"):
+        read((moved,), RUN, own)
+    assert read((moved,), RUN, before) is not None
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:

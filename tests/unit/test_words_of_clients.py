@@ -446,8 +446,8 @@ def test_no_checkpoint_can_be_used(tmp_path: Path) -> None:
     assert str(error.value) == (
         "No checkpoint of trial 7 can be used, and it is not started again in silence: "
         f"Checkpoint {state.path} of trial 7 cannot be read: No such file or directory. Bring such "
-        "a file back, or close the trial with `optuna-hermes tell --trial-number NUMBER --state "
-        "fail`."
+        "a file back, or close the trial: at its last value with `optuna-hermes finish NUMBER`, "
+        "else with `optuna-hermes tell --trial-number NUMBER --state fail`."
     )
 
 

@@ -39,8 +39,8 @@ _ENDS = "|".join(map(re.escape, (_SUFFIX, _PARTIAL, _remote.PARTIAL)))
 # safetensors itself writes to a name of the second kind first.
 _OWN = re.compile(rf"\d{{6}}-unit-\d+.*({_ENDS})|\.tmp\w{{6}}")
 _BRING_BACK = (
-    "Bring such a file back, or close the trial with `optuna-hermes tell --trial-number NUMBER "
-    "--state fail`."
+    "Bring such a file back, or close the trial: at its last value with `optuna-hermes finish "
+    "NUMBER`, else with `optuna-hermes tell --trial-number NUMBER --state fail`."
 )
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -373,10 +373,14 @@ def _search(
         try:
             here = _located(folder, state, url)
             if here is None:
+                root = None if folder is None else _folder_before(folder, state.path)
+                where = "the checkpoint_dir that it was written to"
+                if root is not None:
+                    where = f"the checkpoint_dir {root}, where it lies beside a renamed database"
                 raise CheckpointError(
                     f"Checkpoint {state.path} of {trial} must lie in its folder, "
                     f"{folder if url is None else url}, that is "
-                    "no link: give the checkpoint_dir that it was written to, or move it there."
+                    f"no link: give {where}, or move it there."
                 )
             return state, _load_here(folder, here, trial), problems
         except CheckpointUnreachableError:
@@ -410,6 +414,17 @@ def moved_file(folder: Path, place: str) -> Path | None:
     except OSError as error:
         there = error.errno not in _GONE  # it cannot be read now: ``_load`` says why
     return here if there and _is_named(here) else None
+
+
+def _folder_before(folder: Path, place: str) -> Path | None:
+    """The folder of checkpoints whose SQLite file was renamed, where it lies beside the new one."""
+    inside = Path(*folder.parts[-2:], Path(place).name)
+    with contextlib.suppress(OSError, IndexError):  # this only helps to say where it is
+        for root in sorted(folder.parents[2].glob("*.hermes")):
+            # Of a file that was copied, not renamed, the folder is the original's.
+            if (root / inside).is_file() and not root.with_suffix("").exists():
+                return root
+    return None
 
 
 def _is_in(folder: Path | None, state: Checkpoint, url: str | None) -> bool:
