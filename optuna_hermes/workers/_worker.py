@@ -62,6 +62,9 @@ CHANGE_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
 """Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
 
+_LOCK_TRIES = 10
+"""Times that the folder of a lock may vanish meanwhile: no cleaner comes as often."""
+
 _TERMINATED = 128 + signal.SIGTERM
 
 _log = logging.getLogger("optuna_hermes.suspend")  # whose warnings are shown on the screen
@@ -401,7 +404,14 @@ def _creation_lock(root: Path) -> Iterator[None]:
     """Lock the opening of trials of this study against other workers of its broker."""
     # Not in ``root``, which hosts may share: one that hangs must not hold up the others. A study in
     # SQLite has one broker, and other databases lock the row of a trial that waits.
-    with lock(runtime_dir() / f"open-{root.name}.lock", timeout=-1):
+    with contextlib.ExitStack() as locked:
+        for left in reversed(range(_LOCK_TRIES)):
+            try:
+                locked.enter_context(lock(runtime_dir() / f"open-{root.name}.lock", timeout=-1))
+                break
+            except FileNotFoundError:  # a cleaner has removed the folder: it is made again
+                if not left:
+                    raise
         yield
 
 

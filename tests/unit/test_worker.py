@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,26 @@ def test_one_worker_of_a_study_opens_a_trial_at_a_time(tmp_path: Path) -> None:
         assert not own.is_set()
     waits.join(10.0)
     assert own.is_set()
+
+
+def test_the_folder_of_the_lock_is_removed_under_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It waits in the new folder; one that vanishes each time is an error, not waited for."""
+    vanishes = [True] * 100
+    look = filelock.FileLock._acquire
+
+    def look_later(held: filelock.FileLock) -> None:
+        if vanishes.pop():
+            shutil.rmtree(Path(held.lock_file).parent)
+        look(held)
+
+    monkeypatch.setattr(filelock.FileLock, "_acquire", look_later)
+    with pytest.raises(FileNotFoundError), _creation_lock(tmp_path):
+        pass
+    vanishes = [False, True]
+    with _creation_lock(tmp_path):
+        assert vanishes == []
 
 
 def test_no_thread_can_be_started_for_notes(monkeypatch: pytest.MonkeyPatch) -> None:
