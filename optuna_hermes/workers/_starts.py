@@ -21,6 +21,12 @@ _REFUSED_SECONDS = 60.0
 """Time for which no more workers than the devices need are started once one was refused."""
 
 
+_NO_THREAD = "can't start new thread"
+"""Words of Python where a worker reaches the limit of processes, in which threads count."""
+
+_LIMITS = "processes or of memory"
+
+
 class Starts:
     """Counts workers that end before they have found their trial, and those that are refused."""
 
@@ -50,16 +56,24 @@ class Starts:
         if word == BEGAN:
             self.forget()
 
-    def exited(self, pid: int, how: str) -> None:
-        """Record a worker's exit; ``how`` describes it in words."""
+    def exited(self, pid: int, how: str, *, alive: int) -> str | None:
+        """Record a worker's exit; ``how`` describes it in words, ``alive`` others are there.
+
+        Returns:
+            What the system has said if it has refused the worker a thread that others may leave.
+        """
         last, reason = self._last.pop(pid, (None, ""))
         before = self._failed_before.pop(pid, None)
+        if alive and last == FAILED and _NO_THREAD in reason:
+            self.refused(reason, alive=alive)
+            return reason
         # One that waits for a lease was killed. Of those alive at the same time only one is
         # counted, since they share the cause.
         if last in (None, GRANTED, FAILED) and before == self._failed:
             self._failed += 1
             self.failed_in_a_row += 1
             self.reason = reason or how
+        return None
 
     def refused(self, reason: str, *, alive: int) -> None:
         """Record that the system could not start a worker; ``alive`` others are there."""
@@ -88,13 +102,15 @@ class Starts:
         if self._refused_in_a_row >= _MOST_REFUSED_STARTS:
             return (
                 f"The system starts no worker ({one_line(self._why_refused)}): raise the limit of "
-                "processes or of memory, then run the same command again."
+                f"{_LIMITS}, then run the same command again."
             )
         if failed >= MOST_FAILED_STARTS:
+            advice = "look at the sampler, the study and what is printed above"
+            if _NO_THREAD in self.reason:
+                advice = f"raise the limit of {_LIMITS}"
             return (
                 f"{failed} workers in a row have ended before their trials began, the last by "
-                f"{one_line(self.reason)}: look at the sampler, the study and what is printed "
-                "above, then run the same command again."
+                f"{one_line(self.reason)}: {advice}, then run the same command again."
             )
         return None
 

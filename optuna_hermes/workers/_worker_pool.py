@@ -278,11 +278,7 @@ class WorkerPool:
             elif "unforked" in line:
                 self._asked -= line["unforked"]
                 self.starts.refused(line["reason"], alive=len(self._alive))
-                self._notes.setdefault(
-                    f"The system refuses to start a worker ({line['reason']}): it is tried again, "
-                    "and parked trials go to disk where others need their processes.",
-                    False,
-                )
+                self._note_refused(line["reason"])
             elif line.get("said") == NOTE:
                 self._notes.setdefault(line["reason"], False)
             elif "said" in line:
@@ -292,7 +288,17 @@ class WorkerPool:
                 self._alive.discard(line["exited"])
                 self._statuses[line["exited"]] = line["status"]
                 self._n_ended += 1
-                self.starts.exited(line["exited"], described(line["status"]))
+                how, alive = described(line["status"]), len(self._alive)
+                refused = self.starts.exited(line["exited"], how, alive=alive)
+                if refused is not None:
+                    self._note_refused(refused)
+
+    def _note_refused(self, reason: str) -> None:
+        self._notes.setdefault(
+            f"The system refuses to start a worker ({reason}): it is tried again, and parked "
+            "trials go to disk where others need their processes.",
+            False,
+        )
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         try:

@@ -25,7 +25,7 @@ def worker(starts: Starts, pid: int, *words: str, reason: str = "") -> None:
     starts.forked(pid)
     for word in words:
         starts.said(pid, word, reason)
-    starts.exited(pid, "exit status 1")
+    starts.exited(pid, "exit status 1", alive=0)
 
 
 @pytest.mark.parametrize("words", [(), (WAITS, GRANTED), (WAITS, FAILED), (FAILED,)])
@@ -63,9 +63,26 @@ def test_workers_that_were_alive_together_count_once() -> None:
         starts.forked(pid)
     for pid in range(8):
         starts.said(pid, FAILED, "ValueError('x')")
-        starts.exited(pid, "exit status 1")
+        starts.exited(pid, "exit status 1", alive=7 - pid)
     assert starts.failed_in_a_row == 1
     assert starts.reason == "ValueError('x')"
+
+
+def test_a_worker_without_room_for_its_threads_is_one_that_was_refused() -> None:
+    """Others may leave it theirs; alone it is counted, and the limit is named, not the sampler."""
+    starts = Starts()
+    reason = """RuntimeError("can't start new thread")"""
+    starts.forked(1)
+    starts.said(1, FAILED, reason)
+    assert starts.exited(1, "exit status 1", alive=3) == reason
+    assert starts.check(0.0, print) is None
+    assert (starts.failed_in_a_row, starts.room(16, 1, 0.0)) == (0, 2)
+    for pid in range(3):
+        worker(starts, pid, FAILED, reason=reason)
+    assert starts.check(9.0, print) == (
+        f"3 workers in a row have ended before their trials began, the last by {reason}: raise the "
+        "limit of processes or of memory, then run the same command again."
+    )
 
 
 def test_a_trial_that_begins_is_a_new_beginning() -> None:

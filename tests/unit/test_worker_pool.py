@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import signal
@@ -63,6 +64,22 @@ def test_the_number_of_a_process_may_come_again(pool: WorkerPool, ends: Any) -> 
     ends[1].sendall(b'{"forked": 7}\n')
     pool._read()
     assert (pool.status_of(7), pool.n_ended) == (None, 1)
+
+
+def test_a_worker_without_room_for_its_threads_is_said_once(pool: WorkerPool, ends: Any) -> None:
+    """As one that could not be forked: the user may raise the limit of processes."""
+    pool._asked, pool._alive, pool._statuses, pool._n_ended = 3, set(), {}, 0
+    pool._notes, pool._said, pool.starts = {}, set(), Starts()
+    for pid in (7, 8, 9):
+        said = {"worker": pid, "said": "failed", "reason": "can't start new thread"}
+        lines = {"forked": pid}, said, {"exited": pid, "status": 1}
+        for line in lines if pid > 7 else lines[:1]:
+            ends[1].sendall(json.dumps(line).encode() + b"\n")
+    pool._read()
+    assert pool.new_notes() == [
+        "The system refuses to start a worker (can't start new thread): it is tried again, and "
+        "parked trials go to disk where others need their processes."
+    ]
 
 
 def test_a_fork_server_may_be_killed_before_it_has_its_job(pool: WorkerPool, ends: Any) -> None:
