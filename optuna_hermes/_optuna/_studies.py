@@ -439,8 +439,20 @@ def checkpoint_url(study: optuna.Study, chosen: str) -> str:
 
 
 def state_dir() -> Path:
-    """The user's state folder: for ledgers and checkpoints of studies without an SQLite file."""
-    return Path(platformdirs.user_state_path("optuna-hermes"))
+    """The user's state folder: for ledgers and checkpoints of studies without an SQLite file.
+
+    Raises:
+        StorageError: this user has no home, as in a container that does not know its number.
+    """
+    path = Path("~")
+    with contextlib.suppress(RuntimeError):  # older platformdirs leave the "~"
+        path = Path(platformdirs.user_state_path("optuna-hermes"))
+    if path.parts[0] == "~":
+        raise StorageError(
+            "A study without an SQLite file keeps its ledger or checkpoints in the user's home, "
+            "and this user has none: set XDG_STATE_HOME to a folder that you may write to."
+        )
+    return path
 
 
 def shared(study: optuna.Study) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pwd
 import signal
 import socket
 import threading
@@ -13,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 import optuna
+import platformdirs
 import pytest
 
 from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize
@@ -528,6 +530,29 @@ def test_a_state_folder_that_cannot_be_made(
     study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
     with pytest.raises(StorageError, match=r"cannot be written \(.*\): set XDG_STATE_HOME"):
         _optuna.claim_ledger(study)
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a container's, whose number is in no list of users."""
+
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    with pytest.raises(StorageError) as error:
+        _optuna.state_dir()
+    assert str(error.value) == (
+        "A study without an SQLite file keeps its ledger or checkpoints in the user's home, and "
+        "this user has none: set XDG_STATE_HOME to a folder that you may write to."
+    )
+    with monkeypatch.context() as older:
+        older.setattr(platformdirs, "user_state_path", lambda name: Path("~/.local/state", name))
+        with pytest.raises(StorageError, match="this user has none"):
+            _optuna.state_dir()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert _optuna.state_dir() == tmp_path / "optuna-hermes"
 
 
 @pytest.mark.parametrize("left", ["", "\n"])
