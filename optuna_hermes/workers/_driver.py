@@ -53,6 +53,7 @@ from optuna_hermes.workers._notices import (
 from optuna_hermes.workers._open_study import (
     checkpoint_place,
     descriptions,
+    few_files,
     most_alive,
     open_study_message,
 )
@@ -333,6 +334,8 @@ class Driver:
         self._welcome, self._devices = connection.welcome, connection.welcome.device_ids
         if first and (note := powers_nothing(self._settings.policy, self._welcome.power)):
             self._note(note)
+        if first and (few := few_files(self._devices, self._settings.n_trials)):
+            self._note(few)
         self._note_other_devices(connection.welcome)
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):

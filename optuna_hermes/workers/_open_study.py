@@ -151,12 +151,39 @@ def most_alive(devices: Sequence[str]) -> int:
 
     As many as host memory allows, and the limit of open files, which a broker raises to its most.
     """
+    return max(len(devices) + 1, min(_most_of_memory(devices), _most_of_files()))
+
+
+def few_files(devices: Sequence[str], n_trials: int | None) -> str | None:
+    """A note if the limit of open files sends trials to disk that memory has room for."""
+    most = most_alive(devices)
+    useful = min(_most_of_memory(devices), MOST_COUNT if n_trials is None else n_trials)
+    if most >= useful:
+        return None
+    needed = _BROKER_FILES + _WORKER_FILES * useful
+    return (
+        f"The limit of open files ({_file_limit()}) keeps {most} processes alive at most, so that "
+        f"suspended trials go to disk sooner: have root raise `ulimit -Hn` to {needed}."
+    )
+
+
+def _most_of_memory(devices: Sequence[str]) -> int:
+    """Processes that are of use, as far as host memory has room for them."""
     on_cpu = all(device.startswith("cpu:") for device in devices)
     room = available_bytes() // _WORKER_BYTES["cpu" if on_cpu else "gpu"]
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if files != resource.RLIM_INFINITY:
-        room = min(room, (files - _BROKER_FILES) // _WORKER_FILES)
-    return max(len(devices) + 1, min(_WORKERS_PER_DEVICE * len(devices), int(room)))
+    return min(_WORKERS_PER_DEVICE * len(devices), int(room))
+
+
+def _most_of_files() -> int:
+    """Processes that a broker has room for in the limit of open files."""
+    files = _file_limit()
+    if files == resource.RLIM_INFINITY:
+        return MOST_COUNT
+    return (files - _BROKER_FILES) // _WORKER_FILES
+
+
+def _file_limit() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def checkpoint_place(

@@ -48,3 +48,21 @@ def test_workers_leave_their_broker_files_to_open(
     monkeypatch.setattr(_open_study, "available_bytes", lambda: 10**12)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
     assert _open_study.most_alive([f"cpu:{n}" for n in range(8)]) == workers
+
+
+def test_few_open_files_are_said_where_memory_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that go to disk for them make a study slow; a small study needs no more."""
+    devices, memory = ["cpu:0", "cpu:1"], 10**12
+    monkeypatch.setattr(_open_study, "available_bytes", lambda: memory)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    assert _open_study.few_files(devices, None) == (
+        "The limit of open files (64) keeps 3 processes alive at most, so that suspended trials go "
+        "to disk sooner: have root raise `ulimit -Hn` to 128."
+    )
+    assert _open_study.few_files(devices, 3) is None
+    memory = 10**9
+    assert _open_study.few_files(devices, 30) is None
+    memory = 10**12
+    for limit in (128, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert _open_study.few_files(devices, 30) is None
