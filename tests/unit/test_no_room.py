@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import resource
 import tempfile
 import threading
 from collections.abc import Callable
@@ -16,9 +17,9 @@ import optuna
 import pytest
 import torch
 
-from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError
+from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, UnwritableError
 from optuna_hermes.pytorch import PyTorchLoop
-from optuna_hermes.suspend import read, rng_state, set_rng_state
+from optuna_hermes.suspend import read, rng_state, set_rng_state, write
 from optuna_hermes.suspend._tiers import _saver
 from optuna_hermes.suspend._tiers._disk import read_ahead, why_unwritable
 from optuna_hermes.suspend._tiers._saver import Saver
@@ -289,6 +290,21 @@ def test_as_another_user(tmp_path: Path) -> None:
         f"Cannot write into {theirs / 'study'}: Permission denied. Let this user write there, or "
         "give another checkpoint_dir."
     )
+
+
+def test_a_file_that_a_limit_makes_too_large(tmp_path: Path) -> None:
+    """The limit is named (``ulimit -f``): this user may write there."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(UnwritableError) as error:
+            write(tmp_path, {"weight": torch.zeros(10_000)}, trial=RUN, units=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert str(error.value).endswith(
+        " Raise the limit of a file's size (`ulimit -f`), or give another checkpoint_dir."
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("first", ["disk", "host", "resident"])

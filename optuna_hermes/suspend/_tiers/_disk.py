@@ -228,6 +228,8 @@ def _why_unwritable(folder: Path, error: OSError) -> str:
 def _way_out(number: int | None) -> str:
     if number in _NO_ROOM:
         return "Make room there."
+    if number == errno.EFBIG:
+        return "Raise the limit of a file's size (`ulimit -f`), or give another checkpoint_dir."
     return "Let this user write there, or give another checkpoint_dir."
 
 
