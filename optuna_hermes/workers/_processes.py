@@ -106,10 +106,11 @@ def no_process(error: OSError) -> HermesError:
 
 
 class ForkedProcess:
-    """A fork of this process, with the methods of ``subprocess.Popen`` that its owner needs."""
+    """A fork of this process, with the part of ``subprocess.Popen`` that its owner needs."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.returncode: int | None = None
         self._is_gone = False
 
     def kill(self) -> None:
@@ -126,7 +127,11 @@ class ForkedProcess:
         end = math.inf if timeout is None else time.monotonic() + timeout
         # Nothing is left to wait for where the script ignores SIGCHLD.
         with contextlib.suppress(ChildProcessError):
-            while not self._is_gone and os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            while not self._is_gone:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid != 0:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+                    break
                 if time.monotonic() >= end:
                     raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
                 time.sleep(_POLL_SECONDS)

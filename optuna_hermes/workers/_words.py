@@ -24,6 +24,10 @@ ONCE, NOTE = "once", "note"
 LONGEST_REASON = 300
 """Characters of a reason: a line below 4096 bytes (PIPE_BUF) is written to the pipe atomically."""
 
+KERNEL = "by the kernel, if memory has run out"
+_KILLERS = f"{KERNEL}, or by the broker, whose log then says why"
+"""Senders of SIGKILL: to any process, and to a worker, which the driver kills at its end only."""
+
 Say = Callable[[str, str], None]
 
 
@@ -47,8 +51,8 @@ def sayer(pipe: int) -> Say:
     return say
 
 
-def described(status: int | None) -> str:
-    """An exit status, or minus a signal, in words."""
+def described(status: int | None, killers: str = _KILLERS) -> str:
+    """An exit status, or minus a signal, in words; ``killers`` may have sent SIGKILL."""
     if status is None:
         return "an unknown cause"
     if status >= 0:
@@ -57,6 +61,4 @@ def described(status: int | None) -> str:
         name = signal.Signals(-status).name
     except ValueError:
         name = f"signal {-status}"
-    # The driver kills workers only when a call ends: before that it is one of these.
-    killers = "by the kernel, if memory has run out, or by the broker, whose log then says why"
     return f"{name}, {killers}" if -status == 9 else name

@@ -36,7 +36,7 @@ from optuna_hermes.workers._processes import (
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER
 from optuna_hermes.workers._starts import Starts
 from optuna_hermes.workers._threads import THREADS_VARIABLE
-from optuna_hermes.workers._words import NOTE, described
+from optuna_hermes.workers._words import KERNEL, NOTE, described
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna import Study
@@ -48,6 +48,9 @@ END_SECONDS = 10.0
 
 _KILLED_SECONDS = 60.0
 """Longest wait for the next killed worker to be gone: it may have much memory to give back."""
+
+_STATUS_SECONDS = 2.0
+"""Longest wait for the exit status of a fork server that has closed its socket."""
 
 _LONGEST_WAIT_SECONDS = 1e6
 """Longest time that is waited at once: the system's own bound is 25 days."""
@@ -306,12 +309,21 @@ class WorkerPool:
         except ConnectionError:  # it ended before it had read all
             data = b""
         if not data:
-            raise HermesError(
-                "The process that workers are forked from has ended: see above for the reason, "
-                "then run the same command again."
-            )
+            raise HermesError(self._why_ended())
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return iter([json.loads(line) for line in lines])
+
+    def _why_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # of its socket only
+            self._process.wait(timeout=_STATUS_SECONDS)
+        status = self._process.returncode
+        how = "" if status is None else f" ({described(status, KERNEL)})"
+        # A signal has let it say nothing.
+        see = "" if status is not None and status < 0 else "see above for the reason, then "
+        return (
+            f"The process that workers are forked from has ended{how}: {see}run the same command "
+            "again."
+        )
 
 
 def _environment(devices: str) -> dict[str, str]:

@@ -156,6 +156,7 @@ def test_a_forked_process_is_waited_for(wait_for: Callable[..., Any]) -> None:
     child.kill()
     child.wait(timeout=10.0)
     child.wait()
+    assert child.returncode == -signal.SIGKILL
     child.kill()  # not a process that has got its number since
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -163,7 +164,9 @@ def test_a_forked_process_is_waited_for(wait_for: Callable[..., Any]) -> None:
         if pid == 0:
             os._exit(0)
         wait_for(lambda: not os.path.exists(f"/proc/{pid}"))
-        ForkedProcess(pid).wait()
+        child = ForkedProcess(pid)
+        child.wait()
+        assert child.returncode is None
     finally:
         signal.signal(signal.SIGCHLD, before)
 

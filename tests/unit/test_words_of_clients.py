@@ -6,6 +6,7 @@ import contextlib
 import pwd
 import signal
 import socket
+import subprocess
 import threading
 import time
 import types
@@ -322,15 +323,29 @@ def test_no_other_broker_is_started_once_the_call_is_to_end(
     assert notes[-1] == "It did not listen. Not starting another one."
 
 
-def test_a_fork_server_that_has_ended() -> None:
-    """The error says that the reason is printed above."""
-    pool = WorkerPool.__new__(WorkerPool)  # without a process, as it is by then
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, ": see above for the reason, then run"),
+        (1, " (exit status 1): see above for the reason, then run"),
+        (-9, " (SIGKILL, by the kernel, if memory has run out): run"),
+        (-11, " (SIGSEGV): run"),
+    ],
+)
+def test_a_fork_server_that_has_ended(status: int | None, words: str) -> None:
+    """The error says that the reason is printed above, or by which signal it has ended."""
+
+    def wait(timeout: float) -> None:
+        if status is None:
+            raise subprocess.TimeoutExpired("fork server", timeout)
+
+    pool = WorkerPool.__new__(WorkerPool)
     pool._socket = types.SimpleNamespace(recv=lambda count: b"")  # type: ignore[assignment]
+    pool._process = SimpleNamespace(wait=wait, returncode=status)  # type: ignore[assignment]
     with pytest.raises(HermesError) as error:
         pool._read()
     assert str(error.value) == (
-        "The process that workers are forked from has ended: see above for the reason, then run "
-        "the same command again."
+        f"The process that workers are forked from has ended{words} the same command again."
     )
 
 

@@ -84,10 +84,14 @@ def test_a_worker_without_room_for_its_threads_is_said_once(pool: WorkerPool, en
 
 def test_a_fork_server_may_be_killed_before_it_has_its_job(pool: WorkerPool, ends: Any) -> None:
     """As by the kernel for want of memory: the driver says that it has ended."""
+    pool._process = subprocess.Popen(["sleep", "100"])
+    pool._process.kill()
     ends[1].close()
     job: Any = {}
     pool.configure(job)
-    with pytest.raises(HermesError, match=r"^The process that workers are forked from has ended"):
+    with pytest.raises(
+        HermesError, match=r"^The process that .* has ended \(SIGKILL, by the kernel"
+    ):
         pool._read()
 
 
