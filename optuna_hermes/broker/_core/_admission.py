@@ -51,52 +51,38 @@ def misplaced(client: Client, message: wire.FromClient) -> str | None:
     return None
 
 
-def refusal(state: BrokerState, study: Study, event: StudyRead) -> str | None:
-    """Reason to refuse a client's request for a study that is read; None if there is none."""
+def refusal(state: BrokerState, study: Study, event: StudyRead) -> wire.Refused | None:
+    """Refusal of a client's request for a study that is read; None if there is no reason."""
     message = event.message
     if isinstance(message, wire.OpenStudy):
-        pid = other_driver(state, study, event)
+        pid = None if study.driver == event.connection else state.pid_of(study.driver)
         if pid is None:
             return None
-        return (
+        reason = (
             f"Study {study.spec.name!r} is already being optimized by process {pid} on this host: "
             "wait for it, or end it with Ctrl-C."
         )
-    if isinstance(message, wire.Register) and study.is_plain and study.problem:
-        return study.problem
-    trial = _registered(study, message)
-    if trial is not None and is_trained_elsewhere(study, message):
-        return (
-            f"Trial {trial.number} is trained on another host ({trial.host}): end it there first."
-        )
-    if trial is not None and study.override_of(trial) == "finishing":
-        return f"Trial {trial.number} is about to be finished: create another one."
-    if trial is None or (trial.live and trial.connection is None):
+        return wire.Refused(reason=reason, driver_pid=pid)
+    if not isinstance(message, wire.Register):
         return None
-    if trial.live:
-        return (
-            f"Trial {trial.number} is trained by process {state.pid_of(trial.connection)} already: "
-            "end that one first."
-        )
-    return f"Trial {trial.number} has ended ({trial.state}): create another one."
-
-
-def is_trained_elsewhere(study: Study, message: wire.FromClient) -> bool:
-    """True if a message registers a trial that is another host's and has not ended."""
-    trial = _registered(study, message)
-    return trial is not None and trial.live and study.is_elsewhere(trial)
-
-
-def _registered(study: Study, message: wire.FromClient) -> LiveTrial | None:
-    """The trial that a message registers, None if it registers none or a new one."""
-    return study.trials.get(message.number) if isinstance(message, wire.Register) else None
-
-
-def other_driver(state: BrokerState, study: Study, event: StudyRead) -> int | None:
-    """Process for which a study is served already, None if another driver may have it."""
-    if not isinstance(event.message, wire.OpenStudy) or study.driver in (None, event.connection):
+    trial = study.trials.get(message.number)
+    taken = trial is not None and trial.live and study.is_elsewhere(trial)
+    if study.is_plain and study.problem:
+        return wire.Refused(reason=study.problem, taken=taken)
+    if trial is None:
         return None
-    return state.pid_of(study.driver)
+    if taken:
+        why = f"is trained on another host ({trial.host}): end it there first."
+    elif study.override_of(trial) == "finishing":
+        why = "is about to be finished: create another one."
+    elif not trial.live:
+        why = f"has ended ({trial.state}): create another one."
+    elif trial.connection is not None:
+        pid = state.pid_of(trial.connection)
+        why = f"is trained by process {pid} already: end that one first."
+    else:
+        return None
+    return wire.Refused(reason=f"Trial {trial.number} {why}", taken=taken)
 
 
 def admit_study(turn: Turn, event: StudyRead) -> Study:

@@ -20,10 +20,8 @@ from optuna_hermes.broker._core import _retries as retries
 from optuna_hermes.broker._core._admission import (
     admit_study,
     admit_trial,
-    is_trained_elsewhere,
     listed,
     misplaced,
-    other_driver,
     refusal,
     take_charge,
 )
@@ -461,11 +459,9 @@ class EventHandler:
         if isinstance(message, wire.Reattach):
             self._reattach(turn, study, connection, message)
             return
-        reason = refusal(self.state, study, event)
-        if reason is not None:
-            pid = other_driver(self.state, study, event)
-            taken = is_trained_elsewhere(study, message)
-            turn.send(connection, wire.Refused(reason=reason, driver_pid=pid, taken=taken))
+        refused = refusal(self.state, study, event)
+        if refused is not None:
+            turn.send(connection, refused)
             self._forget_unused(study)
             return
         if isinstance(message, wire.Register):
