@@ -247,7 +247,7 @@ class _Worker:
     def _hear(self, message: wire.FromBroker) -> None:
         if isinstance(message, wire.Grant):
             self._begin(message)
-        elif isinstance(message, wire.Yield | wire.Evict):
+        elif isinstance(message, wire.Yield | wire.Move):
             if self._trains == isinstance(message, wire.Yield):  # else it is out of date
                 self._leave(message.tier)
         elif isinstance(message, wire.Refused):

@@ -206,7 +206,7 @@ class Worker:
     def _resume(self, epoch: int, number: int, unit: int) -> wire.Grant | None:
         """Wait, parked, for the next grant; None if the trial went to disk."""
         while True:
-            message = self._wait(wire.Grant, wire.Evict)
+            message = self._wait(wire.Grant, wire.Move)
             if isinstance(message, wire.Grant):
                 self._say(wire.FirstBatch(epoch=message.epoch, can_store=True))
                 return message

@@ -72,7 +72,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
             params=params,
         ),
         wire.Beat(epoch=epoch, memory_bytes=2**53),
-        wire.SizesReport(
+        wire.Beat(
             epoch=epoch,
             sizes=BatchSizes(
                 now=random.choice([1, 2**53]), least=8, most=4, seconds={1: 0.0, 2**53: 1e9}

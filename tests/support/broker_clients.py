@@ -222,7 +222,7 @@ class Behaviour:
                 assert process.trial is not None
                 process.trial.keep(message.path)
                 process.saved = [each for each in process.saved if each.path != message.path]
-            elif isinstance(message, wire.Grant | wire.SetUp | wire.Evict | wire.Recall):
+            elif isinstance(message, wire.Grant | wire.SetUp | wire.Move):
                 first = {type(each) for each in process.inbox}
                 # A lease may come while its trial is being created, or its process leaves.
                 crossed = first in ({wire.SetUp}, {wire.Refused})
@@ -233,10 +233,8 @@ class Behaviour:
                 process.inbox.append(message)
 
     def _obey(self, message: wire.FromBroker) -> bool:
-        if isinstance(message, wire.Evict):
+        if isinstance(message, wire.Move):
             self._put(message.tier)
-        elif isinstance(message, wire.Recall):
-            self._put("resident")
         elif isinstance(message, wire.Grant):
             self._take(message)
         elif isinstance(message, wire.SetUp):
@@ -251,7 +249,7 @@ class Behaviour:
         trial.units = 0
         if self._random.random() < 0.1:
             return False
-        self._say(wire.Created(number=trial.number, trial_id=trial.number))
+        self._say(wire.Begin(epoch=0, number=trial.number, trial_id=trial.number))
         if self._random.random() < 0.1:
             trial.end, process.doing = "failed", "leaves"
             self._say(wire.Ended(epoch=0, state="failed", error="in its set-up"))
@@ -281,7 +279,7 @@ class Behaviour:
             self._say(wire.FirstBatch(epoch=process.epoch, can_store=self._stores))
             sizes = process.sizes()
             if sizes is not None:
-                self._say(wire.SizesReport(epoch=process.epoch, sizes=sizes))
+                self._say(wire.Beat(epoch=process.epoch, sizes=sizes))
 
     def _open(self, grant: wire.Grant) -> None:
         """Find the trial of a grant, and go back to its newest checkpoint."""

@@ -81,7 +81,7 @@ def about_lease(world: World, epoch: int, random: Random) -> wire.FromClient:
         wire.FirstBatch(epoch=epoch, can_store=random.random() < 0.5),
         wire.Report(epoch=epoch, unit=random.randint(1, 9), step=0, value=random.random()),
         wire.Beat(epoch=epoch, memory_bytes=taken),
-        wire.SizesReport(
+        wire.Beat(
             epoch=epoch,
             sizes=BatchSizes(
                 now=random.randint(1, 9), least=2, most=8, most_devices=random.randint(1, 4)

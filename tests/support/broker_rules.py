@@ -137,7 +137,7 @@ def _check_promises(world: World) -> None:
     """Check that no trial is sent to host memory beyond the budget."""
     state = world.handler.state
     sent = [command.message for command in world.answer if isinstance(command, Send)]
-    if any(isinstance(m, wire.Evict | wire.Yield) and m.tier == "host" for m in sent):
+    if any(isinstance(m, wire.Move | wire.Yield) and m.tier == "host" for m in sent):
         assert _promised(world) <= state.host_budget_bytes, "more host memory than there is"
 
 

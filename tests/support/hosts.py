@@ -151,11 +151,11 @@ class Host:
         worker = self.workers[connection]
         if isinstance(message, wire.Grant):
             self._begin(connection, worker, message)
-        elif isinstance(message, wire.Yield | wire.Evict) and message.epoch == worker.epoch:
+        elif isinstance(message, wire.Yield | wire.Move) and message.epoch == worker.epoch:
             self._leave_device(connection, worker, message)
 
     def _leave_device(
-        self, connection: int, worker: Worker, message: wire.Yield | wire.Evict
+        self, connection: int, worker: Worker, message: wire.Yield | wire.Move
     ) -> None:
         if worker.trains == isinstance(message, wire.Yield):  # otherwise the message is out of date
             self._park(connection, worker, message.tier)

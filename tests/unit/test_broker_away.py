@@ -229,7 +229,7 @@ def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
     again = broker.last(first, "Grant")
     assert again.number == 0
     broker.apply(WritesFailed(epochs=(again.epoch,), reason="stale", study="s"))
-    evict = broker.last(first, "Evict")
+    evict = broker.last(first, "Move")
     assert (evict.epoch, evict.tier) == (epoch, "disk")
     assert shown(broker).counts.parked == 1
     broker.check()

@@ -165,7 +165,7 @@ def test_what_is_parked_on_a_lost_gpu_is_gone() -> None:
     first, second = parked(broker, "host")
     broker.poll("GPU-0", **LOST)
     assert broker.killed() == [second]
-    assert broker.last(first, "Evict").tier == "disk"
+    assert broker.last(first, "Move").tier == "disk"
 
 
 def test_what_is_parked_on_a_faulty_gpu_is_stored() -> None:
@@ -174,7 +174,7 @@ def test_what_is_parked_on_a_faulty_gpu_is_stored() -> None:
     first, second = parked(broker, "resident")
     broker.poll("GPU-0", **FAULTY)
     assert broker.killed() == []
-    assert broker.last(first, "Evict").tier == "disk"
+    assert broker.last(first, "Move").tier == "disk"
     assert broker.last(second, "Yield").tier == "disk"
 
 

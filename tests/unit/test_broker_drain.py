@@ -81,7 +81,7 @@ def _evicted(broker: FakeBroker, workers: list[int]) -> list[int]:
     return [
         number
         for number, worker in enumerate(workers)
-        if any(isinstance(each, wire.Evict) for each in broker.sent(worker))
+        if any(isinstance(each, wire.Move) for each in broker.sent(worker))
     ]
 
 

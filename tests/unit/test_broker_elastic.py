@@ -63,13 +63,13 @@ def begin(broker: FakeBroker, worker: int, number: int, sizes: Any = SIZES) -> i
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
     broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     if sizes is not None:
-        broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
+        broker.say(worker, wire.Beat(epoch=epoch, sizes=sizes))
     return epoch
 
 
 def stretch(broker: FakeBroker, worker: int, epoch: int, now: int) -> None:
     sizes = BatchSizes(now=now, least=4, most=32)
-    broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
+    broker.say(worker, wire.Beat(epoch=epoch, sizes=sizes))
 
 
 def changes(broker: FakeBroker, number: int) -> list[dict[str, Any]]:
@@ -105,7 +105,7 @@ def test_nobody_else_is_elastic(broker: FakeBroker, sizing: Sizing) -> None:
     broker.advance(1.0)
     assert sizing.trial(0).elastic is None
     nonsense = BatchSizes(now=2, least=4, most=32)
-    broker.say(worker, wire.SizesReport(epoch=epoch, sizes=nonsense))
+    broker.say(worker, wire.Beat(epoch=epoch, sizes=nonsense))
     broker.advance(1.0)
     assert sizing.trial(0).elastic is None
 

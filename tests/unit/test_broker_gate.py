@@ -104,7 +104,7 @@ def begin(broker: FakeBroker, worker: int, number: int, seconds: float = 1.0) ->
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
     broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
-    broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
+    broker.say(worker, wire.Beat(epoch=epoch, sizes=sizes))
     return epoch
 
 

@@ -162,7 +162,7 @@ def test_trials_are_set_up_in_the_order_that_the_policy_wants() -> None:
     assert told.listed_number == 2
     study = broker.handler.state.studies["s"]
     assert list(broker.handler.state.listed(study)) == [0, 1]
-    broker.say(second, wire.Created(number=2, trial_id=2))
+    broker.say(second, wire.Begin(epoch=0, number=2, trial_id=2))
     assert study.trials[2].state == "pending"
     assert study.trials[2].params == {"x": 0.2}
     assert list(broker.handler.state.listed(study)) == [0, 1]

@@ -160,7 +160,7 @@ def test_a_parked_trial_that_is_wanted_later_makes_room() -> None:
         report(broker, second, after, value)
     broker.poll(GPU, memory_free_bytes=20)
     broker.advance(1.5)
-    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="host")
+    assert broker.last(first, "Move") == wire.Move(epoch=epoch, tier="host")
     assert broker.last(second, "Yield").tier == "resident"
     park(broker, second, after, free=20, held_bytes=40)
     assert broker.last(third, "Grant") is None
@@ -182,12 +182,12 @@ def test_who_is_wanted_sooner_takes_the_place_in_host_memory() -> None:
         report(broker, second, after, value)
     broker.poll(GPU, memory_free_bytes=40)
     broker.advance(1.5)
-    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="disk")
+    assert broker.last(first, "Move") == wire.Move(epoch=epoch, tier="disk")
     assert broker.last(second, "Yield").tier == "resident"
     park(broker, second, after, free=40)
-    assert broker.last(second, "Evict") is None
+    assert broker.last(second, "Move") is None
     park(broker, first, epoch, free=40, tier="disk")
-    assert broker.last(second, "Evict") == wire.Evict(epoch=after, tier="host")
+    assert broker.last(second, "Move") == wire.Move(epoch=after, tier="host")
     park(broker, second, after, free=99, tier="host", held_bytes=1, host_bytes=60)
     assert broker.last(third, "Grant") is not None
     broker.check()
@@ -242,7 +242,7 @@ def test_a_device_is_granted_after_the_trial_that_moves_has_left_it() -> None:
     park(broker, first, epoch, free=ALL - BIG)
     policy.places = {None: GPU, 0: "GPU-1"}
     broker.poll(GPU, memory_free_bytes=ALL - BIG)
-    assert broker.last(first, "Evict").tier == "disk"
+    assert broker.last(first, "Move").tier == "disk"
     assert broker.last(second, "Grant") is None
     park(broker, first, epoch, free=ALL, tier="disk")
     assert broker.last(second, "Grant").devices == (GPU,)
@@ -302,11 +302,11 @@ def test_a_trial_that_stays_where_it_was_is_not_asked_again() -> None:
     broker = on_gpu()
     first, second = leaving(broker)
     park(broker, first, 1, free=40)
-    assert broker.last(first, "Evict") == wire.Evict(epoch=1, tier="disk")
+    assert broker.last(first, "Move") == wire.Move(epoch=1, tier="disk")
     park(broker, first, 1, free=40)
     assert broker.last(second, "Grant") is not None
     broker.advance(20.0)
-    assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
+    assert len([each for each in broker.sent(first) if isinstance(each, wire.Move)]) == 1
 
 
 def test_a_drained_trial_that_cannot_be_stored_is_not_waited_for() -> None:
@@ -315,9 +315,9 @@ def test_a_drained_trial_that_cannot_be_stored_is_not_waited_for() -> None:
     first, _ = leaving(broker)
     park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
     broker.say(1, wire.Drain(study="s"))
-    assert broker.last(first, "Evict") == wire.Evict(epoch=1, tier="disk")
+    assert broker.last(first, "Move") == wire.Move(epoch=1, tier="disk")
     park(broker, first, 1, free=40, tier="host", held_bytes=0, host_bytes=60)
-    assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 1
+    assert len([each for each in broker.sent(first) if isinstance(each, wire.Move)]) == 1
     assert broker.handler.status(broker.now).studies[0].finished
 
 
@@ -328,7 +328,7 @@ def test_a_trial_whose_checkpoint_could_not_be_written_is_asked_again_at_the_end
     park(broker, first, 1, free=40)  # it was asked for host memory, and is asked for disk
     park(broker, first, 1, free=40)  # which is full
     broker.say(1, wire.Drain(study="s"))
-    assert len([each for each in broker.sent(first) if isinstance(each, wire.Evict)]) == 2
+    assert len([each for each in broker.sent(first) if isinstance(each, wire.Move)]) == 2
     broker.hang_up(second)
     assert not broker.handler.status(broker.now).studies[0].finished
     park(broker, first, 1, free=40)
@@ -467,7 +467,7 @@ def test_trials_in_host_memory_go_to_disk_for_their_processes() -> None:
         **{**in_host, "host_bytes": 45},
     )
     assert broker.last(third, "Grant") is None
-    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch, tier="disk")
+    assert broker.last(first, "Move") == wire.Move(epoch=epoch, tier="disk")
     park(broker, first, epoch, free=40, tier="disk")
     broker.poll(GPU, memory_free_bytes=70)
     broker.hang_up(first)
@@ -799,7 +799,7 @@ def test_the_next_trial_comes_back_beside_the_one_that_trains() -> None:
     first, second = back_from_host(broker)
     broker.poll(GPU, memory_free_bytes=75)
     broker.advance(0.3)
-    assert broker.last(second, "Recall") == wire.Recall(epoch=2)
+    assert broker.last(second, "Move") == wire.Move(epoch=2, tier="resident")
     assert broker.last(first, "Yield").epoch == 1
     park(broker, second, 2, free=15)
     broker.advance(0.3)
@@ -815,7 +815,7 @@ def test_the_next_trial_stays_in_host_memory_if_it_does_not_fit_beside() -> None
     _, second = back_from_host(broker)
     broker.poll(GPU, memory_free_bytes=40)
     broker.advance(0.3)
-    assert broker.last(second, "Recall") is None
+    assert broker.last(second, "Move") is None
 
 
 def test_a_device_waits_for_a_trial_that_is_on_its_way_back() -> None:

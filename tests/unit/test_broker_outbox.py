@@ -63,7 +63,7 @@ def test_messages_to_one_client_keep_their_order(sent: Sent) -> None:
 
 def test_who_waits_to_hear_that_a_checkpoint_is_safe_can_be_told_to_leave(sent: Sent) -> None:
     """While a database is away nothing is safe, and everything shall go to disk in the end."""
-    leave, evict = wire.Yield(epoch=5, tier="disk"), wire.Evict(epoch=5, tier="disk")
+    leave, evict = wire.Yield(epoch=5, tier="disk"), wire.Move(epoch=5, tier="disk")
     sent.put(1, KEPT, {"/c"})
     sent.put(1, wire.LeaseEndAck(epoch=4), {"end of 4"})
     sent.put(1, leave, ())

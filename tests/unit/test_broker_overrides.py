@@ -307,7 +307,7 @@ def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:
     broker.advance(1.5)
     park(broker, worker, epoch)
     assert want(broker, FINISH) == wire.Accepted(waits=True)
-    assert broker.last(worker, "Evict") == wire.Evict(epoch=epoch, tier="disk")
+    assert broker.last(worker, "Move") == wire.Move(epoch=epoch, tier="disk")
 
 
 def test_a_worker_whose_trial_cannot_be_stored_is_ended() -> None:

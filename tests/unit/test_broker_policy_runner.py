@@ -250,7 +250,7 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     broker.say(
         worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True)
     )
-    assert broker.last(worker, "Evict").tier == "disk"
+    assert broker.last(worker, "Move").tier == "disk"
     assert broker.last(other, "Refused") is None
 
 

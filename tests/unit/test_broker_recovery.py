@@ -621,7 +621,7 @@ def test_draining_reaches_those_that_come_back() -> None:
     after.say(driver, wire.Drain(study="s"))
     parking = after.resume(first, resume(epoch, parked=parked(epoch)))
     holder = after.resume(second, resume(held, 1))
-    assert after.last(parking, "Evict") is not None
+    assert after.last(parking, "Move") is not None
     assert after.last(holder, "Yield") == wire.Yield(epoch=held, tier="disk")
 
 

@@ -44,7 +44,7 @@ def test_the_next_trial_is_set_up_while_another_trains() -> None:
     """A worker that waits creates it; its lease begins when the device is free."""
     broker, workers, epoch = served()
     (setter,) = told(broker, workers)
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     assert broker.handler.state.studies["s"].trials[1].state == "pending"
     broker.advance(1.5)
     assert broker.last(setter, "Grant") is None
@@ -127,7 +127,7 @@ def test_a_drained_study_sends_those_away_that_have_not_begun() -> None:
     """They have trained nothing, and no loss is counted."""
     broker, workers, _ = served()
     (setter,) = told(broker, workers)
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     broker.say(broker.handler.state.studies["s"].driver or 0, wire.Drain(study="s"))
     assert broker.last(setter, "Dismiss") is not None
     broker.hang_up(setter)
@@ -141,7 +141,7 @@ def test_one_that_is_created_after_that_is_sent_away_too() -> None:
     (setter,) = told(broker, workers)
     broker.say(broker.handler.state.studies["s"].driver or 0, wire.Drain(study="s"))
     assert broker.last(setter, "Dismiss") is not None
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     trial = broker.handler.state.studies["s"].trials[1]
     assert (trial.state, trial.connection) == ("pending", None)
 
@@ -151,7 +151,7 @@ def test_one_that_was_sent_away_gets_no_lease_of_the_next_driver(created: str) -
     """It leaves although the study goes on before it has left."""
     broker, workers, epoch = served()
     (setter,) = told(broker, workers)
-    name = wire.Created(number=1, trial_id=1)
+    name = wire.Begin(epoch=0, number=1, trial_id=1)
     if created == "before":
         broker.say(setter, name)
     driver = broker.handler.state.studies["s"].driver or 0
@@ -175,7 +175,7 @@ def test_a_trial_of_another_process_is_not_set_up() -> None:
     """On SQLite two workers may take one trial from the queue: the second one ends."""
     broker, workers, _ = served()
     (setter,) = told(broker, workers)
-    commands = broker.say(setter, wire.Created(number=0, trial_id=0))
+    commands = broker.say(setter, wire.Begin(epoch=0, number=0, trial_id=0))
     assert [type(each).__name__ for each in commands if "Kill" in type(each).__name__] == ["Kill"]
     broker.hang_up(setter)
     assert broker.handler.state.studies["s"].lost_creations == []
@@ -188,7 +188,7 @@ def test_a_trial_that_loses_its_process_before_its_first_batch_begins_again() ->
     """Three times, as any other; the next worker gets it."""
     broker, workers, epoch = served()
     (setter,) = told(broker, workers)
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     broker.hang_up(setter)
     trial = broker.handler.state.studies["s"].trials[1]
     assert (trial.state, trial.losses) == ("pending", 1)
@@ -203,7 +203,7 @@ def test_a_trial_that_ends_in_its_set_up_is_over(granted: bool) -> None:
     """It needs no lease for that; one that is on its way ends with it."""
     broker, workers, epoch = served()
     (setter,) = told(broker, workers)
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     if granted:
         freed(broker, workers[0], epoch)
     assert (broker.last(setter, "Grant") is not None) == granted
@@ -222,7 +222,7 @@ def test_it_comes_back_to_a_new_broker() -> None:
     """A worker says which trial it has set up, and waits on."""
     broker, workers, _ = served()
     (setter,) = told(broker, workers)
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     after = broker.successor(known=())
     after.driver(max_alive=8, policy="round-robin", sets_up=True, unstarted=2)
     connection = after.connect("worker", pid=setter)
@@ -317,9 +317,8 @@ def test_a_trial_that_is_being_created_gets_the_device_that_is_free_first(crosse
     grant = broker.last(setter, "Grant")
     assert (grant.number, grant.lost) == (None, (name,))
     assert broker.handler.state.studies["s"].unstarted == 0
-    message = wire.Created if crosses else wire.Begin
-    fields = {} if crosses else {"epoch": grant.epoch}
-    broker.say(setter, message(number=1, trial_id=1, **fields))
+    said = 0 if crosses else grant.epoch
+    broker.say(setter, wire.Begin(epoch=said, number=1, trial_id=1))
     trial = broker.handler.state.studies["s"].trials[1]
     assert (trial.state, trial.connection, trial.epoch) == ("running", setter, grant.epoch)
     assert broker.handler.state.studies["s"].unstarted == 0
@@ -332,7 +331,7 @@ def test_a_study_is_not_finished_while_its_last_trial_is_being_created() -> None
     (setter,) = told(broker, workers)
     broker.say(workers[0], wire.Ended(epoch=epoch, state="done"))
     assert not broker.handler.status(broker.now).studies[0].finished
-    broker.say(setter, wire.Created(number=1, trial_id=1))
+    broker.say(setter, wire.Begin(epoch=0, number=1, trial_id=1))
     epoch = broker.last(setter, "Grant").epoch
     broker.say(setter, wire.Ended(epoch=epoch, state="done"))
     assert broker.handler.status(broker.now).studies[0].finished

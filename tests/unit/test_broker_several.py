@@ -74,7 +74,7 @@ class Host:
         broker.say(worker, wire.Begin(epoch=epoch, number=0, trial_id=0))
         broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=can_store))
         sizes = BatchSizes(now=8, least=8, most=8, seconds={8: seconds}, most_devices=2)
-        broker.say(worker, wire.SizesReport(epoch=epoch, sizes=sizes))
+        broker.say(worker, wire.Beat(epoch=epoch, sizes=sizes))
         return epoch
 
     def leave(self, tier: str = "disk") -> None:
@@ -154,7 +154,7 @@ def test_a_parked_trial_goes_over_disk_too(host: Host) -> None:
     host.leave("resident")
     host.policy.counts[0] = 1
     host.broker.poll("cpu:0")
-    assert host.broker.last(host.worker, "Evict").tier == "disk"
+    assert host.broker.last(host.worker, "Move").tier == "disk"
     host.leave()
     assert host.broker.last(host.broker.worker(), "Grant").devices == ("cpu:0",)
 

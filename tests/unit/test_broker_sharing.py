@@ -421,7 +421,7 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
         hosts.b.worker()
     hosts.b.refresh()
     hosts.a.refresh()
-    evicted = hosts.a.last(first, "Evict")
+    evicted = hosts.a.last(first, "Move")
     assert (evicted is not None) == wants
 
 
@@ -465,7 +465,7 @@ def test_a_host_gets_the_trial_that_its_policy_would_rather_train() -> None:
     for broker in (hosts.b, hosts.b, hosts.a):  # what it wants it knows when it has looked
         broker.refresh()
     assert wants_of_b(hosts) == ("s:0",)
-    assert hosts.a.last(parked, "Evict").tier == "disk"
+    assert hosts.a.last(parked, "Move").tier == "disk"
     hosts.a.check()
 
 
@@ -478,7 +478,7 @@ def test_a_host_stops_asking_for_a_trial_that_cannot_be_stored() -> None:
     assert wants_of_b(hosts) == ("s:0",)
     hosts.advance(100.0)
     assert wants_of_b(hosts) == ()
-    assert hosts.a.last(parked, "Evict") is None
+    assert hosts.a.last(parked, "Move") is None
 
 
 def test_a_host_asks_for_no_trial_that_is_worse_than_its_own() -> None:

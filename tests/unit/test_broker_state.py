@@ -320,7 +320,7 @@ def test_parked_trials_make_room_for_new_trials() -> None:
     after = begin(broker, second, 1)
     report(broker, second, after, 1, 0.5)
     broker.advance(1.5)
-    assert broker.last(first, "Evict") == wire.Evict(epoch=epoch)
+    assert broker.last(first, "Move") == wire.Move(epoch=epoch, tier="disk")
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     broker.hang_up(first)
     states = [trial.state for trial in broker.handler.status(broker.now).studies[0].trials]
@@ -339,9 +339,9 @@ def test_parked_trials_make_room_where_no_further_process_can_be_started() -> No
         report(broker, worker, epoch, 1, 0.5)
         broker.advance(1.5)
         park(broker, worker, epoch)
-    assert not any(broker.last(worker, "Evict") for worker in workers)
+    assert not any(broker.last(worker, "Move") for worker in workers)
     broker.say(driver, wire.KeepWorkers(study="s", max_alive=2))
-    assert any(broker.last(worker, "Evict") for worker in workers)
+    assert any(broker.last(worker, "Move") for worker in workers)
 
 
 def test_trials_that_cannot_leave_take_turns_among_themselves() -> None:
@@ -372,7 +372,7 @@ def test_draining_suspends_everything() -> None:
     after = begin(broker, second, 1)
     idle = broker.worker()
     broker.say(driver, wire.Drain(study="s"))
-    assert broker.last(first, "Evict") is not None
+    assert broker.last(first, "Move") is not None
     assert broker.last(second, "Yield") == wire.Yield(epoch=after, tier="disk")
     assert broker.last(idle, "Dismiss") is not None
     assert not broker.handler.status(broker.now).studies[0].finished

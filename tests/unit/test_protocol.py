@@ -89,8 +89,7 @@ from_client = st.one_of(
     st.builds(wire.Describe, study=keys, params=st.dictionaries(numbers, params)),
     st.builds(wire.FirstBatch, epoch=numbers, can_store=st.booleans(), params=params),
     reports,
-    st.builds(wire.Beat, epoch=numbers, memory_bytes=st.none() | numbers),
-    st.builds(wire.SizesReport, epoch=numbers, sizes=sizes),
+    st.builds(wire.Beat, epoch=numbers, memory_bytes=st.none() | numbers, sizes=st.none() | sizes),
     parkings,
     st.builds(
         wire.Reattach,
@@ -145,8 +144,7 @@ from_broker = st.one_of(
     ),
     st.builds(wire.Resize, epoch=numbers, batch_size=numbers),
     st.builds(wire.Yield, epoch=numbers, tier=tiers),
-    st.builds(wire.Evict, epoch=numbers, tier=tiers),
-    st.builds(wire.Recall, epoch=numbers),
+    st.builds(wire.Move, epoch=numbers, tier=tiers),
     st.builds(wire.Prepare, number=numbers, checkpoints=st.tuples(checkpoints, checkpoints)),
     st.builds(wire.Status, status=statuses),
     st.builds(
@@ -233,8 +231,8 @@ def test_unknown_types_are_refused() -> None:
         {"type": "Ready", "study": "k" * 256},
         {"type": "Saved", "epoch": 1, "checkpoint": {**CHECKPOINT, "path": "/" * 4097}},
         {"type": "Saved", "epoch": 1, "checkpoint": {**CHECKPOINT, "size_bytes": 2**54}},
-        {"type": "SizesReport", "epoch": 1, "sizes": {**SIZES, "now": 0}},
-        {"type": "SizesReport", "epoch": 1, "sizes": {**SIZES, "seconds": MANY}},
+        {"type": "Beat", "epoch": 1, "sizes": {**SIZES, "now": 0}},
+        {"type": "Beat", "epoch": 1, "sizes": {**SIZES, "seconds": MANY}},
     ],
     ids=[
         *("no time", "less than nothing", "unit 0", "beyond a database", "not an end", "long"),

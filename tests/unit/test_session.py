@@ -168,7 +168,7 @@ def set_up(brokers: Brokers, session: TrialSession) -> None:
     brokers.last.say(wire.SetUp(name="o"))
     assert session.wait_for_grant() == wire.SetUp(name="o")
     session.begin(3, 3)
-    assert brokers.last.of(wire.Created) == [wire.Created(number=3, trial_id=3)]
+    assert brokers.last.of(wire.Begin) == [wire.Begin(epoch=0, number=3, trial_id=3)]
 
 
 def test_a_trial_that_is_set_up_waits_at_its_first_batch(
@@ -446,7 +446,7 @@ def test_a_batch_size_comes_with_a_lease_or_in_the_midst_of_one(
     assert session.batch_size == 16
     seconds = {size: 0.1 for size in range(1, 100)}
     session.report_sizes(BatchSizes(now=16, least=4, most=32, seconds=seconds, unit_samples=90))
-    (told,) = brokers.last.of(wire.SizesReport)
+    (told,) = brokers.last.of(wire.Beat)
     assert (told.epoch, told.sizes.now, told.sizes.unit_samples) == (7, 16, 90)
     assert set(told.sizes.seconds) == set(range(36, 100)), "those that were measured last"
     first = brokers.last
@@ -803,7 +803,7 @@ def test_several_devices_are_named_and_their_time_is_counted(
     assert session.devices == ("cpu:0", "cpu:2")
     session.started(can_store=True)
     session.report_sizes(BatchSizes(now=8, least=8, most=8, most_devices=4))
-    assert brokers.last.of(wire.SizesReport)[-1].sizes.most_devices == 4
+    assert brokers.last.of(wire.Beat)[-1].sizes.most_devices == 4
     at = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: at)
     before = session.device_seconds

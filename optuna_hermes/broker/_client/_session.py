@@ -198,14 +198,12 @@ class TrialSession:
                 # A broker that does not know of this trial has taken it for a worker that waits.
                 raise BrokerError(f"Trial {number} was created, but the lease is for another one.")
             self._lease.change(number=number, trial_id=trial_id)
-            if self._lease.epoch:
-                begin = wire.Begin(epoch=self._lease.epoch, number=number, trial_id=trial_id)
-                self._connection.send(begin)
-            else:
+            epoch = self._lease.epoch
+            begin = wire.Begin(epoch=epoch, number=number, trial_id=trial_id)
+            if not epoch:
                 self._ask = wire.Register(study=self._study, number=number, trial_id=trial_id)
-                created = wire.Created(number=number, trial_id=trial_id)
-                # A broker that came meanwhile knows of no trial that is set up here.
-                self._connection.send(created if self._told_to_set_up else self._ask)
+            # A broker that came meanwhile knows of no trial that is set up here.
+            self._connection.send(begin if epoch or self._told_to_set_up else self._ask)
 
     def wait_for_device(self) -> None:
         """Wait for the trial's first lease, if it has none yet; to be called where it has begun.
@@ -278,7 +276,7 @@ class TrialSession:
         told = replace(sizes, seconds=dict([*sizes.seconds.items()][-MOST_SIZES:]))
         with self._connection.lock:
             self._lease.change(sizes=told)
-            self._connection.send(wire.SizesReport(epoch=self._lease.epoch, sizes=told))
+            self._connection.send(wire.Beat(epoch=self._lease.epoch, sizes=told))
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
@@ -481,13 +479,13 @@ class TrialSession:
         begin = time.monotonic()
         while True:
             message = self._next(state, begin)
-            if isinstance(message, wire.Evict):
-                self._suspend(state, message.tier, time.monotonic())
-            elif isinstance(message, wire.Recall):
+            if isinstance(message, wire.Move):
                 began = time.monotonic()
                 try:
-                    self._suspend(state, "resident", began)
+                    self._suspend(state, message.tier, began)
                 except SuspendError:
+                    if message.tier != "resident":
+                        raise
                     self._suspend(state, "host", began)
             elif message is None:  # no broker can be found
                 self._suspend(state, "disk", time.monotonic())
@@ -559,7 +557,7 @@ class TrialSession:
             with contextlib.suppress(queue.Empty):
                 while True:
                     message = self._inbox.get_nowait()
-                    if isinstance(message, wire.Evict | wire.Recall):
+                    if isinstance(message, wire.Move):
                         self._lease.change(requested_tier=None)
                     elif isinstance(message, wire.Grant):
                         kept.append(message)
@@ -589,9 +587,8 @@ class TrialSession:
                 self._end_acknowledged = True  # the trial is known to be over
             elif isinstance(message, wire.Grant):
                 self._on_grant(message)
-            elif isinstance(message, wire.Evict | wire.Recall):
-                tier = message.tier if isinstance(message, wire.Evict) else "resident"
-                self._lease.change(requested_tier=tier)
+            elif isinstance(message, wire.Move):
+                self._lease.change(requested_tier=message.tier)
                 self._inbox.put(message)
             else:
                 self._inbox.put(message)

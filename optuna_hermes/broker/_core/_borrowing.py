@@ -100,7 +100,7 @@ def give_away(
     for trial in study.parked:
         asked = trial.number in study.promised and study.owns(trial)
         if asked and trial.number not in reserved:
-            memory.evict(turn, trial, "disk")
+            memory.move(turn, trial, "disk")
 
 
 def _as_stored(view: TrialView, cost: float, now: float) -> TrialView:

@@ -67,7 +67,7 @@ class DeviceChanges:
         for trial in self._state.parked_on(slot):
             if self._end(turn, slot, trial) or trial.requested_tier or not trial.can_store:
                 continue
-            self._memory.evict(turn, trial, "disk")
+            self._memory.move(turn, trial, "disk")
 
     def _end(self, turn: Turn, slot: Slot, trial: LiveTrial) -> bool:
         """Kill a worker from whose process nothing can be saved; True if it was killed.

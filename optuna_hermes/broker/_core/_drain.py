@@ -78,7 +78,7 @@ class Drains:
         going = sum(trial.state == "parked" and trial.requested_tier == "disk" for trial in trials)
         room = max(0, at_once(len(self._state.slots)) - going)
         for trial in most_to_lose_first(parked)[:room]:
-            self._memory.evict(turn, trial, "disk")
+            self._memory.move(turn, trial, "disk")
 
     def _send_away(self, turn: Turn, study: Study, problem: str) -> None:
         """Refuse waiting trials of plain Optuna: no driver is there to tell of a problem."""

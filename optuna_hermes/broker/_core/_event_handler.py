@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._core._shared_studies import Sharing
     from optuna_hermes.curves import CurveCache
 
-_OfTraining = wire.Beat | wire.Report | wire.SizesReport | wire.FirstBatch | wire.Begin
+_OfTraining = wire.Beat | wire.Report | wire.FirstBatch | wire.Begin
 """Messages of a trial that trains: most messages by far."""
-_CHANGES_NO_PLAN = (wire.Beat, wire.Report, wire.SizesReport)
+_CHANGES_NO_PLAN = (wire.Beat, wire.Report)
 """Messages after which nothing is due earlier, unless a report leads to a decision."""
 
 STALL_SECONDS = 1.0
@@ -301,11 +301,11 @@ class EventHandler:
         return reason is not None
 
     def _receive(self, turn: Turn, connection: int, message: wire.FromClient) -> None:
-        if isinstance(message, _OfTraining):
+        if isinstance(message, _OfTraining) and message.epoch:
             self._about_lease(turn, connection, message)
         elif isinstance(message, wire.Ready):
             self._ready(turn, connection, message)
-        elif isinstance(message, wire.Created):
+        elif isinstance(message, wire.Begin):  # of a trial without a lease
             from optuna_hermes.broker._core import _set_up as set_up  # as in the scheduler
 
             set_up.created(turn, connection, message)
@@ -365,8 +365,8 @@ class EventHandler:
             turn.send(connection, wire.ReportAck(epoch=lease.epoch))
         elif isinstance(message, wire.Beat):
             trial.needs(message.memory_bytes)
-        elif isinstance(message, wire.SizesReport):
-            progress.sizes_reported(turn, trial, message)
+            if message.sizes is not None:
+                progress.sizes_reported(turn, trial, message.sizes)
         elif isinstance(message, wire.Ended):
             self._ended(turn, lease, trial, message)
         elif isinstance(message, wire.Released):

@@ -10,7 +10,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._protocol import Evict, Recall
+from optuna_hermes.broker._protocol import Move
 from optuna_hermes.model import TierName
 
 if TYPE_CHECKING:
@@ -142,11 +142,11 @@ class MemoryManager:
             return False
         return bool(self._has_room(slot, self._state.studies[trial.study], trial))
 
-    def evict(self, turn: Turn, trial: LiveTrial, tier: TierName) -> None:
-        """Ask a parked trial, which has no open request, to go to a lower tier."""
+    def move(self, turn: Turn, trial: LiveTrial, tier: TierName) -> None:
+        """Ask a parked trial, which has no open request, to go to another tier."""
         assert trial.connection is not None
         trial.ask(tier, turn.now)
-        turn.send(trial.connection, Evict(epoch=trial.epoch, tier=tier))
+        turn.send(trial.connection, Move(epoch=trial.epoch, tier=tier))
 
     def store_wanted_last(self, turn: Turn, study: Study, count: int) -> None:
         """Store up to ``count`` parked trials without a reservation: those wanted last."""
@@ -155,13 +155,7 @@ class MemoryManager:
         wanted = {reservation.number for reservation in self._state.reserved(study.spec.key)}
         parked = [trial for trial in study.parked if trial.number not in wanted]
         for trial in self._wanted_last(parked, turn.now)[:count]:
-            self.evict(turn, trial, "disk")
-
-    def recall(self, turn: Turn, trial: LiveTrial) -> None:
-        """Ask a trial in host memory, which has no open request, to come back."""
-        assert trial.connection is not None
-        trial.ask("resident", turn.now)
-        turn.send(trial.connection, Recall(epoch=trial.epoch))
+            self.move(turn, trial, "disk")
 
     def expect_free_memory(self, devices: Iterable[str], now: float) -> None:
         """Note that a process has left the memory of devices, or is gone."""
@@ -277,7 +271,7 @@ class MemoryManager:
 
     def _evict_all(self, turn: Turn, tiers: dict[TrialId, TierName]) -> None:
         for (study, number), tier in tiers.items():
-            self.evict(turn, self._state.studies[study].trials[number], tier)
+            self.move(turn, self._state.studies[study].trials[number], tier)
 
     # -- who is there --------------------------------------------------------------------------
 

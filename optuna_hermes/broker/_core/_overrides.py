@@ -178,7 +178,7 @@ class Overrides:
         ):
             return
         if trial.can_store and trial.state == "parked":
-            self._memory.evict(turn, trial, "disk")
+            self._memory.move(turn, trial, "disk")
         else:
             turn.kill_worker(trial.connection, f"trial {trial.number} is finished as it is")
 

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
-from optuna_hermes.model import Checkpoint, Curve, OverheadKind
+from optuna_hermes.model import BatchSizes, Checkpoint, Curve, OverheadKind
 
 
 def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
@@ -150,9 +150,8 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     )
 
 
-def sizes_reported(turn: Turn, trial: LiveTrial, message: wire.SizesReport) -> None:
+def sizes_reported(turn: Turn, trial: LiveTrial, sizes: BatchSizes) -> None:
     """Take the sizes of a trial's batches, with an event if the current one has changed."""
-    sizes = message.sizes
     if not sizes.valid:
         return
     if trial.sizes is not None and trial.sizes.now != sizes.now:

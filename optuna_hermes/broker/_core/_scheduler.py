@@ -355,7 +355,7 @@ class Scheduler:
         if trial is None or trial.state != "parked" or trial.requested_tier or trial.suits(slots):
             return
         if trial.can_store:
-            self._memory.evict(turn, trial, "disk")
+            self._memory.move(turn, trial, "disk")
 
     def _set_up(self, turn: Turn, studies: Sequence[Study]) -> None:
         """Let processes that nothing else needs set up trials before there are devices."""
@@ -508,7 +508,7 @@ class Scheduler:
         if trial.tier == "disk" and trial.connection is None:
             self._prepare(turn, study, trial)
         elif trial.tier == "host" and self._memory.fits_beside(slots[0], trial):
-            self._memory.recall(turn, trial)
+            self._memory.move(turn, trial, "resident")
 
     def _prepare(self, turn: Turn, study: Study, trial: LiveTrial) -> None:
         """Let a worker that waits read a checkpoint; it gets that trial if it is free then."""

@@ -55,7 +55,7 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
             _set_up(turn, study, connection, take)
 
 
-def created(turn: Turn, connection: int, message: wire.Created) -> None:
+def created(turn: Turn, connection: int, message: wire.Begin) -> None:
     """Admit a trial that a worker has created, and sets up."""
     client = turn.state.clients[connection]
     study = turn.state.studies.get(client.study or "")
@@ -65,10 +65,7 @@ def created(turn: Turn, connection: int, message: wire.Created) -> None:
         # The grant of a lease has crossed this message.
         for lease in turn.state.leases_of(study):
             if lease.connection == connection and lease.creation_names:
-                begin = wire.Begin(
-                    epoch=lease.epoch, number=message.number, trial_id=message.trial_id
-                )
-                progress.begin(turn, lease, begin)
+                progress.begin(turn, lease, message)
         return
     is_new = message.number not in study.trials
     trial = admit_trial(study, message.number, message.trial_id, turn.now)

@@ -13,12 +13,11 @@ from optuna_hermes.broker._protocol._frames import frame as frame
 from optuna_hermes.broker._protocol._from_broker import Accepted as Accepted
 from optuna_hermes.broker._protocol._from_broker import CheckpointAck as CheckpointAck
 from optuna_hermes.broker._protocol._from_broker import Dismiss as Dismiss
-from optuna_hermes.broker._protocol._from_broker import Evict as Evict
 from optuna_hermes.broker._protocol._from_broker import FromBroker as FromBroker
 from optuna_hermes.broker._protocol._from_broker import Grant as Grant
 from optuna_hermes.broker._protocol._from_broker import LeaseEndAck as LeaseEndAck
+from optuna_hermes.broker._protocol._from_broker import Move as Move
 from optuna_hermes.broker._protocol._from_broker import Prepare as Prepare
-from optuna_hermes.broker._protocol._from_broker import Recall as Recall
 from optuna_hermes.broker._protocol._from_broker import Refused as Refused
 from optuna_hermes.broker._protocol._from_broker import ReportAck as ReportAck
 from optuna_hermes.broker._protocol._from_broker import Resize as Resize
@@ -31,7 +30,6 @@ from optuna_hermes.broker._protocol._from_client import Beat as Beat
 from optuna_hermes.broker._protocol._from_client import Begin as Begin
 from optuna_hermes.broker._protocol._from_client import ChangePolicy as ChangePolicy
 from optuna_hermes.broker._protocol._from_client import Counted as Counted
-from optuna_hermes.broker._protocol._from_client import Created as Created
 from optuna_hermes.broker._protocol._from_client import Describe as Describe
 from optuna_hermes.broker._protocol._from_client import Drain as Drain
 from optuna_hermes.broker._protocol._from_client import Ended as Ended
@@ -52,7 +50,6 @@ from optuna_hermes.broker._protocol._from_client import Released as Released
 from optuna_hermes.broker._protocol._from_client import Report as Report
 from optuna_hermes.broker._protocol._from_client import Saved as Saved
 from optuna_hermes.broker._protocol._from_client import SetOverrides as SetOverrides
-from optuna_hermes.broker._protocol._from_client import SizesReport as SizesReport
 from optuna_hermes.broker._protocol._from_client import TierChanged as TierChanged
 from optuna_hermes.broker._protocol._from_client import UserCommand as UserCommand
 from optuna_hermes.broker._protocol._from_client import WatchStudy as WatchStudy
@@ -74,4 +71,4 @@ from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 21
+VERSION = 22

@@ -62,7 +62,7 @@ class Grant(Message, frozen=True, kw_only=True):
 
 
 class SetUp(Message, frozen=True, kw_only=True):
-    """A worker creates a trial and sets it up, without a device; its answer is ``Created``.
+    """A worker creates a trial and sets it up, without a device; its answer is ``Begin``.
 
     ``name`` is that of the opening; ``lost`` and ``listed_number`` are as in ``Grant``.
     """
@@ -86,23 +86,15 @@ class Yield(Message, frozen=True, kw_only=True):
     tier: TierName
 
 
-class Evict(Message, frozen=True, kw_only=True):
-    """A parked trial goes to host memory, or to disk, and then its process leaves.
+class Move(Message, frozen=True, kw_only=True):
+    """A parked trial goes to another tier; with ``disk`` its process leaves then.
 
+    ``resident`` brings it back to its device from host memory, while another still trains there.
     The answer is ``TierChanged``, also when it could not; ``epoch`` is of its last lease.
     """
 
     epoch: int
-    tier: TierName = "disk"
-
-
-class Recall(Message, frozen=True, kw_only=True):
-    """A trial in host memory comes back to its device, while another still trains there.
-
-    The answer is ``TierChanged``; ``epoch`` is of its last lease.
-    """
-
-    epoch: int
+    tier: TierName
 
 
 class Prepare(Message, frozen=True, kw_only=True):
@@ -169,8 +161,7 @@ FromBroker = (
     | SetUp
     | Resize
     | Yield
-    | Evict
-    | Recall
+    | Move
     | Prepare
     | CheckpointAck
     | LeaseEndAck

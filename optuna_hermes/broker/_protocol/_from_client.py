@@ -86,16 +86,12 @@ class Register(Message, frozen=True, kw_only=True):
 
 
 class Begin(Message, frozen=True, kw_only=True):
-    """The lease of a new trial (or of a stored trial) has found its trial."""
+    """The lease of a new trial (or of a stored trial) has found its trial.
+
+    With epoch 0 there is no lease yet: the worker has created the trial that it sets up.
+    """
 
     epoch: Count
-    number: Count
-    trial_id: Count
-
-
-class Created(Message, frozen=True, kw_only=True):
-    """A worker has created the trial that it sets up, which waits for its first lease."""
-
     number: Count
     trial_id: Count
 
@@ -131,17 +127,15 @@ class Report(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """The trial makes progress (at most once a second), with this peak of device memory."""
+    """The trial makes progress (at most once a second), with this peak of device memory.
+
+    ``sizes`` are said where its batches, or its devices, may change: also at first, and after a
+    change.
+    """
 
     epoch: Count
     memory_bytes: Count | None = None
-
-
-class SizesReport(Message, frozen=True, kw_only=True):
-    """The trial's batches, or its devices, may change: at first, after a change, with each beat."""
-
-    epoch: Count
-    sizes: BatchSizes
+    sizes: BatchSizes | None = None
 
 
 class Saved(Message, frozen=True, kw_only=True):
@@ -337,11 +331,9 @@ FromClient = (
     | Register
     | Reattach
     | Begin
-    | Created
     | FirstBatch
     | Report
     | Beat
-    | SizesReport
     | Saved
     | TierChanged
     | Ended
