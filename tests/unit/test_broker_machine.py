@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _event_handler
-from optuna_hermes.broker._core._broker_state import BrokerState, Lease, Slot
+from optuna_hermes.broker._core._broker_state import BrokerState, Lease
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import Command, Event, Send, StudyRead
 from optuna_hermes.broker._core._lease_ends import LeaseEnds
@@ -412,10 +412,10 @@ def grant_before_commit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def any_epoch_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slot_of(self: BrokerState, epoch: int) -> Slot | None:
-        return next((slot for slot in self.slots.values() if slot.lease), None)
+    def lease(self: BrokerState, epoch: int) -> Lease | None:
+        return next((slot.lease for slot in self.slots.values() if slot.lease), None)
 
-    monkeypatch.setattr(BrokerState, "slot_of", slot_of)
+    monkeypatch.setattr(BrokerState, "lease", lease)
 
 
 def _is_noted(command: Command) -> bool:

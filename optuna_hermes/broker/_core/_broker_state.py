@@ -290,11 +290,11 @@ class BrokerState:
         """The slots of a lease or of a reservation."""
         return [s for s in self.slots.values() if right is s.lease or right is s.reservation]
 
-    def slot_of(self, epoch: int) -> Slot | None:
-        """The first slot whose live lease has this epoch; None if that lease is over."""
+    def lease(self, epoch: int) -> Lease | None:
+        """The lease of this epoch; None if it is over."""
         for slot in self.slots.values():
             if slot.lease and slot.lease.epoch == epoch:
-                return slot
+                return slot.lease
         return None
 
     def trial_of(self, right: Lease | Reservation | None) -> LiveTrial | None:

@@ -335,21 +335,17 @@ class EventHandler:
         elif isinstance(message, (wire.Ended, wire.Released)):  # late or not
             # Answered also if the lease is over: its process waits for this before it leaves.
             turn.send(connection, wire.LeaseEndAck(epoch=message.epoch))
-            slot = self.state.slot_of(message.epoch)
-            if isinstance(message, wire.Ended) and message.epoch == 0:
-                self._ended_in_set_up(turn, connection, message)
-            elif isinstance(message, wire.Ended) and (slot is None or slot.lease is None):
-                self._ended_while_parked(turn, connection, message)
+            if isinstance(message, wire.Ended):
+                self._ended(turn, connection, message)
             else:
                 self._about_lease(turn, connection, message)
 
     def _about_lease(
-        self, turn: Turn, connection: int, message: _OfTraining | wire.Ended | wire.Released
+        self, turn: Turn, connection: int, message: _OfTraining | wire.Released
     ) -> None:
-        slot = self.state.slot_of(message.epoch)
-        if slot is None or slot.lease is None or slot.lease.connection != connection:
+        lease = self.state.lease(message.epoch)
+        if lease is None or lease.connection != connection:
             return  # a lease that is over: the message is late
-        lease = slot.lease
         trial = self.state.trial_of(lease)
         record_heartbeat(lease, trial, turn.now)
         if isinstance(message, wire.Begin):
@@ -367,8 +363,6 @@ class EventHandler:
             trial.needs(message.memory_bytes)
             if message.sizes is not None:
                 progress.sizes_reported(turn, trial, message.sizes)
-        elif isinstance(message, wire.Ended):
-            self._ended(turn, lease, trial, message)
         elif isinstance(message, wire.Released):
             self._released(turn, lease, trial, message)
 
@@ -389,32 +383,26 @@ class EventHandler:
 
     def _saved(self, turn: Turn, connection: int, message: wire.Saved) -> None:
         """Handle a safe checkpoint; its trial may have been parked while it was written."""
-        slot = self.state.slot_of(message.epoch)
-        trial = self._ends.trial_of(connection, message.epoch, slot)
+        trial = self._ends.trial_of(connection, message.epoch)
         if trial is None:
             return
-        if slot is not None and slot.lease is not None:
-            record_heartbeat(slot.lease, trial, turn.now)
-            blocked = message.blocked_seconds * len(slot.lease.devices)
+        lease = self.state.lease(message.epoch)
+        if lease is not None:
+            record_heartbeat(lease, trial, turn.now)
+            blocked = message.blocked_seconds * len(lease.devices)
             self.state.studies[trial.study].add_overhead("saving", blocked)
         progress.saved(turn, connection, trial, message)
 
-    def _ended_in_set_up(self, turn: Turn, connection: int, message: wire.Ended) -> None:
-        """End a trial that had no lease when its process said so; its grant may be on its way."""
-        for trial in self.state.trials():
-            if trial.connection == connection and trial.live:
-                leases = (each for each in self.state.leases() if each.connection == connection)
-                self._ended(turn, next(leases, None), trial, message)
-
-    def _ended_while_parked(self, turn: Turn, connection: int, message: wire.Ended) -> None:
-        """End a trial that has no lease any more: it could not be moved, or was interrupted."""
-        trial = self._ends.trial_of(connection, message.epoch, None)
-        if trial is not None:
-            self._ended(turn, None, trial, message)
-
-    def _ended(
-        self, turn: Turn, lease: Lease | None, trial: LiveTrial, message: wire.Ended
-    ) -> None:
+    def _ended(self, turn: Turn, connection: int, message: wire.Ended) -> None:
+        """End a trial, which may be parked: it could not be moved, or was interrupted."""
+        if message.epoch:
+            trial = self._ends.trial_of(connection, message.epoch)
+        else:  # it had no lease when its process said so; its grant may be on its way
+            own = (each for each in self.state.trials() if each.connection == connection)
+            trial = next((each for each in own if each.live), None)
+        if trial is None:
+            return
+        lease = next((x for x in self.state.leases() if self.state.trial_of(x) is trial), None)
         if lease is not None:
             self._ends.end(turn, lease)
         self._memory.expect_exit(trial, turn.now)

@@ -41,27 +41,28 @@ class LeaseEnds:
 
     # -- suspensions ---------------------------------------------------------------------------
 
-    def trial_of(self, connection: int, epoch: int, slot: Slot | None) -> LiveTrial | None:
+    def trial_of(self, connection: int, epoch: int) -> LiveTrial | None:
         """The trial that has this lease, or had it and is parked."""
-        if slot is not None and slot.lease is not None:
-            return self._state.trial_of(slot.lease) if slot.lease.connection == connection else None
+        lease = self._state.lease(epoch)
+        if lease is not None:
+            return self._state.trial_of(lease) if lease.connection == connection else None
         parked = (trial for trial in self._state.trials() if trial.state == "parked")
         its = (each for each in parked if (each.connection, each.epoch) == (connection, epoch))
         return next(its, None)
 
     def parked(self, turn: Turn, connection: int, message: wire.TierChanged) -> None:
         """Handle the message of a trial that waits in a tier."""
-        slot = self._state.slot_of(message.epoch)
-        trial = self.trial_of(connection, message.epoch, slot)
+        lease = self._state.lease(message.epoch)
+        trial = self.trial_of(connection, message.epoch)
         if trial is None:
             return
         if message.checkpoint is not None:
             progress.keep(turn, trial, message.checkpoint)
-        if slot is None or slot.lease is None:
+        if lease is None:
             _event_log.moved(turn, trial, message.tier)
             self._put(trial, message, turn.now)
         else:
-            lease, slots = slot.lease, self._state.slots_of(slot.lease)
+            slots = self._state.slots_of(lease)
             _event_log.suspended(turn, trial, message.tier)
             self._stopped(turn, lease, trial, message)
             self._put(trial, message, turn.now)

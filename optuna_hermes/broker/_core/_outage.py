@@ -88,8 +88,8 @@ def to_answer(state: BrokerState, commands: Iterable[Command]) -> dict[int, str]
     asked = {}
     for command in commands:
         if isinstance(command, Send) and isinstance(command.message, Yield):
-            slot = state.slot_of(command.message.epoch)
-            study = state.studies[slot.lease.study] if slot and slot.lease else None
+            lease = state.lease(command.message.epoch)
+            study = None if lease is None else state.studies[lease.study]
             if study is not None and not study.draining and study.outage_since is None:
                 asked[command.message.epoch] = study.spec.key
     return asked
