@@ -16,6 +16,7 @@ import pytest
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._server import _ledgers, _server
+from optuna_hermes.broker._server._ledger_reader import LedgerReader
 from optuna_hermes.broker._server._ledgers import Ledgers
 from optuna_hermes.broker._server._server import Server
 from optuna_hermes.ledger import Ledger, ReportRecord, TrialRecord, open_ledger
@@ -309,13 +310,21 @@ def test_a_study_that_is_served_stays_locked(
     runtime_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A ledger without a study at work is closed now and then, also just before one is admitted."""
-    keep, unlocked = Ledgers.set_ledger, list[str]()
+    look, read, unlocked = Ledgers.close_idle, LedgerReader._read, list[str]()
+    looked = asyncio.Event()
 
-    def late(self: Ledgers, study: str, url: str) -> None:
-        self.close_idle(())
-        keep(self, study, url)
+    def close_idle(self: Ledgers, served: Collection[str]) -> None:
+        look(self, served)
+        looked.set()
 
-    monkeypatch.setattr(Ledgers, "set_ledger", late)
+    async def late(self: LedgerReader, spec: wire.StudySpec) -> dict[str, Any]:
+        known = await read(self, spec)
+        looked.clear()
+        await looked.wait()
+        return known
+
+    monkeypatch.setattr(Ledgers, "close_idle", close_idle)
+    monkeypatch.setattr(LedgerReader, "_read", late)
     monkeypatch.setattr(Ledger, "unlock_study", lambda self, study: unlocked.append(study))
 
     async def visit(meet: Meet) -> list[str]:

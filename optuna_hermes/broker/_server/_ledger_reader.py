@@ -32,7 +32,12 @@ class LedgerReader:
     def __init__(self, handler: EventHandler, ledgers: Ledgers) -> None:
         self._handler = handler
         self._ledgers = ledgers
-        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def reading(self) -> set[str]:
+        """The keys of the studies that are being read."""
+        return set(self._locks)
 
     def is_served(self, key: str) -> bool:
         """True if the state has all of the study."""
@@ -47,7 +52,7 @@ class LedgerReader:
         """
         check_policy(spec.policy, spec.folders)
         # After a restart all clients of a study come at once: the first one's answer is for all.
-        lock = self._reading.setdefault(spec.key, asyncio.Lock())
+        lock = self._locks.setdefault(spec.key, asyncio.Lock())
         async with lock:
             return await self._read(spec)
 

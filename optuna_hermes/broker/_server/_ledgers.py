@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter, methodcaller
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -90,7 +89,6 @@ class Ledgers:
         self._by_url: dict[str, Writer] = {}
         self._readers: dict[str, Writer] = {}
         self._used: dict[str, float] = {}
-        self._reading: list[str] = []
         self._url_of: dict[str, str] = {}
         self._in_outage: set[str] = set()
         self._waiting: dict[str, list[events.Write]] = {}
@@ -115,15 +113,6 @@ class Ledgers:
         self._url_of.setdefault(study, url)
         self._hand_over([study])
         return self._by_url[url].read(query)
-
-    @contextmanager
-    def keep_locked(self, study: str) -> Iterator[None]:
-        """Keep a study locked in its ledger after it was read, until it is served or refused."""
-        self._reading.append(study)
-        try:
-            yield
-        finally:
-            self._reading.remove(study)
 
     def read_aside(self, study: str, url: str, query: Callable[[Ledger], T]) -> Future[T]:
         """Ask as ``read`` does, on a thread and connection that no record waits for."""
@@ -188,9 +177,9 @@ class Ledgers:
         """Forget studies that have ended, and close ledgers that were not used for a while.
 
         Args:
-            served: the keys of the studies that are at work.
+            served: the keys of the studies that are at work, or are being read.
         """
-        now, served = time.monotonic(), {*served, *self._reading}
+        now = time.monotonic()
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
         idle = {url for url, writer in self._by_url.items() if writer.is_idle}
         for study in [each for each in self._url_of if each not in served]:

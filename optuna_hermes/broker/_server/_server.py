@@ -265,8 +265,7 @@ class Server:
             if isinstance(message, wire.Quit):
                 self._quit(connection)
             elif isinstance(message, (wire.OpenStudy, wire.Register, wire.Reattach)):
-                with self._ledgers.keep_locked(message.study.key):
-                    await self._read_study(connection, message)
+                await self._read_study(connection, message)
             else:
                 await self._receive(connection, message)
 
@@ -567,7 +566,7 @@ class Server:
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             self._ledgers.flush()
-            self._ledgers.close_idle(self._handler.state.studies)
+            self._ledgers.close_idle({*self._handler.state.studies, *self._reader.reading})
             self._sockets.hang_up_on_the_slow()
 
     async def _observe(self) -> None:
