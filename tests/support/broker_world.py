@@ -293,10 +293,10 @@ class World:
 
     def _commit(self, ledger: MemoryLedger, writes: list[Write], asked: set[DatabaseProof]) -> None:
         """Commit records; refused leases are dropped, the rest is written."""
-        refused: list[int] = []
+        refused: list[LeaseRecord] = []
         if self.refusals and _leases(writes):
             self.refusals -= 1
-            refused = _leases(writes)
+            refused = [item for item in writes if isinstance(item, LeaseRecord)]
             writes = [item for item in writes if not isinstance(item, LeaseRecord)]
         with ledger.batch():
             for item in writes:
@@ -304,9 +304,10 @@ class World:
         for item in writes:
             self._remember(item)
         self._outbox.release({*_leases(writes), *_paths(writes), *asked})
-        if refused:
-            self._outbox.drop(refused)
-            self.feed(WritesFailed(epochs=tuple(refused), reason="the ledger refused"))
+        self._outbox.drop(_leases(refused))
+        for key in dict.fromkeys(lease.study for lease in refused):
+            epochs = tuple(lease.epoch for lease in refused if lease.study == key)
+            self.feed(WritesFailed(study=key, epochs=epochs, reason="the ledger refused"))
 
     def _remember(self, item: Write) -> None:
         if isinstance(item, LeaseRecord):

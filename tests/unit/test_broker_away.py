@@ -228,7 +228,7 @@ def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
     broker.say(3, wire.Ended(epoch=second, state="done"))
     again = broker.last(first, "Grant")
     assert again.number == 0
-    broker.apply(WritesFailed(epochs=(again.epoch,), reason="stale", study="s"))
+    broker.apply(WritesFailed(study="s", epochs=(again.epoch,), reason="stale"))
     evict = broker.last(first, "Move")
     assert (evict.epoch, evict.tier) == (epoch, "disk")
     assert shown(broker).counts.parked == 1
@@ -240,7 +240,7 @@ def test_what_is_refused_without_a_lease_ends_its_study() -> None:
     broker = FakeBroker(devices=1)
     broker.driver()
     worker, _ = training(broker)
-    broker.apply(WritesFailed(epochs=(), reason="no such table", study="s", paths=("/c",)))
+    broker.apply(WritesFailed(study="s", reason="no such table", paths=("/c",)))
     assert shown(broker).problem == "no such table"
     assert broker.last(worker, "Yield").tier == "disk"
 

@@ -148,7 +148,9 @@ def test_a_trial_whose_lease_was_refused_may_still_be_created() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()
-    broker.apply(WritesFailed(epochs=(broker.last(worker, "Grant").epoch,), reason="disk full"))
+    broker.apply(
+        WritesFailed(study="s", epochs=(broker.last(worker, "Grant").epoch,), reason="disk full")
+    )
     study = broker.handler.status(0.0).studies[0]
     assert (study.unstarted, study.workers.idle) == (1, 0)
     assert broker.last(worker, "Dismiss") is not None
@@ -163,7 +165,9 @@ def test_a_trial_whose_lease_was_refused_is_what_it_was() -> None:
     broker.say(first, wire.Report(epoch=epoch, unit=1, step=1, value=0.5))
     broker.hang_up(first)
     second = broker.worker()
-    broker.apply(WritesFailed(epochs=(broker.last(second, "Grant").epoch,), reason="disk full"))
+    broker.apply(
+        WritesFailed(study="s", epochs=(broker.last(second, "Grant").epoch,), reason="disk full")
+    )
     assert states(broker) == ["pending"]
     assert broker.last(second, "Dismiss") is not None
 

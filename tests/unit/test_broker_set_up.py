@@ -356,7 +356,7 @@ def test_a_lease_that_the_ledger_refuses_is_not_the_end_of_what_is_set_up() -> N
     (setter,) = told(broker, workers)
     freed(broker, workers[0], epoch)
     epochs = (broker.last(setter, "Grant").epoch,)
-    broker.apply(WritesFailed(study=None, epochs=epochs, reason="refused"))
+    broker.apply(WritesFailed(study="s", epochs=epochs, reason="refused"))
     study = broker.handler.state.studies["s"]
     assert (setter in study.idle_workers, study.unstarted) == (False, 0)
     assert broker.handler.state.clients[setter].creation_names is not None

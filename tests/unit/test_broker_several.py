@@ -332,7 +332,7 @@ def test_what_the_ledger_refuses_never_was(host: Host) -> None:
     host.leave()
     host.broker.worker()
     (epoch,) = (c.epoch for c in host.broker.log[-9:] if isinstance(c, LeaseRecord))
-    host.broker.apply(WritesFailed(epochs=(epoch,), reason="full"))
+    host.broker.apply(WritesFailed(study="s", epochs=(epoch,), reason="full"))
     assert host.leases == []
     assert host.trial.state == "stored"
 

@@ -670,7 +670,7 @@ def test_a_lease_that_was_not_written_is_not_held() -> None:
     broker = FakeBroker(devices=1)
     broker.driver()
     epoch = broker.last(broker.worker(), "Grant").epoch
-    broker.apply(WritesFailed(epochs=(epoch,), reason="disk full"))
+    broker.apply(WritesFailed(study="s", epochs=(epoch,), reason="disk full"))
     shown = broker.handler.status(0.0)
     assert shown.devices[0].holder is None
     assert shown.studies[0].problem == "disk full"

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from optuna_hermes.broker._core._events import ClaimConflict, EndLease, SaveMemory
+from optuna_hermes.broker._core._events import ClaimConflict, EndLease, SaveMemory, WritesFailed
 from optuna_hermes.broker._server._writer import (
-    RecordsRefused,
     Unreachable,
     WriteOutcome,
     Writer,
@@ -187,8 +186,8 @@ def test_a_refused_lease_takes_nothing_else_with_it(bench: Bench) -> None:
     """Records of what has happened are written although the lease of the same answer is refused."""
     bench.ledger.refused.append(LeaseRecord)
     bench.writer.write("s", [report(1), checkpoint(1), lease(5)])
-    refused = bench.wait_for(RecordsRefused)
-    assert (refused.items, refused.reason) == ((lease(5),), "no leases here")
+    refused = bench.wait_for(WritesFailed)
+    assert refused == WritesFailed(study="s", epochs=(5,), reason="no leases here")
     assert bench.flushed(lambda ledger: ledger.load_curves("s"))[0].units == 1
     assert [each.checkpoint.path for each in bench.ledger.inner.load_checkpoints("s")] == ["/1"]
     assert bench.ledger.inner.load_leases() == []
@@ -225,7 +224,7 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
     """A report that the ledger will not have is kept, and nothing else waits for it."""
     bench.ledger.refused.append(ReportRecord)
     bench.writer.write("s", [report(1), checkpoint(1)])
-    assert bench.wait_for(RecordsRefused).items == (report(1),)
+    assert bench.wait_for(WritesFailed) == WritesFailed(study="s", reason="no reports here")
     assert len(bench.flushed(lambda ledger: ledger.load_checkpoints("s"))) == 1
     assert bench.writer.pending == 1
     bench.ledger.refused.clear()
@@ -237,7 +236,7 @@ def test_what_is_refused_is_told_and_tried_again(bench: Bench) -> None:
 def test_a_memory_that_is_not_json_is_refused_alone(bench: Bench) -> None:
     """A policy is the user's code: what it remembers may be impossible, and is not kept."""
     bench.writer.write("s", [report(1), SaveMemory(study="s", memory={1, 2})])
-    assert bench.wait_for(RecordsRefused).reason == (
+    assert bench.wait_for(WritesFailed).reason == (
         "The ledger cannot hold what it was given (Object of type set is not JSON serializable): a "
         "policy's memory must be JSON."
     )

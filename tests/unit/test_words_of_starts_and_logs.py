@@ -143,7 +143,7 @@ def test_what_a_broker_logs_of_its_ledgers(
     """A database that is away, one that refuses, and one that is back."""
     caplog.set_level(logging.INFO)
     server._on_outcome(OutageBegan(studies=("s",), reason="No route to host."))
-    server._on_outcome(WritesFailed(epochs=(), reason="no such table", study="s"))
+    server._on_outcome(WritesFailed(study="s", reason="no such table"))
     server._on_outcome(OutageEnded(studies=("s",)))
     assert caplog.messages == [
         "a database is away, what is to be written waits: No route to host.",

@@ -161,15 +161,15 @@ class WritesFailed:
     """The ledger refuses records, and waiting does not mend it: the study cannot go on.
 
     Args:
-        epochs: leases that were never granted.
+        study: its key.
         reason: for people.
-        study: whose records they are, if there is no lease among them.
+        epochs: leases that were never granted.
         paths: checkpoints that the ledger does not know.
     """
 
-    epochs: tuple[int, ...]
+    study: str
     reason: str
-    study: str | None = None
+    epochs: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
 
 

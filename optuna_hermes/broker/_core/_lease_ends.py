@@ -159,14 +159,13 @@ class LeaseEnds:
     # -- leases that never began ---------------------------------------------------------------
 
     def writes_refused(self, turn: Turn, event: WritesFailed) -> None:
-        """Undo leases that the ledger refused, and note the problem of their studies."""
-        failed = {event.study} if event.study else set()
+        """Undo leases that the ledger refused, and note the problem of their study."""
         for lease in self._state.leases():
             if lease.epoch in event.epochs:
-                failed.add(lease.study)
                 self.undo(turn, lease, refused=True)
-        for key in failed & self._state.studies.keys():
-            self._state.studies[key].problem = event.reason
+        study = self._state.studies.get(event.study)
+        if study is not None:
+            study.problem = event.reason
 
     def withdraw_unsent(self, turn: Turn, study: Study) -> None:
         """Withdraw leases of a study whose grants wait for its database."""

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core import _events as events
 from optuna_hermes.broker._server._apply_writes import WriterTerms
-from optuna_hermes.broker._server._outbox import proofs_of
 from optuna_hermes.broker._server._writer import (
     LONGEST_PAUSE_SECONDS,
-    RecordsRefused,
     Unreachable,
     WriteOutcome,
     Writer,
@@ -250,17 +248,7 @@ class Ledgers:
             return
         if isinstance(outcome, Written) and outcome.items and self._observe_seconds is not None:
             self._observe_seconds(outcome.seconds)
-        if isinstance(outcome, RecordsRefused):
-            proofs = proofs_of(outcome.items)
-            epochs = tuple(each for each in proofs if isinstance(each, int))
-            paths = tuple(each for each in proofs if isinstance(each, str))
-            self._notify(
-                events.WritesFailed(
-                    epochs=epochs, paths=paths, study=outcome.study, reason=outcome.reason
-                )
-            )
-        else:
-            self._notify(outcome)
+        self._notify(outcome)
         self._is_back(url)
 
     def _is_back(self, url: str) -> None:

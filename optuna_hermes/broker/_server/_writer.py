@@ -11,8 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optuna_hermes.broker._core._event_log import is_of_grant
-from optuna_hermes.broker._core._events import ClaimConflict, EndLease, SaveMemory, Write
+from optuna_hermes.broker._core._events import (
+    ClaimConflict,
+    EndLease,
+    SaveMemory,
+    Write,
+    WritesFailed,
+)
 from optuna_hermes.broker._server._apply_writes import WriterTerms, is_race, write
+from optuna_hermes.broker._server._outbox import proofs_of
 from optuna_hermes.errors import LedgerError, LedgerOutageError, StaleEpochError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.ledger._records import (
@@ -60,22 +67,13 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RecordsRefused:
-    """The ledger refuses these records, for a reason that waiting does not mend."""
-
-    study: str
-    items: tuple[Write, ...]
-    reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Unreachable:
     """The database is away; records are kept and tried again."""
 
     reason: str
 
 
-WriteOutcome = Written | RecordsRefused | Unreachable | ClaimConflict
+WriteOutcome = Written | WritesFailed | Unreachable | ClaimConflict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -343,9 +341,13 @@ class Writer:
             lasting = (item for item in batch.items if not isinstance(item, _REPLACED))
             with self._changed:
                 self._kept += [replace(batch, items=(each,), again=True) for each in lasting]
-        self._never_written.update(x.epoch for x in refused if isinstance(x, LeaseRecord))
+        proofs = proofs_of(refused)
+        epochs = tuple(each for each in proofs if isinstance(each, int))
+        paths = tuple(each for each in proofs if isinstance(each, str))
+        self._never_written.update(epochs)
         if refused and not batch.again:
-            self._tell(RecordsRefused(study=batch.study, items=refused, reason=_reason(error)))
+            reason = _reason(error)
+            self._tell(WritesFailed(study=batch.study, epochs=epochs, paths=paths, reason=reason))
 
     def _drop_conflicting(self, batches: list[Batch], error: Exception, last_epoch: int) -> None:
         """Drop what a claim conflict has voided; try the rest again."""
