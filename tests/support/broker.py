@@ -244,7 +244,7 @@ class FakeBroker:
 
     def hang_up(self, connection: int) -> list[Command]:
         """Feed the end of a client's connection."""
-        return self.apply(Disconnected(connection=connection))
+        return self.apply(Disconnected(connections=(connection,)))
 
     def sent(self, connection: int) -> list[wire.FromBroker]:
         """All messages sent to a client."""

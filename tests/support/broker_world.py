@@ -396,7 +396,7 @@ class World:
         if self.processes.pop(process.connection, None) is not None:
             self._end_lost(process)
             self._outbox.forget(process.connection)
-            self.feed(Disconnected(connection=process.connection))
+            self.feed(Disconnected(connections=(process.connection,)))
 
     def driver(self, key: str) -> wire.OpenStudy:
         """The message by which a driver opens a study."""
@@ -518,7 +518,7 @@ class World:
         self.away_ones = [each for each in self.away_ones if each is not process]
         for connection in [key for key, each in self.lost.items() if each is process]:
             del self.lost[connection]
-            self.feed(Disconnected(connection=connection))
+            self.feed(Disconnected(connections=(connection,)))
 
     def is_dying(self, connection: int) -> bool:
         """True if a process was killed, and the broker has not seen its end yet."""

@@ -28,10 +28,7 @@ def test_a_device_is_decided_about_when_the_last_of_a_crowd_has_left() -> None:
     study = broker.handler.state.studies["s"]
     study.policy = policy = Counted(study.policy)
     granted = len(broker.leases())
-    for connection in crowd[:-1]:
-        broker.apply(Disconnected(connection=connection, more=True))
-    assert (policy.asked, broker.sent(stays)) == (0, [])
-    broker.apply(Disconnected(connection=crowd[-1]))
+    broker.apply(Disconnected(connections=tuple(crowd)))
     assert policy.asked == 1
     assert len(broker.leases()) == granted + 1
     assert broker.last(stays, "Grant").number == 20
@@ -42,6 +39,5 @@ def test_a_decision_is_not_forgotten_when_the_last_to_leave_served_nothing() -> 
     broker = FakeBroker(devices=1)
     holder, stays = broker.plain(0), broker.plain(1)
     viewer = broker.connect("viewer")
-    broker.apply(Disconnected(connection=holder, more=True))
-    broker.apply(Disconnected(connection=viewer))
+    broker.apply(Disconnected(connections=(holder, viewer)))
     assert broker.last(stays, "Grant").number == 1

@@ -109,7 +109,6 @@ class EventHandler:
         self._watchdog = Watchdog(self.state, grace_seconds)
         self._wakeup: float | None = None
         self._wakeup_known = True
-        self._owes_decision = False
 
     def expect_off(self, devices: Collection[str]) -> None:
         """Take these devices for powered down: the broker before this one left them so."""
@@ -517,10 +516,8 @@ class EventHandler:
             self._recovery.met(client.pid)
 
     def _disconnected(self, turn: Turn, event: events.Disconnected) -> None:
-        # Of clients that leave together only the last one leads to a decision.
-        self._owes_decision |= self._gone(turn, event.connection)
-        if self._owes_decision and not event.more:
-            self._owes_decision = False
+        # A list, not a generator: devices are decided about once all of them are gone.
+        if any([self._gone(turn, each) for each in event.connections]):
             self._scheduler.schedule(turn)
 
     def _gone(self, turn: Turn, connection: int) -> bool:

@@ -54,13 +54,9 @@ class ProcessExpected:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disconnected:
-    """A client is gone, with or without notice.
+    """Clients that were seen to leave at one moment are gone, with or without notice."""
 
-    ``more`` says that another's end follows: devices are decided about after the last one.
-    """
-
-    connection: int
-    more: bool = False
+    connections: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

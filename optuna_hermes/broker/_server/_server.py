@@ -297,9 +297,7 @@ class Server:
             await asyncio.sleep(0)
         finally:
             leaving, self._leaving = self._leaving, []
-            # Devices are decided about once, after the last of them.
-            for left, each in zip(range(len(leaving) - 1, -1, -1), leaving, strict=True):
-                self._apply(events.Disconnected(connection=each, more=left > 0))
+            self._apply(events.Disconnected(connections=tuple(leaving)))
 
     def _welcome(self) -> wire.Welcome:
         return wire.Welcome(

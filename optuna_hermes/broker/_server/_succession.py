@@ -48,7 +48,7 @@ class Succession:
 
     def _watch(self, connection: int, holder: ServedProcess) -> None:
         def gone() -> None:
-            self._apply(Disconnected(connection=connection))
+            self._apply(Disconnected(connections=(connection,)))
 
         end = watch(holder.pid, gone)  # where nothing can be watched it may only come back
         # Checked while it is watched: before, its process id could have gone to another process.
