@@ -11,7 +11,6 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _failures as failures
-from optuna_hermes.broker._core import _outage as away
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
     Command,
@@ -175,14 +174,10 @@ class World:
         ledger = self.ledgers[key]
         self.away.add(ledger)
         beside, held = self._beside(ledger), self._outbox.uncommitted
-        unsent_yields = self._unsent_yields(beside, draining=False)
-        self._outbox.drop({DatabaseProof(epoch) for epoch in unsent_yields})
-        self._outbox.release(
-            {DatabaseProof(epoch) for epoch in self._unsent_yields(beside, draining=True)}
-        )
-        self.feed(
-            OutageBegan(studies=beside, reason="cut", uncommitted=held, unsent_yields=unsent_yields)
-        )
+        unsent, leases = self._outbox.unsent_yields, self.handler.state.leases()
+        its = tuple(x.epoch for x in leases if x.study in beside and x.epoch in unsent)
+        self._outbox.drop({DatabaseProof(epoch) for epoch in its})
+        self.feed(OutageBegan(studies=beside, reason="cut", uncommitted=held, unsent_yields=its))
 
     def find_ledgers(self) -> None:
         """End all outages."""
@@ -193,12 +188,6 @@ class World:
 
     def _beside(self, ledger: MemoryLedger) -> tuple[str, ...]:
         return tuple(key for key, its in self.ledgers.items() if its is ledger)
-
-    def _unsent_yields(self, keys: tuple[str, ...], *, draining: bool) -> tuple[int, ...]:
-        """Leases of these studies whose yields are not sent yet."""
-        return away.unsent_yields(
-            self.handler.state, self._outbox.unsent_yields, keys, draining=draining
-        )
 
     def drop_broker(self, wall_step: float, share: float) -> None:
         """Kill the broker, with all records not committed and messages not sent, and start another.
@@ -272,7 +261,9 @@ class World:
         self.answer = commands
         writes = [c for c in commands if not isinstance(c, Effect)]
         asked = {
-            DatabaseProof(e): key for e, key in away.to_answer(self.handler.state, commands).items()
+            DatabaseProof(c.message.epoch): c.database
+            for c in commands
+            if isinstance(c, Send) and isinstance(c.message, wire.Yield) and c.database is not None
         }
         self._outbox.expect({*_leases(writes), *_paths(writes), *asked})
         for ledger in dict.fromkeys(self.ledgers.values()):

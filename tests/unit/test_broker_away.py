@@ -12,7 +12,7 @@ from optuna_hermes.broker._core._events import (
     Withdraw,
     WritesFailed,
 )
-from optuna_hermes.broker._core._outage import OUTAGE_SECONDS, to_answer
+from optuna_hermes.broker._core._outage import OUTAGE_SECONDS
 from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
@@ -33,6 +33,12 @@ def training(broker: FakeBroker, number: int = 0) -> tuple[int, int]:
     broker.say(worker, wire.Begin(epoch=epoch, number=number, trial_id=number))
     broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
     return worker, epoch
+
+
+def asked_first(broker: FakeBroker) -> list[str | None]:
+    """The studies whose databases must answer before each yield, None where none must."""
+    sent = (each for each in broker.log if isinstance(each, Send))
+    return [each.database for each in sent if isinstance(each.message, wire.Yield)]
 
 
 def shown(broker: FakeBroker, key: str = "s") -> wire.StudyStatus:
@@ -64,9 +70,15 @@ def test_who_makes_room_leaves_once_the_database_has_answered() -> None:
     broker.worker()
     broker.advance(SLICE)
     assert broker.last(first, "Yield") is not None
-    assert to_answer(broker.handler.state, broker.log) == {epoch: "s"}
+    assert asked_first(broker) == ["s"]
     broker.say(1, wire.Drain(study="s"))
-    assert to_answer(broker.handler.state, broker.log) == {}
+    broker.apply(OutageBegan(studies=("s",), reason="Locked.", unsent_yields=(epoch,)))
+    assert asked_first(broker) == ["s", None]
+    other = FakeBroker(devices=1)
+    other.driver()
+    training(other)
+    other.say(1, wire.Drain(study="s"))
+    assert asked_first(other) == [None]
 
 
 def test_a_device_that_breaks_meanwhile_is_left_without_the_database() -> None:
@@ -75,9 +87,9 @@ def test_a_device_that_breaks_meanwhile_is_left_without_the_database() -> None:
     broker.driver()
     first, _ = training(broker)
     broker.apply(away())
-    told = broker.poll("cpu:0", healthy=False)
+    broker.poll("cpu:0", healthy=False)
     assert broker.last(first, "Yield").tier == "disk"
-    assert to_answer(broker.handler.state, told) == {}
+    assert asked_first(broker) == [None]
 
 
 def test_who_has_not_heard_that_it_is_to_leave_stays() -> None:

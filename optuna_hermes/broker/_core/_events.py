@@ -238,10 +238,11 @@ Event = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Send:
-    """Send a client this message."""
+    """Send a client this message; first the ``database`` of the study that is named must answer."""
 
     connection: int
     message: FromBroker
+    database: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

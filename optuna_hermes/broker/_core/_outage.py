@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterator
 
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._events import Command, OutageBegan, OutageEnded, Send
+from optuna_hermes.broker._core._events import OutageBegan, OutageEnded
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.broker._protocol import Yield
 from optuna_hermes.model import OUTAGE_SECONDS
 
 
@@ -75,29 +74,3 @@ def give_up(turn: Turn) -> None:
 
 def _known(turn: Turn, keys: tuple[str, ...]) -> list[Study]:
     return [turn.state.studies[key] for key in keys if key in turn.state.studies]
-
-
-def to_answer(state: BrokerState, commands: Iterable[Command]) -> dict[int, str]:
-    """Studies whose database has to answer before a lease's holder is asked to yield.
-
-    A study that drains, or whose database is known to be away, needs no answer.
-
-    Returns:
-        Studies by the epochs of the leases.
-    """
-    asked = {}
-    for command in commands:
-        if isinstance(command, Send) and isinstance(command.message, Yield):
-            lease = state.lease(command.message.epoch)
-            study = None if lease is None else state.studies[lease.study]
-            if study is not None and not study.draining and study.outage_since is None:
-                asked[command.message.epoch] = study.spec.key
-    return asked
-
-
-def unsent_yields(
-    state: BrokerState, epochs: Collection[int], studies: Collection[str], *, draining: bool
-) -> tuple[int, ...]:
-    """Those of the epochs that are of leases of such studies, draining or not."""
-    its = (lease for lease in state.leases() if lease.study in studies and lease.epoch in epochs)
-    return tuple(a.epoch for a in its if state.studies[a.study].draining == draining)

@@ -124,7 +124,12 @@ class Scheduler:
             trial.ask(lease.yielding, turn.now)
         # The watchdog waits for the answer from here on.
         lease.last_progress = turn.now
-        turn.send(lease.connection, Yield(epoch=lease.epoch, tier=lease.yielding))
+        # Without a database no other trial could be granted the device. A study that drains grants
+        # none, and who is asked in an outage has to leave.
+        study = self._state.studies[lease.study]
+        waits = not study.draining and study.outage_since is None
+        message = Yield(epoch=lease.epoch, tier=lease.yielding)
+        turn.send(lease.connection, message, database=lease.study if waits else None)
 
     # -- deciding ------------------------------------------------------------------------------
 

@@ -34,8 +34,8 @@ class Turn:
     def add(self, command: Command) -> None:
         self.commands.append(command)
 
-    def send(self, connection: int, message: FromBroker) -> None:
-        self.add(Send(connection=connection, message=message))
+    def send(self, connection: int, message: FromBroker, *, database: str | None = None) -> None:
+        self.add(Send(connection=connection, message=message, database=database))
 
     def kill(self, connection: int, pid: int, reason: str) -> None:
         self.add(Kill(connection=connection, pid=pid, reason=reason))

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from optuna_hermes._parent import kill
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _events as events
-from optuna_hermes.broker._core import _outage as outage
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
@@ -390,9 +389,13 @@ class Server:
         writes = [c for c in commands if not isinstance(c, events.Effect)]
         self._ledgers.write(writes)
         self._outbox.expect(proofs_of(writes))
-        self._outbox.expect(self._questions(commands))
         for command in commands:
             if isinstance(command, events.Send):
+                if command.database is not None and isinstance(command.message, wire.Yield):
+                    proof = DatabaseProof(command.message.epoch)
+                    self._outbox.expect({proof})
+                    answered = partial(self._outbox.release, {proof})
+                    self._ledgers.when_writable(command.database, answered)
                 self._outbox.put(command.connection, command.message)
             elif isinstance(command, events.Withdraw):
                 self._outbox.drop({command.epoch})
@@ -402,15 +405,6 @@ class Server:
             elif isinstance(command, events.Kill):
                 log.warning("SIGKILL to process %d: %s", command.pid, command.reason)
                 kill(command.pid)
-
-    def _questions(self, commands: Sequence[events.Command]) -> set[DatabaseProof]:
-        """Ask the database for an answer for each yield; return the proofs that come with them."""
-        asked = set()
-        for epoch, key in outage.to_answer(self._handler.state, commands).items():
-            proof = DatabaseProof(epoch)
-            self._ledgers.when_writable(key, partial(self._outbox.release, {proof}))
-            asked.add(proof)
-        return asked
 
     def _on_outcome(self, news: LedgerOutcome) -> None:
         if isinstance(news, Written):
@@ -427,24 +421,13 @@ class Server:
             self._apply(news)
         elif isinstance(news, events.OutageBegan):
             log.warning("a database is away, what is to be written waits: %s", news.reason)
-            uncommitted, unsent_yields = (
-                self._outbox.uncommitted,
-                self._unsent_yields(news.studies, draining=False),
-            )
-            self._outbox.drop({DatabaseProof(epoch) for epoch in unsent_yields})
-            # A trial that goes to disk needs no database.
-            leaving = self._unsent_yields(news.studies, draining=True)
-            self._outbox.release({DatabaseProof(epoch) for epoch in leaving})
-            self._apply(replace(news, uncommitted=uncommitted, unsent_yields=unsent_yields))
+            unsent, leases = self._outbox.unsent_yields, self._handler.state.leases()
+            its = tuple(x.epoch for x in leases if x.study in news.studies and x.epoch in unsent)
+            self._outbox.drop({DatabaseProof(epoch) for epoch in its})
+            self._apply(replace(news, uncommitted=self._outbox.uncommitted, unsent_yields=its))
         else:
             log.info("the database is back")
             self._apply(news)
-
-    def _unsent_yields(self, studies: Collection[str], *, draining: bool) -> tuple[int, ...]:
-        """Leases of these studies whose yields are not sent yet."""
-        return outage.unsent_yields(
-            self._handler.state, self._outbox.unsent_yields, studies, draining=draining
-        )
 
     def _set_timer(self, now: float) -> None:
         due = self._handler.next_wakeup(now)
