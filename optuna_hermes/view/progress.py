@@ -5,6 +5,8 @@ Everything goes to standard error: standard output belongs to results. Notebooks
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sys
 import time
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from optuna_hermes.broker._protocol import DeviceStatus, StudyStatus
+    from optuna_hermes.view.notebook import Cell
 
 LEGEND = "live: not finished; of these parked: suspended in memory, stored: suspended on disk."
 
@@ -34,12 +37,15 @@ class ProgressDisplay(Protocol):
     def note(self, text: str) -> None:
         """Show a line of text."""
 
+    def warn(self, text: str) -> None:
+        """Show a line about what is lost, or keeps a study from going on well."""
+
     def close(self) -> None:
         """End the display."""
 
 
 def make_progress(show: bool) -> ProgressDisplay:
-    """The progress that fits a notebook, or else standard error."""
+    """The progress that fits a notebook, or else standard error; False for warnings only."""
     # Here, since it imports this module: it draws what is written here.
     from optuna_hermes.view.notebook import Cell, in_notebook
 
@@ -59,11 +65,11 @@ def is_screen(stream: TextIO) -> bool:
 
 
 class Unfailing:
-    """Display that ends with the first error of its stream; None is silent."""
+    """Display that ends with the first error of its stream; without one all text is logged."""
 
     # A study outlives its terminal, or the ``tee`` that Ctrl-C ends too.
 
-    def __init__(self, shown: ProgressDisplay | None) -> None:
+    def __init__(self, shown: Cell | Screen | Lines | None) -> None:
         self._shown = shown
 
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
@@ -72,13 +78,25 @@ class Unfailing:
 
     def note(self, text: str) -> None:
         """See ``ProgressDisplay``."""
-        self._try(lambda shown: shown.note(text))
+        self._say(logging.INFO, text)
+
+    def warn(self, text: str) -> None:
+        """See ``ProgressDisplay``."""
+        self._say(logging.WARNING, text)
 
     def close(self) -> None:
         """See ``ProgressDisplay``."""
         self._try(lambda shown: shown.close())
 
-    def _try(self, show: Callable[[ProgressDisplay], None]) -> None:
+    def _say(self, level: int, text: str) -> None:
+        if self._shown is not None:
+            self._try(lambda shown: shown.note(text))
+            return
+        with contextlib.suppress(OSError, ValueError):  # logging lets a closed stream's error pass
+            # Made here: ``logging.config`` disables the loggers that were there before it.
+            logging.getLogger("optuna_hermes.optimize").log(level, "%s", text)
+
+    def _try(self, show: Callable[[Cell | Screen | Lines], None]) -> None:
         try:
             if self._shown is not None:
                 show(self._shown)

@@ -114,6 +114,7 @@ class Driver:
         self._settings = settings
         self._progress = progress
         self._note = progress.note
+        self._warn = progress.warn
         self._callbacks = Callbacks(study, callbacks)
         self._pool = pool
         self._problem: str | None = None
@@ -133,8 +134,8 @@ class Driver:
         self._devices: tuple[str, ...] = ()
         self._silence_noted_at = -math.inf
         self._root: Path | None = None
-        self._device_notices = DeviceNotices(self._note)
-        self._database_notices = DatabaseNotices(self._note)
+        self._device_notices = DeviceNotices(self._warn)
+        self._database_notices = DatabaseNotices(self._warn)
         self._taken_by: int | None = None
         self._key: str | None = None
         self._ids_return = False
@@ -218,7 +219,7 @@ class Driver:
         if not in_time:
             self._stopped = True
             time_of = "job" if self._stops.from_outside else "call"
-            self._note(
+            self._warn(
                 f"The {time_of}'s time is over after {self._import_seconds:.1f} s, in which the "
                 "objective was not even imported."
             )
@@ -264,7 +265,7 @@ class Driver:
                 if self._is_over():
                     return self._give_up(f"{error} Not starting another one.")
                 goes_on = "" if self._last is None else ": training goes on"
-                self._note(f"{error} Starting another one{goes_on}.")
+                self._warn(f"{error} Starting another one{goes_on}.")
 
     def _configure(self, ledger: Ledger) -> StudySpec:
         """Tell the worker pool what its workers are to do; the study as the broker knows it."""
@@ -281,11 +282,11 @@ class Driver:
         )
         self._key = spec.key
         self._ids_return = _optuna.ids_return(self._study)
-        place = checkpoint_place(self._study, ledger, settings.checkpoint_dir, self._note)
+        place = checkpoint_place(self._study, ledger, settings.checkpoint_dir, self._warn)
         self._root, url, problem = place
         forget_warnings(self._root)
         if problem is not None:
-            self._note(f"{problem} Until then suspended trials wait in memory only.")
+            self._warn(f"{problem} Until then suspended trials wait in memory only.")
         job = WorkerInput(
             study=study,
             spec=spec,
@@ -297,7 +298,7 @@ class Driver:
             ids_return=self._ids_return,
         )
         self._pool.configure(job)
-        self._losses = Losses(self._study, self._root, self._pool.status_of, self._note)
+        self._losses = Losses(self._study, self._root, self._pool.status_of, self._warn)
         return spec
 
     def _wait_for_driver(self, key: str, pid: int) -> None:
@@ -309,7 +310,7 @@ class Driver:
 
     def _give_up(self, text: str) -> None:
         """End without a broker, which nobody could tell the trials: they return to checkpoints."""
-        self._note(text)
+        self._warn(text)
         self._pool.kill_all()
         self._stopped = True
 
@@ -320,7 +321,7 @@ class Driver:
         now = time.monotonic()
         if seconds > SILENT_SECONDS and self._silence_noted_at < now - seconds:
             self._silence_noted_at = now
-            self._note(SILENT)
+            self._warn(SILENT)
         if now > self._stops.late_at:
             raise BrokerSilentError(_UNANSWERED.format(seconds))
 
@@ -333,9 +334,9 @@ class Driver:
         first = self._welcome is None
         self._welcome, self._devices = connection.welcome, connection.welcome.device_ids
         if first and (note := powers_nothing(self._settings.policy, self._welcome.power)):
-            self._note(note)
+            self._warn(note)
         if first and (few := few_files(self._devices, self._settings.n_trials)):
-            self._note(few)
+            self._warn(few)
         self._note_other_devices(connection.welcome)
         max_alive = most_alive(self._devices)
         for described in descriptions(self._study, spec.key):
@@ -405,7 +406,7 @@ class Driver:
                 break
             if mine.draining:
                 continue
-            problem = starts.check(now, self._note)
+            problem = starts.check(now, self._warn)
             self._problem = self._problem or problem
             # What is told is in the next status: it is not told again, nor said to the user again.
             if STOP in pool.said or self._should_stop(mine):
@@ -429,7 +430,7 @@ class Driver:
         if self._pool.wait(pause, watched):
             watched.receive_change()
         for text in self._pool.new_notes():
-            self._note(text)
+            self._warn(text)
         mine, devices = watched.status()
         self._last = mine
         self._ended_by_outage |= bool(mine.problem) and mine.outage_seconds is not None
@@ -483,7 +484,7 @@ class Driver:
             return True
         self._stops.note_signal()
         if mine.all_held:
-            self._note(_HELD.format(plural(len(mine.held), "trial")))
+            self._warn(_HELD.format(plural(len(mine.held), "trial")))
             return True
         return spent or self._is_over()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +94,9 @@ def optimize(
         power_up_command: run before such a device is used again.
         callbacks: called here with study and trial after each trial that finishes meanwhile, on
             whatever host.
-        show_progress: show progress on standard error.
+        show_progress: show progress on standard error. False for its warnings only (lost processes,
+            failed trials, checkpoints that cannot be written, work that begins anew), by the logger
+            ``optuna_hermes.optimize``, which has the other lines at level INFO.
 
     Returns:
         The outcome of the call, with every trial of the study.
@@ -130,7 +132,7 @@ def optimize(
         with start(objective, settings, study.study_name, study) as pool:
             result = run_study(study, pool, settings, progress, tuple(callbacks or ()))
         if result.outlook:
-            progress.note(result.outlook)
+            (progress.warn if result.begins_anew else progress.note)(result.outlook)
     except InvalidInputError as error:
         raise error.with_traceback(None) from None  # the mistake is in the caller's line, not here
     finally:
@@ -159,7 +161,7 @@ def run_study(
     # Here: the fork server and the broker are being started meanwhile.
     from optuna_hermes.workers._driver import Driver
 
-    _check_parts(study, progress.note)
+    _check_parts(study, progress)
     return Driver(study, pool, settings, progress, callbacks).run()
 
 
@@ -176,11 +178,11 @@ _LEARN_FROM_THE_STUDY = ("optuna", "optuna_integration", "optuna_hermes")
 """Packages whose samplers and pruners keep nothing of a trial in themselves that matters later."""
 
 
-def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
-    """Refuse a pruner that would stop suspended trials; note parts that do not fit."""
+def _check_parts(study: optuna.Study, progress: ProgressDisplay) -> None:
+    """Refuse a pruner that would stop suspended trials; name parts that do not fit."""
     for part in (*_optuna.nested(study.sampler), *_optuna.nested_pruners(study.pruner)):
         if type(part).__module__.split(".")[0] not in _LEARN_FROM_THE_STUDY:
-            note(
+            progress.note(
                 f"Each trial has a copy of {type(part).__name__} as it was when this call began. "
                 "If it keeps what it learns in itself, and does not read it from the study, it "
                 "learns nothing: run study.optimize() in place of optimize()."
@@ -200,14 +202,14 @@ def _check_parts(study: optuna.Study, note: Callable[[str], None]) -> None:
                 f"The study has {plural(unfinished, 'unfinished trial')}, which its pruner {kind} "
                 f"may stop for good {advice}"
             )
-        note(
+        progress.warn(
             f"The study's pruner {kind} stops trials for good, suspends none where they call "
             f"trial.should_prune(), and is refused once trials are suspended {advice}"
         )
     kind, sampler = type(study.sampler).__name__, study.sampler
     ours = any(isinstance(each, HermesSampler) for each in _optuna.nested(sampler))
     if not ours and _optuna.learns(sampler):
-        note(
+        progress.warn(
             f"The study's sampler {kind} takes suspended trials for bad ones, or ignores them: "
             "write study.sampler = HermesSampler() before optimize(), or "
             f"HermesSampler({kind}(...))."

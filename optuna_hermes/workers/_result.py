@@ -112,16 +112,20 @@ class OptimizeResult:
     @property
     def remainder(self) -> str:
         """Words for the suspended trials, and for those that must begin anew or have not begun."""
-        pending = [trial for trial in self.trials if trial.state == "PENDING"]
-        # They have trained, and there is no checkpoint.
-        anew = sum(1 for trial in pending if trial.units or trial.suspensions)
-        unbegun = len(pending) - anew
-        words = [f"Stopped with {plural(self.unfinished - len(pending), 'trial')} suspended"]
+        pending, anew = sum(trial.state == "PENDING" for trial in self.trials), self.begins_anew
+        unbegun = pending - anew
+        words = [f"Stopped with {plural(self.unfinished - pending, 'trial')} suspended"]
         if anew:
             words.append(f"{plural(anew, 'trial')} to begin anew, without a checkpoint")
         if unbegun:
             words.append(f"{plural(unbegun, 'trial')} not begun")
         return " and ".join(words)
+
+    @property
+    def begins_anew(self) -> int:
+        """The number of trials that have trained, and have no checkpoint."""
+        pending = (trial for trial in self.trials if trial.state == "PENDING")
+        return sum(1 for trial in pending if trial.units or trial.suspensions)
 
     @property
     def unfinished(self) -> int:

@@ -204,7 +204,7 @@ def test_a_broker_of_another_version_is_not_taken_for_none(
 def test_a_signal_ends_a_call_within_its_grace_period(storage_url: str) -> None:
     """Whoever waits for the broker looks at the clock meanwhile."""
     notes, killed = list[str](), list[bool]()
-    screen: Any = SimpleNamespace(note=notes.append)
+    screen: Any = SimpleNamespace(note=notes.append, warn=notes.append)
     pool: Any = SimpleNamespace(
         began=0.0,
         configure=lambda job: None,
@@ -232,7 +232,8 @@ def test_it_is_named_to_who_waits_for_it(storage_url: str, monkeypatch: pytest.M
     """Once for each silence, of a call that nothing else has ended."""
     monkeypatch.setattr(_driver, "SILENT_SECONDS", 0.0)
     notes = list[str]()
-    screen, pool = SimpleNamespace(note=notes.append), SimpleNamespace(began=0.0)
+    screen = SimpleNamespace(note=notes.append, warn=notes.append)
+    pool = SimpleNamespace(began=0.0)
     driver = Driver(optuna.create_study(storage=storage_url), pool, OptimizeSettings(), screen)  # type: ignore[arg-type]
     looks = iter(range(3))
 

@@ -265,7 +265,7 @@ def test_a_callback_is_given_a_copy_of_its_trial_alone(monkeypatch: pytest.Monke
         given.append(trial)
         sys.exit(3)
 
-    screen: Any = SimpleNamespace(note=print)
+    screen: Any = SimpleNamespace(note=print, warn=print)
     pool: Any = SimpleNamespace(began=0.0)
     driver = Driver(study, pool, OptimizeSettings(), screen, [leaves])
     driver._callbacks.update(1)

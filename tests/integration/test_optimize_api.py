@@ -71,6 +71,20 @@ def test_a_script_in_development_mode_shows_nothing_of_ours(
     assert "Warning" not in done.stderr
 
 
+def test_without_progress_only_warnings_are_shown(script: Any) -> None:
+    """Nothing where all goes well; but trials that nobody can store would be lost in silence.
+
+    So they would be for a script that configures logging, which disables what it does not name.
+    """
+    call = "import logging.config\nlogging.config.dictConfig({{'version': 1}})\n"
+    call += "optimize(study, objective, {}, devices='cpu:1', show_progress=False{})"
+    (optunas,) = script(call.format(1, "")).stderr.splitlines()
+    assert "A new study created" in optunas
+    _, shown, *_ = script(call.format(2, ", checkpoint_dir=__file__")).stderr.splitlines()
+    assert shown.startswith("Cannot write into ")
+    assert shown.endswith(" Until then suspended trials wait in memory only.")
+
+
 def test_a_script_without_a_main_guard_runs_once(script: Any, tmp_path: Path) -> None:
     """Workers take the objective by value and import what the script could import."""
     done = script("optimize(study, objective, n_trials=3, devices='cpu:1', seed=1)\nprint('end')")

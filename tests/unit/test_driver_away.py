@@ -22,6 +22,8 @@ class Notes(list[str]):
     def note(self, text: str) -> None:
         self.append(text)
 
+    warn = note
+
 
 @pytest.fixture
 def notes() -> Notes:

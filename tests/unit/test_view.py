@@ -6,6 +6,7 @@ import doctest
 import importlib
 import io
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -190,6 +191,20 @@ def test_progress_fits_standard_error(
     assert capsys.readouterr() == ("", "")
 
 
+def test_warnings_are_logged_where_no_progress_is_shown(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Handlers that a script has added get them; the rest is INFO."""
+    caplog.set_level(logging.INFO)
+    silent = progress.make_progress(False)
+    silent.note("psst")
+    silent.warn("ouch")
+    name = "optuna_hermes.optimize"
+    assert caplog.record_tuples == [(name, logging.INFO, "psst"), (name, logging.WARNING, "ouch")]
+    progress.make_progress(True).warn("ouch")
+    assert capsys.readouterr().err == "ouch\n"
+
+
 @pytest.mark.parametrize("term", ["dumb", "Unknown"])
 def test_a_terminal_without_a_screen_has_plain_lines(
     term: str, monkeypatch: pytest.MonkeyPatch
@@ -228,6 +243,7 @@ def test_a_script_may_replace_or_close_standard_error(monkeypatch: pytest.Monkey
     for each in (shown, progress.make_progress(True)):
         each.update(DEVICES, STUDY)
         each.note("psst")
+        each.warn("ouch")
         each.close()
 
 

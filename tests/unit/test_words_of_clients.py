@@ -63,6 +63,8 @@ class Notes(list[str]):
     def note(self, text: str) -> None:
         self.append(text)
 
+    warn = note
+
     def close(self) -> None:
         pass
 
@@ -123,7 +125,9 @@ def test_an_early_end_says_how_to_go_on(
     assert notes == [f"Stopped with 2 trials suspended: the same call{where} goes on with them."]
     lost = replace(trial, state="PENDING")
     not_begun = replace(lost, suspensions=0, units=0)
-    assert replace(result, trials=(trial, lost, not_begun)).outlook == (
+    ended_early = replace(result, trials=(trial, lost, not_begun))
+    assert (result.begins_anew, ended_early.begins_anew) == (0, 1)
+    assert ended_early.outlook == (
         "Stopped with 1 trial suspended and 1 trial to begin anew, without a checkpoint and "
         f"1 trial not begun: the same call{where} goes on with them."
     )
@@ -138,7 +142,9 @@ HOW = (
 )
 
 
-def test_a_pruner_that_would_stop_suspended_trials_is_refused(storage_url: str) -> None:
+def test_a_pruner_that_would_stop_suspended_trials_is_refused(
+    storage_url: str, notes: Notes
+) -> None:
     """Before any of them is asked; one that is told not to stop any is taken."""
     study = optuna.create_study(storage=storage_url)
     _optuna.open_trial(study)
@@ -149,12 +155,12 @@ def test_a_pruner_that_would_stop_suspended_trials_is_refused(storage_url: str) 
     )
     assert [trial.state.name for trial in study.trials] == ["RUNNING"]
     study.pruner = HermesPruner()
-    _optimize._check_parts(study, lambda text: None)
+    _optimize._check_parts(study, notes)
 
 
 def test_parts_of_a_study_that_know_of_no_turns_are_named(notes: Notes) -> None:
     """Those of a study that was just loaded, which are Optuna's own."""
-    _optimize._check_parts(optuna.create_study(), notes.note)
+    _optimize._check_parts(optuna.create_study(), notes)
     assert notes == [
         "The study's pruner MedianPruner stops trials for good, suspends none where they call "
         f"trial.should_prune(), and is refused once trials are suspended {HOW}",
@@ -172,9 +178,9 @@ def test_parts_of_a_study_that_do_no_harm_are_not_named(
     """A pruner that stops nobody; a sampler that learns nothing, or is shown suspended trials."""
     with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
         outer = optuna.samplers.PartialFixedSampler({}, sampler)
-    _optimize._check_parts(optuna.create_study(pruner=pruner, sampler=outer), notes.note)
+    _optimize._check_parts(optuna.create_study(pruner=pruner, sampler=outer), notes)
     several = optuna.create_study(directions=["minimize", "maximize"])
-    _optimize._check_parts(several, notes.note)
+    _optimize._check_parts(several, notes)
     assert notes == []
 
 
@@ -189,7 +195,7 @@ class CountingPruner(optuna.pruners.NopPruner):
 def test_parts_that_may_learn_in_themselves_are_named(notes: Notes) -> None:
     """Each trial has a copy of them, so what one has learned no other one knows."""
     sampler, pruner = HermesSampler(CountingSampler()), HermesPruner(CountingPruner())
-    _optimize._check_parts(optuna.create_study(sampler=sampler, pruner=pruner), notes.note)
+    _optimize._check_parts(optuna.create_study(sampler=sampler, pruner=pruner), notes)
     assert notes == [
         f"Each trial has a copy of {kind} as it was when this call began. If it keeps what it "
         "learns in itself, and does not read it from the study, it learns nothing: run "
