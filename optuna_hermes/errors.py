@@ -62,6 +62,16 @@ def refuse_undecoded(text: str, what: str) -> None:
         ) from None
 
 
+def require(holds: bool, rule: str, given: object, advice: str) -> None:
+    """Refuse what somebody has given.
+
+    Raises:
+        InvalidInputError: it does not hold; the message is the rule, what was given, the advice.
+    """
+    if not holds:
+        raise InvalidInputError(f"{rule} but got {given!r}: {advice}.")
+
+
 class HermesError(Exception):
     """Base of every error this package raises on purpose."""
 

@@ -8,7 +8,7 @@ from collections import UserDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.errors import UnknownPolicyError
+from optuna_hermes.errors import UnknownPolicyError, require
 
 if TYPE_CHECKING:
     from optuna_hermes.cluster.energy import Energy as Energy
@@ -79,17 +79,33 @@ def make_policy(name: str) -> Policy:
         UnknownPolicyError: there is no such policy.
         InvalidInputError: it cannot be imported, or is no policy.
     """
+    check_policy(name)
     if name in POLICIES:
         return POLICIES[name]()
     if name.startswith(ENERGY):
         energy: type[Energy] = __getattr__("Energy")
         return energy(make_policy(name.removeprefix(ENERGY)))
-    if ":" in name:
-        from optuna_hermes.policies._custom import load_policy  # few have one of their own
+    from optuna_hermes.policies._custom import load_policy  # few have one of their own
 
-        return load_policy(name)
-    names, near = ", ".join(POLICIES), difflib.get_close_matches(name.lower(), POLICIES, n=1)
-    raise UnknownPolicyError(
-        f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, or one of these after "
-        f"{ENERGY}, but got {name!r}{f': did you mean {near[0]!r}?' if near else '.'}"
+    return load_policy(name)
+
+
+def check_policy(name: str) -> None:
+    """Refuse what cannot be the name of a policy; nothing is imported.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+        InvalidInputError: it is no text.
+    """
+    require(
+        isinstance(name, str),
+        "A policy must be given by its name",
+        name,
+        'write "FILE.py:CLASS" or "module:CLASS" for one of your own',
     )
+    if name not in POLICIES and ":" not in name:
+        names, near = ", ".join(POLICIES), difflib.get_close_matches(name.lower(), POLICIES, n=1)
+        raise UnknownPolicyError(
+            f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, or one of these "
+            f"after {ENERGY}, but got {name!r}{f': did you mean {near[0]!r}?' if near else '.'}"
+        )

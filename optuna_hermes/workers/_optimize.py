@@ -17,6 +17,7 @@ from optuna_hermes.errors import (
     InvalidInputError,
     StorageError,
     TrialsFailedError,
+    require,
 )
 from optuna_hermes.sampler import HermesSampler, devices_of, devices_text
 from optuna_hermes.view.formats import plural
@@ -112,6 +113,8 @@ def optimize(
         SystemExit: with status 75, once every live trial is suspended after another signal or
             before the end of a job of SLURM: make the same call again. Or that of a callback.
     """
+    _refuse_others(study, objective)
+    functions = _functions(callbacks)
     settings = OptimizeSettings(
         n_trials=n_trials,
         timeout=timeout,
@@ -130,7 +133,7 @@ def optimize(
     try:
         _refuse_unshared(study)
         with start(objective, settings, study.study_name, study) as pool:
-            result = run_study(study, pool, settings, progress, tuple(callbacks or ()))
+            result = run_study(study, pool, settings, progress, functions)
         if result.outlook:
             (progress.warn if result.begins_anew else progress.note)(result.outlook)
     except InvalidInputError as error:
@@ -163,6 +166,31 @@ def run_study(
 
     _check_parts(study, progress)
     return Driver(study, pool, settings, progress, callbacks).run()
+
+
+def _refuse_others(study: object, objective: object) -> None:
+    require(
+        isinstance(study, optuna.Study),
+        "study must be an optuna.Study",
+        study,
+        "make it with optuna.create_study(), or load it with optuna.load_study()",
+    )
+    require(
+        callable(objective) or isinstance(objective, str),
+        "objective must be a function of a trial, FILE.py:NAME or module:NAME",
+        objective,
+        "give the function itself, and not what it returns",
+    )
+
+
+def _functions(callbacks: Iterable[Callback] | None) -> tuple[Callback, ...]:
+    """The callbacks of a call: one that cannot be called would end it after its first trial."""
+    rule = "callbacks must be a list of functions of a study and a trial"
+    advice = "write callbacks=[function]"
+    require(isinstance(callbacks, Iterable | None), rule, callbacks, advice)
+    functions = tuple(callbacks or ())
+    require(all(map(callable, functions)), rule, functions, advice)
+    return functions
 
 
 def _refuse_unshared(study: optuna.Study) -> None:

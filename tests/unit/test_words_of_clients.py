@@ -95,6 +95,34 @@ def test_a_study_in_memory_cannot_be_reached() -> None:
 
 
 @pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ("study must be an optuna.Study but got 'mine': make it", {"study": "mine"}),
+        ("objective must be a function of a trial, .* but got 3.0: give", {"objective": 3.0}),
+        ("objective must be .* but got None: give the function itself", {"objective": None}),
+        ("callbacks must be a list .* but got <built-in function print>", {"callbacks": print}),
+        ("callbacks must be .* but got \\('x',\\): write callbacks", {"callbacks": ["x"]}),
+        ('must be given by its name but got .*: write "FILE.py:CLASS"', {"policy": Notes}),
+    ],
+)
+def test_arguments_of_another_kind_are_named(
+    storage_url: str, message: str, given: dict[str, Any]
+) -> None:
+    """Before any trial is opened, which would fail."""
+    study = optuna.create_study(storage=storage_url)
+    call = {"study": study, "objective": lambda trial: 0.0, "n_trials": 1, "devices": "cpu:1"}
+    with pytest.raises(InvalidInputError, match=message):
+        optimize(**{**call, **given}, show_progress=False)
+    assert not study.trials
+
+
+@pytest.mark.parametrize("given", [None, [print], (print,), iter([print])])
+def test_callbacks(given: Any) -> None:
+    """Any iterable of what can be called, or none."""
+    assert _optimize._functions(given) == (() if given is None else (print,))
+
+
+@pytest.mark.parametrize(
     ("name", "where"), [("s", ""), ("no-name-1f", " on the study named 'no-name-1f'")]
 )
 def test_an_early_end_says_how_to_go_on(
