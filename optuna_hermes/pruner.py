@@ -9,7 +9,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, WilcoxonPruner
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.errors import InvalidInputError, UnsupportedPrunerError
+from optuna_hermes.errors import UnsupportedPrunerError, require
 from optuna_hermes.model import MOST_COUNT
 
 if TYPE_CHECKING:
@@ -53,10 +53,12 @@ class HermesPruner(BasePruner):
     """Mark for ``HermesSampler``: trials of this study take turns."""
 
     def __init__(self, wrapped: BasePruner | None = None) -> None:
-        if not (wrapped is None or isinstance(wrapped, BasePruner)):
-            raise InvalidInputError(
-                f"wrapped must be a pruner of Optuna or None but got {wrapped!r}."
-            )
+        require(
+            isinstance(wrapped, BasePruner | None),
+            "wrapped must be a pruner of Optuna or None",
+            wrapped,
+            "write a call, such as MedianPruner()",
+        )
         for pruner in _optuna.nested_pruners(wrapped):
             for kind, reason in _REFUSED.items():
                 if isinstance(pruner, kind):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from optuna.distributions import BaseDistribution
@@ -14,7 +15,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import sessions
-from optuna_hermes.errors import InvalidInputError, ObjectiveError
+from optuna_hermes.errors import InvalidInputError, ObjectiveError, require
+from optuna_hermes.policies import check_policy
 
 DEVICES_VARIABLE = "OPTUNA_HERMES_DEVICES"
 
@@ -47,7 +49,7 @@ class HermesSampler(BaseSampler):
 
     Raises:
         InvalidInputError: ``slice_seconds`` is negative or not finite, ``devices`` no text,
-            ``base`` no sampler, or ``seed`` given beside it.
+            ``policy`` unknown, ``base`` no sampler, or ``seed`` no seed or given beside it.
 
     Example:
         >>> import optuna
@@ -76,6 +78,7 @@ class HermesSampler(BaseSampler):
         """The sampler that proposes."""
         self.seed = seed
         """The seed that it was given."""
+        check_policy(policy)
         devices_text(devices)
         self.devices = devices
         """The devices that it was given."""
@@ -148,9 +151,19 @@ class HermesSampler(BaseSampler):
 
 def _base(given: BaseSampler | None, seed: int | None) -> BaseSampler:
     if given is None:
+        require(
+            seed is None or (isinstance(seed, Integral) and 0 <= seed < 2**32),
+            f"seed must be a whole number from 0 to {2**32 - 1}",
+            seed,
+            "leave it out for one that is drawn",
+        )
         return _optuna.SurrogateSampler(seed)
-    if not isinstance(given, BaseSampler):
-        raise InvalidInputError(f"base must be a sampler of Optuna or None but got {given!r}.")
+    require(
+        isinstance(given, BaseSampler),
+        "base must be a sampler of Optuna or None",
+        given,
+        "write a call, such as TPESampler()",
+    )
     if seed is not None:
         raise InvalidInputError(f"seed must be given to {type(given).__name__} where base is.")
     return given

@@ -371,7 +371,7 @@ def test_who_waits_says_for_what(
 
 def test_an_enqueued_trial_that_never_began_is_in_the_queue_again() -> None:
     """A mistyped policy, or a broker that cannot start, uses up no configuration."""
-    sampler = HermesSampler(devices="cpu:1", policy="no-such-policy")
+    sampler = HermesSampler(devices="cpu:1", policy="no-such-policy.py:Mine")
     study = optuna.create_study(sampler=sampler, pruner=HermesPruner())
     study.enqueue_trial({"x": 0.25})
     for _ in range(2):

@@ -27,7 +27,7 @@ from optuna_hermes._optuna._surrogate_sampler import (
     _failed,
     _of_many,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
 
 
 def sampler(seed: int = 0) -> HermesSampler:
@@ -360,6 +360,24 @@ def test_what_is_no_sampler_is_refused() -> None:
         HermesSampler("gp")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="seed must be given to TPESampler"):
         HermesSampler(optuna.samplers.TPESampler(), seed=1)
+    with pytest.raises(InvalidInputError, match=r"TPESampler'>: write a call, such as TPESampler"):
+        HermesSampler(optuna.samplers.TPESampler)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", ["a", 1.5, -1, 2**32])
+def test_what_is_no_seed_is_refused(seed: Any) -> None:
+    """In the words of other numbers, not in NumPy's."""
+    with pytest.raises(InvalidInputError, match=f"seed must be a whole number .* got {seed!r}: "):
+        HermesSampler(seed=seed)
+    assert HermesSampler(seed=np.uint32(3)).seed == 3  # type: ignore[arg-type]
+
+
+def test_an_unknown_policy_is_refused_at_once() -> None:
+    """Not by the first trial; one's own is looked for where the broker starts."""
+    with pytest.raises(UnknownPolicyError, match="but got 'lifo'"):
+        HermesSampler(policy="lifo")
+    for policy in ("fifo", "energy:fifo", "none.py:Mine"):
+        assert HermesSampler(policy=policy).terms.policy == policy
 
 
 def test_samplers_of_others_are_not_loaded() -> None:
