@@ -26,7 +26,7 @@ from optuna_hermes._optuna import (
     should_prune,
     sign,
 )
-from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError
+from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendError, require
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import (
     Session,
@@ -75,7 +75,8 @@ class CooperativeLoop:
         session: None for that of the trial, which it has if its trials are scheduled.
 
     Raises:
-        InvalidInputError: an object lacks these methods, or the trial has such a loop already.
+        InvalidInputError: an object lacks these methods, or this is no trial, or one that has such
+            a loop already.
         CheckpointError: the trial's checkpoints cannot be used.
     """
 
@@ -96,6 +97,12 @@ class CooperativeLoop:
         objects: NamedObjects | Mapping[str, Any],
         session: Session | None = None,
     ) -> None:
+        require(
+            hasattr(trial, "should_prune"),
+            f"{self.maker} must be given the trial first",
+            trial,
+            "write trial, which Optuna gives the objective",
+        )
         self.value: float | None = None
         """The value reported last."""
         self.can_store = False
@@ -135,6 +142,7 @@ class CooperativeLoop:
         """Report a value: after each epoch, or at any other time.
 
         Raises:
+            InvalidInputError: it is no number.
             TrialPruned: the study's pruner prunes the trial.
         """
         value = self._count(value)
@@ -153,7 +161,13 @@ class CooperativeLoop:
     def _count(self, value: float) -> float:
         """Count a unit with this value."""
         # Torch warns of a loss that has a gradient, in the log of each trial.
-        self.value = float(value.detach() if hasattr(value, "detach") else value)
+        try:
+            self.value = float(value.detach() if hasattr(value, "detach") else value)
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(
+                f"{self._name.capitalize()} must report a number but got {value!r}: take the mean "
+                "if these are several."
+            ) from error
         self._unit += 1
         self._busy = self._unsaved = True
         return self.value

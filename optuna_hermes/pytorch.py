@@ -315,7 +315,8 @@ class PyTorchLoop(CooperativeLoop):
         """Report a value: after each epoch, or at any other time.
 
         Raises:
-            InvalidInputError: it is called outside of ``epochs``, where nothing was trained.
+            InvalidInputError: it is no number, or called outside of ``epochs``, where nothing was
+                trained.
             TrialPruned: the study's pruner prunes the trial.
         """
         if not self._trains:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any, Literal, get_args
 
@@ -57,7 +57,9 @@ class ElasticBatch:
     """
 
     def __init__(self, limits: tuple[int, int], scaling: str, trial: str) -> None:
-        if [type(each) for each in limits] != [int, int] or not 1 <= limits[0] <= limits[1]:
+        given: Any = limits
+        kinds = [type(each) for each in given] if isinstance(given, Iterable) else []
+        if kinds != [int, int] or not 1 <= limits[0] <= limits[1]:
             raise InvalidInputError(
                 "elastic_batch must be two whole numbers of 1 or more, the smallest batch size and "
                 f"the largest, but is {limits!r}."

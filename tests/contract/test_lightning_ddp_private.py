@@ -22,6 +22,7 @@ from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcess
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.call import _interrupt
 from lightning.pytorch.trainer.states import TrainerFn
+from optuna.trial import FixedTrial
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from optuna_hermes._lightning._ddp import why_not_exact
@@ -75,8 +76,8 @@ def trainer_of(strategy: str, *callbacks: Callback, devices: int = 2) -> Trainer
 @pytest.mark.parametrize("launcher", [_MultiProcessingLauncher, _SubprocessScriptLauncher])
 def test_launch_is_watched_once(launcher: type[Any]) -> None:
     """``launch`` has the arguments that are handed on, and making a callback wraps it, once."""
-    HermesCallback(None, "loss")
-    HermesCallback(None, "loss")
+    HermesCallback(FixedTrial({}), "loss")
+    HermesCallback(FixedTrial({}), "loss")
     watched = inspect.getattr_static(launcher, "launch")
     wrapped, find = watched.args
     assert list(inspect.signature(wrapped).parameters) == [
@@ -86,7 +87,7 @@ def test_launch_is_watched_once(launcher: type[Any]) -> None:
         "trainer",
         "kwargs",
     ]
-    callback = HermesCallback(None, "loss")
+    callback = HermesCallback(FixedTrial({}), "loss")
     assert find(trainer_of("auto", callback, devices=1)) is callback._loop
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import optuna
 import pytest
 import torch
+from optuna.trial import FixedTrial
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes._lightning import _namespace
@@ -116,7 +117,7 @@ def test_a_stand_in_is_for_one_class_of_each_namespace(root: str, module: str, n
 def test_a_callback_is_one_of_the_lightning_that_is_imported(root: str, imported: Any) -> None:
     """Though the class was imported before; and it goes by one name in checkpoints."""
     imported(root)
-    made = HermesCallback(None, "val_loss")
+    made = HermesCallback(FixedTrial({}), "val_loss")
     assert isinstance(made, importlib.import_module(root).Callback)
     assert isinstance(made, HermesCallback)
     assert made.state_key == "HermesCallback"
@@ -129,9 +130,9 @@ def test_a_callback_is_one_of_the_lightning_that_is_imported(root: str, imported
 def test_a_callback_is_one_of_both_where_both_are_imported(imported: Any) -> None:
     """Whichever Trainer it is given to."""
     imported(*INSTALLED)
-    made = HermesCallback(None, "val_loss")
+    made = HermesCallback(FixedTrial({}), "val_loss")
     assert all(isinstance(made, importlib.import_module(root).Callback) for root in INSTALLED)
-    assert type(made) is type(HermesCallback(None, "val_loss"))
+    assert type(made) is type(HermesCallback(FixedTrial({}), "val_loss"))
 
 
 @each_namespace

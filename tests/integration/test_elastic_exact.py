@@ -646,6 +646,7 @@ def own_batches() -> DataLoader[Any]:
         ("must lie within", {"elastic": (9, 32)}),
         ("two whole numbers", {"elastic": (0, 32)}),
         ("two whole numbers", {"elastic": (32, 4)}),
+        ("two whole numbers .* but is 32", {"elastic": 32}),
         ("must be one of linear", {"scaling": "cubic"}),
     ],
 )

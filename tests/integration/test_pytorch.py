@@ -989,6 +989,21 @@ def test_no_report_outside_of_epochs() -> None:
         run.report(1.0)
 
 
+def test_a_report_of_no_number_is_refused() -> None:
+    """With the trial, and what it has reported."""
+    run = PyTorchLoop(new_trial(), {}, None)
+    values: list[Any] = [None, "x", torch.ones(2)]
+    for epoch in run.epochs(len(values)):
+        with pytest.raises(InvalidInputError, match=r"^Trial 0 must report a number but got .*: "):
+            run.report(values[epoch])
+
+
+def test_a_loop_without_a_trial_is_refused() -> None:
+    """At the call, not once it has trained an epoch."""
+    with pytest.raises(InvalidInputError, match=r"suspendable\(\) must be given the trial first"):
+        suspendable(None, model=nn.Linear(1, 1))
+
+
 def test_reports_within_the_first_batch(tmp_path: Path) -> None:
     """Validation may come by the number of batches, and count from the first one."""
     session = FakeSession(checkpoint_dir=tmp_path)
