@@ -11,12 +11,14 @@ from functools import partial
 from typing import Any, TextIO
 
 import optuna
+from optuna.trial import FrozenTrial
 
 from optuna_hermes._optuna._local_ledgers import delete_with_files
 from optuna_hermes._optuna._storages import (
     PROXY,
     check_journal,
     line,
+    no_such_study,
     of_database,
     open_storage,
     racing,
@@ -67,13 +69,17 @@ def run_optuna_cli(
     except (ImportError, ValueError, OSError) as error:
         raise InvalidInputError(line(error)) from error
     except Exception as error:
-        if not of_database(error):
+        # A plain RuntimeError: `best-trial` of a study that has several objectives.
+        if type(error) is not RuntimeError and not of_database(error):
             raise
         raise InvalidInputError(line(error)) from error
 
 
 def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str | None) -> Any:
-    """The storage of one of Optuna's commands, which deletes a study with its files."""
+    """The storage of one of Optuna's commands, which deletes a study with its files.
+
+    It says what there is in place of a study that it has not.
+    """
     url = os.environ.get("OPTUNA_STORAGE", "") if place[0] is None else place[0]
     if not url:
         raise InvalidInputError(
@@ -85,8 +91,14 @@ def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str |
         if os.path.isfile(url):
             check_journal(url)
         # The commands of a script may start at once on a new database. Optuna's own know no proxy.
-        storage = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)
-    delete = storage.delete_study
+        opened = racing(open_storage, url) if url.startswith(PROXY) else racing(get, *place)
+    # With the cache that each command would add: that is asked for the best trial.
+    storage: Any = optuna.storages.get_storage(opened)
+    delete, look_up, best = (
+        storage.delete_study,
+        storage.get_study_id_from_name,
+        storage.get_best_trial,
+    )
 
     def delete_study(study_id: int) -> None:
         name = storage.get_study_name_from_id(study_id)
@@ -94,7 +106,25 @@ def _storage(get: Callable[..., Any], note: Callable[[str], None], *place: str |
         for left in delete_with_files(study, partial(delete, study_id)):
             note(f"Checkpoints stay in {left}: remove them when no process trains the study.")
 
+    def get_study_id_from_name(name: str) -> int:
+        try:
+            return int(look_up(name))
+        except KeyError:
+            names = [study.study_name for study in storage.get_all_studies()]
+            raise no_such_study(url, name, names) from None
+
+    def get_best_trial(study_id: int) -> FrozenTrial:
+        try:
+            found: FrozenTrial = best(study_id)
+        except ValueError as error:
+            raise InvalidInputError(
+                "The best trial must be complete but none is yet: see `optuna-hermes trials`."
+            ) from error
+        return found
+
     storage.delete_study = delete_study
+    storage.get_study_id_from_name = get_study_id_from_name
+    storage.get_best_trial = get_best_trial
     return storage
 
 

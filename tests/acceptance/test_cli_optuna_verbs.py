@@ -155,11 +155,17 @@ def test_a_study_whose_locks_are_another_user_s_is_not_deleted(
 
 
 def test_what_optuna_refuses_is_one_line(cli: Cli, study: tuple[str, ...]) -> None:
-    """A study that is not there is bad input, without a traceback."""
-    done = cli("best-trial", *study[:3], "faces")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: ")
+    """A study that is not there, or has no best trial, is bad input, without a traceback."""
+    optuna.create_study(storage=study[1], study_name="two", directions=["minimize"] * 2)
+    for name, error in {
+        "faces": f"No study 'faces' in {study[1]} (there: 'digits', 'two'): create it with ",
+        "digits": "The best trial must be complete but none is yet: see `optuna-hermes trials`.",
+        "two": "A single best trial cannot be retrieved from a multi-objective study.",
+    }.items():
+        done = cli("best-trial", *study[:3], name)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith(f"error: {error}")
 
 
 def test_an_unknown_verb(cli: Cli) -> None:
