@@ -1309,6 +1309,105 @@ def test_modules_and_optimizers_in_lists_come_back_with_all_that_is_theirs(
     assert said(caplog) == []
 
 
+class SelfTrained(nn.Module):
+    """A layer that trains itself, and remembers things in attributes that are no buffers."""
+
+    def __init__(self, *before: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 3)
+        self.optimizer = torch.optim.Adagrad(self.parameters(), lr=0.1)
+        self.before = before  # in a tuple, so that they are no parts
+        self.chosen = [self.net.bias]
+        self.trace, self.seen = torch.zeros(3), {"calls": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for each in self.before:
+            x = each(x)
+        self.seen["calls"] += 1
+        if self.seen["calls"] == 3:
+            self.chosen = [self.net.weight]
+        loss = (self.net(x) + self.trace - self.chosen[0].sum()).square().sum()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.trace = 0.9 * self.trace + 0.1 * self.net(x).detach()
+        return self.trace
+
+
+class Layered(Net):
+    """Its layers are in lists, dictionaries and objects."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [SelfTrained(SelfTrained()), SelfTrained()]
+        self.others = {"last": SimpleNamespace(layer=SelfTrained(self.layers[0]))}
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        for each in (*self.layers, self.others["last"].layer):
+            x = each(x)
+        return x.sum() + self.layers[0].seen["calls"]
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        out = super().training_step(batch, batch_idx)
+        loss = self.loss(batch[0].mean(0).detach())
+        self.losses[self.global_step] += loss.item()
+        return out + loss
+
+
+def layered(session: FakeSession) -> list[float]:
+    """A loop that trains it, layer by layer."""
+    torch.manual_seed(1)
+    model = Layered()
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(EPOCHS):
+        for x in run.batches([0.5, 1.0, 1.5, 2.0, 2.5]):
+            losses.append(model.loss(torch.full((3,), x)).item())
+            session.tick()
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("after", [(8,), (1, 4, 6)])
+def test_attributes_of_modules_in_lists_come_back(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their optimizers, tensors and containers, and references to other such modules."""
+    expected = layered(FakeSession())
+    assert loops.by_way_of_disk(layered, tmp_path / "loop", *after) == expected
+    whole = fit(FakeSession(), Layered, [])
+    model = by_way_of_disk(tmp_path / "fit", Layered, list, *after)
+    assert model.losses == whole.losses
+    assert said(caplog) == []
+
+
+class Forgetful(nn.Module):
+    """Two layers in a list; the training moves an iterator in one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(1, 1), SelfTrained()]
+        self.layers[1].noise = iter(range(100))  # type: ignore[assignment]
+
+
+def test_lost_attributes_of_modules_in_lists_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As those of other modules are."""
+
+    def train(session: FakeSession) -> None:
+        model: Any = Forgetful()
+        run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+        for _ in run.epochs(EPOCHS):
+            for _ in run.batches(range(BATCHES)):
+                next(model.layers[1].noise)
+                session.tick()
+            run.report(0.0)
+
+    loops.by_way_of_disk(train, tmp_path / "loop", 4)
+    assert "model.layers.1.noise" in said(caplog)[0]
+
+
 def added(session: FakeSession) -> list[float]:
     """A loop that keeps what it needs in objects of torch's own classes."""
     torch.manual_seed(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from optuna_hermes.suspend._modules import _unsaved
 from optuna_hermes.suspend._modules._module_state import drop_buffers, ignored_of
-from optuna_hermes.suspend._modules._unsaved import Attributes, optimizer_attributes
+from optuna_hermes.suspend._modules._unsaved import (
+    Attributes,
+    ChangedAttributes,
+    optimizer_attributes,
+)
 
 
 class Owner:
@@ -117,6 +122,22 @@ def test_a_second_name_of_a_buffer_is_not_deleted() -> None:
     module.register_buffer("b", module.a, persistent=False)
     drop_buffers(module, dict.fromkeys("a"))
     assert list(module._buffers) == ["a", "b"]
+
+
+def test_modules_that_are_gone_from_a_list_are_let_go() -> None:
+    """Their memory may be needed, and they are no part of the state."""
+    module: Any = nn.Module()
+    module.copies = [nn.Identity() for _ in range(2)]
+    gone = weakref.ref(module.copies[1])
+    changes = ChangedAttributes(lambda: {"": Attributes("module", module)})
+    changes.begin()
+    for each in module.copies:
+        each.seen = 1
+    key = "inner  copies.{}."
+    assert {*changes.state_dict()} == {"", key.format(0), key.format(1)}
+    del each, module.copies[1]
+    assert {*changes.state_dict()} == {"", key.format(0)}
+    assert gone() is None
 
 
 class Lazy(LazyModuleMixin, nn.Module):

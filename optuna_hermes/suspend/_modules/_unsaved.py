@@ -95,7 +95,7 @@ class Attributes:
         """Classes of the present values and their parts, for ``note``; see ``needed_of``."""
         return {
             (name, *place): kind
-            for name, value in self._watched().items()
+            for name, value in self.watched().items()
             for place, kind in _classes_in(value, self._known).items()
         }
 
@@ -111,6 +111,31 @@ class Attributes:
         if self._there is not None:
             new = (each for each in self.classes().items() if each not in before.items())
             self._there.update(new)
+
+    @property
+    def owner(self) -> object:
+        """The object whose attributes they are."""
+        return self._owner
+
+    @property
+    def known(self) -> Collection[int]:
+        """Ids of objects that are saved elsewhere."""
+        return self._known
+
+    @known.setter
+    def known(self, known: Collection[int]) -> None:
+        self._known = known
+
+    def inner(
+        self,
+        place: str,
+        module: nn.Module,
+        ignores: Callable[[str, Any], bool],
+        known: Collection[int],
+    ) -> Attributes:
+        """The attributes of a module that one of the values holds, at a place."""
+        name = f"{self._name}.{place}"
+        return Attributes(name, module, ignores, known, self._always, makes=self._makes)
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
@@ -138,7 +163,7 @@ class Attributes:
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprints of the present values, by name."""
-        return {name: self._fingerprint(each) for name, each in self._watched().items()}
+        return {name: self._fingerprint(each) for name, each in self.watched().items()}
 
     def _changed_from(self, before: dict[str, int], now: dict[str, int]) -> None:
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
@@ -157,7 +182,7 @@ class Attributes:
         """The changed attributes, as trees."""
         gone = self._gone({*self._before, *self._changed})
         self._changed |= gone
-        return {**self._trees(self._watched()), **dict.fromkeys(gone, _GONE)}
+        return {**self._trees(self.watched()), **dict.fromkeys(gone, _GONE)}
 
     def _gone(self, names: Iterable[str]) -> set[str]:
         """Those of the names that are no attributes any more; parts of modules are restored so."""
@@ -169,7 +194,7 @@ class Attributes:
     def find_unmade(self) -> set[str]:
         """Names of those that hold what the next process would lack at present; see ``note``."""
         # At each suspension, not with each checkpoint only: so what takes long is left out.
-        attributes = self._watched().items()
+        attributes = self.watched().items()
         self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
         return self.unmade
 
@@ -239,7 +264,7 @@ class Attributes:
     def _fingerprint(self, value: Any) -> int:
         known = self._known
         if bound_to(value) is not None:  # which may be the value of another attribute
-            others = [each for each in self._watched().values() if each is not value]
+            others = [each for each in self.watched().values() if each is not value]
             known = {*known, id(self._owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
@@ -291,7 +316,8 @@ class Attributes:
         is_code = isinstance(there, type) and issubclass(there, CODE)
         return there is type(value) or (is_code and isinstance(value, CODE))
 
-    def _watched(self) -> dict[str, Any]:
+    def watched(self) -> dict[str, Any]:
+        """The present values, by name."""
         every = self._all().items()
         return {name: value for name, value in every if not self._ignores(name, value)}
 
@@ -300,7 +326,7 @@ class Attributes:
 
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
-        roots = [each for each in self._watched().values() if not outside(each)]
+        roots = [each for each in self.watched().values() if not outside(each)]
         found = reachable(roots, known=self._known)
         return WeakValueDictionary(
             (key, each)
@@ -529,6 +555,8 @@ class ChangedAttributes:
         self._named = named
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
+        self._inner_keys: set[str] = set()
+        self._inner_named: dict[str, object] = {}
         self._hooks = Hooks({})
         self._noted = self._begun = False
 
@@ -600,7 +628,15 @@ class ChangedAttributes:
 
     def _present(self) -> dict[str, Attributes]:
         """The parts as of this moment: there may be new ones, and others in their places."""
-        for key, found in self._make().items():
+        # Loaded on first use: it imports this module.
+        from optuna_hermes.suspend._modules._inner import InnerModules
+
+        outer = self._make()
+        inner = InnerModules(outer)
+        for key in self._inner_keys - inner.attributes.keys():
+            self._parts.pop(key, None)  # else it would keep a module that is gone
+        self._inner_keys, self._inner_named = {*inner.attributes}, inner.named
+        for key, found in {**outer, **inner.attributes}.items():
             if key not in self._parts:
                 self._parts[key] = found
                 if self._begun:
@@ -610,7 +646,7 @@ class ChangedAttributes:
 
     def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable(self._named())
+        named = NameTable({**self._inner_named, **self._named()})
         for part in self._parts.values():
             part.named = named
         return self._parts
