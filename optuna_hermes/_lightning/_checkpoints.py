@@ -15,7 +15,7 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
-from optuna_hermes._lightning._optimizers import inner_states, restore_optimizers
+from optuna_hermes._lightning._optimizers import inner_states, put_references, restore_optimizers
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.model import Checkpoint
@@ -73,6 +73,8 @@ class Checkpoints:
         trainer = hooks.trainer
         module = trainer.lightning_module
         checkpoint, hooked = hooks.dump()
+        for each in (checkpoint, hooked or {}):
+            put_references(trainer, each)
         first = rank is None or rank.rank == 0
         own = checkpoint[_KEY] = {
             "rng": rng,

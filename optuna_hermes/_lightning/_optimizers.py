@@ -7,6 +7,10 @@ from typing import Any
 from optuna_hermes._lightning._namespace import Trainer
 from optuna_hermes.suspend._modules._module_state import kept_groups, put_back, undo_casts
 from optuna_hermes.suspend._modules._named_objects import held
+from optuna_hermes.suspend._values._tree import with_references, without_references
+
+_STATES = ("optimizer_states", "lr_schedulers")
+"""Keys of the states in Lightning's checkpoints."""
 
 
 def inner(trainer: Trainer) -> dict[str, Any]:
@@ -16,12 +20,25 @@ def inner(trainer: Trainer) -> dict[str, Any]:
 
 def inner_states(trainer: Trainer) -> dict[str, Any]:
     """Their states, which those of the trainer's own mostly lack."""
-    return {place: each.state_dict() for place, each in inner(trainer).items()}
+    names = _names(trainer)
+    return {p: with_references(each.state_dict(), names) for p, each in inner(trainer).items()}
+
+
+def put_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Put references in place of the optimizers and schedules that are in the states of others."""
+    for key in checkpoint.keys() & set(_STATES):
+        checkpoint[key] = with_references(checkpoint[key], _names(trainer))
+
+
+def follow_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Put this process's optimizers and schedules in place of the references to them."""
+    for key in checkpoint.keys() & set(_STATES):
+        checkpoint[key] = without_references(checkpoint[key], _every(trainer))
 
 
 def optimizers_of(trainer: Trainer) -> list[object]:
     """All optimizers and schedules."""
-    return [*_own(trainer).values(), *inner(trainer).values()]
+    return [*_every(trainer).values()]
 
 
 def restore_optimizers(
@@ -37,7 +54,16 @@ def restore_optimizers(
     with kept_groups(optimizers_of(trainer)):
         for place, each in inner(trainer).items():
             if place in inner_states:
-                put_back(each, {"state": inner_states[place]})
+                state = without_references(inner_states[place], _every(trainer))
+                put_back(each, {"state": state})
+
+
+def _names(trainer: Trainer) -> dict[int, str]:
+    return {id(each): name for name, each in _every(trainer).items()}
+
+
+def _every(trainer: Trainer) -> dict[str, Any]:
+    return {**_own(trainer), **inner(trainer)}
 
 
 def _own(trainer: Trainer) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
     part,
 )
-from optuna_hermes._lightning._optimizers import optimizers_of
+from optuna_hermes._lightning._optimizers import follow_references, optimizers_of
 from optuna_hermes._lightning._pruning import prune, without_masks
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._shape import FitParts
@@ -162,6 +162,7 @@ class TrainerHooks:
         if not self._trains:
             self.shape.note_optimizers()
             self.settings.begin()
+        follow_references(self.trainer, self.trainer._checkpoint_connector._loaded_checkpoint)
         with kept_groups(optimizers_of(self.trainer)):
             restore()
 

@@ -329,13 +329,26 @@ class Warmed(torch.optim.lr_scheduler.LRScheduler):
         self.last_epoch = state["last_epoch"]
 
 
+class Gradual(Warmed):
+    """One whose ``state_dict`` is torch's: it holds the other schedule itself."""
+
+    state_dict = torch.optim.lr_scheduler.LRScheduler.state_dict
+    load_state_dict = torch.optim.lr_scheduler.LRScheduler.load_state_dict
+
+
 class WarmedNet(Net):
+    kind: type[Warmed] = Warmed
+
     def configure_optimizers(self) -> Any:
         optimizer = super().configure_optimizers()
-        return [optimizer], [{"scheduler": Warmed(optimizer), "interval": "step"}]
+        return [optimizer], [{"scheduler": self.kind(optimizer), "interval": "step"}]
 
 
-@pytest.mark.parametrize("net", [SharpNet, LookaheadNet, WarmedNet])
+class GradualNet(WarmedNet):
+    kind = Gradual
+
+
+@pytest.mark.parametrize("net", [SharpNet, LookaheadNet, WarmedNet, GradualNet])
 def test_what_optimizers_and_schedules_hold_comes_back(net: type[Net], tmp_path: Path) -> None:
     """The momentum of the optimizer within, its settings, and the count of the schedule within."""
     check(net, tmp_path)

@@ -1224,6 +1224,43 @@ def test_a_loop_trains_tensors_of_no_module(
     assert said(caplog) == []
 
 
+class Gradual(torch.optim.lr_scheduler.LRScheduler):
+    """A schedule that leaves the rates to another one, which its ``state_dict`` holds itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.after = [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)]
+        super().__init__(optimizer)
+
+    def step(self, epoch: Any = None) -> None:
+        self.last_epoch += 1
+        if self.last_epoch > 1:
+            self.after[0].step()
+
+
+def test_a_schedule_within_the_state_of_another_comes_back(tmp_path: Path) -> None:
+    """At the begin of an epoch, too, where the loop may read the rates."""
+
+    def train(session: FakeSession) -> list[float]:
+        model = nn.Linear(1, 1).requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = Gradual(optimizer)
+        named = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        run = PyTorchLoop(optuna.create_study().ask(), named, session)
+        rates: list[float] = run.kept.setdefault("rates", [])
+        for _ in run.epochs(EPOCHS):
+            schedule.step()
+            rates.append(schedule.after[0].last_epoch)
+            for _ in run.batches(range(BATCHES)):
+                optimizer.step()
+                schedule.step()
+                rates.append(optimizer.param_groups[0]["lr"])
+                session.tick()
+            run.report(rates[-1])
+        return rates
+
+    assert loops.by_way_of_disk(train, tmp_path, 1, 6, 4) == train(FakeSession())
+
+
 class Head(nn.Module):
     """Counts its calls, and remembers the last in a buffer that no ``state_dict`` has."""
 

@@ -18,9 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from optuna_hermes.errors import CheckpointError
+from optuna_hermes.errors import CheckpointError, SuspendError
 from optuna_hermes.suspend import read, write
-from optuna_hermes.suspend._values._tree import frozen, pack, sparse_parts, unpack
+from optuna_hermes.suspend._values._tree import (
+    frozen,
+    pack,
+    sparse_parts,
+    unpack,
+    with_references,
+    without_references,
+)
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -366,3 +373,14 @@ def test_state_lies_in_memory_that_can_be_given_back(tmp_path: Path) -> None:
         storage = tensor.untyped_storage()
         assert storage.nbytes() == tensor.nbytes
         storage.resize_(0)
+
+
+def test_an_object_that_is_saved_by_itself_is_referred_to() -> None:
+    """It is another one in the next process, where it must be there."""
+    first, second = Path(), Path()
+    tree = {"held": [first, 1], "of all": ()}
+    assert with_references(tree, {id(second): "second"}) is tree
+    stored = there_and_back(with_references(tree, {id(first): "first"}))
+    assert without_references(stored, {"first": second}) == {"held": [second, 1], "of all": ()}
+    with pytest.raises(SuspendError, match="it refers to first, which is not there"):
+        without_references(stored, {})

@@ -33,7 +33,11 @@ from optuna_hermes.suspend._modules._unsaved import (
 )
 from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._values._kept import SMALL_BYTES, KeptValues, size_of
-from optuna_hermes.suspend._values._tree import frozen
+from optuna_hermes.suspend._values._tree import (
+    frozen,
+    with_references,
+    without_references,
+)
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._values._classes import Classes
@@ -125,7 +129,7 @@ class NamedObjects:
         Raises:
             UnstorableError: a kept value could not be made again.
         """
-        owners = {name: state_of(owner) for name, owner in self._owners.items()}
+        owners = {name: self._state_of(owner) for name, owner in self._owners.items()}
         return {
             "owners": owners,
             "trained": {
@@ -135,6 +139,19 @@ class NamedObjects:
             "unsaved": self.unsaved.state_dict(),
             **self._kept.state_dict(lambda: self._tensors(owners)),
         }
+
+    def _state_of(self, owner: Any) -> dict[str, Any]:
+        state = state_of(owner)
+        return state if isinstance(owner, nn.Module) else self._referring(state)
+
+    def _referring(self, state: dict[str, Any]) -> dict[str, Any]:
+        """A state with references to other named objects, as a schedule that holds one may have."""
+        names = {id(each): name for name, each in self._owners.items()}
+        return {**state, "state": with_references(state["state"], names)}
+
+    def _at_hand(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The state that was given to ``_referring``, with the objects themselves."""
+        return {**state, "state": without_references(state["state"], self._owners)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore all; the tensors of ``state`` may be taken over.
@@ -150,7 +167,7 @@ class NamedObjects:
         with kept_groups(self._owners.values()):
             for name, owner in self._owners.items():
                 try:
-                    put_back(owner, saved[name])
+                    put_back(owner, self._at_hand(saved[name]))
                     if name in trained:
                         _put_parameters_back(present[name], trained[name])
                 except Exception as error:
@@ -191,7 +208,7 @@ class NamedObjects:
         if name in self._too_large:
             return None
         try:
-            state = with_places(owner.state_dict())
+            state = self._referring(with_places(owner.state_dict()))
         except Exception:  # of one that makes its state with its first step
             return None
         if size_of(state) <= SMALL_BYTES:
@@ -207,7 +224,7 @@ class NamedObjects:
                     group[each] = copied(group.get(each), value)
         for name, own in state["others"].items():
             if own is not None:
-                self._owners[name].load_state_dict(at_places(own))
+                self._owners[name].load_state_dict(at_places(self._at_hand(own)))
         self._load_plain(state["attributes"])
         self._kept.load_state_dict(state, self._tensors)
 

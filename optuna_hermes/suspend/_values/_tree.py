@@ -13,11 +13,12 @@ import math
 import struct
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optuna_hermes.errors import CheckpointError, UnstorableError
+from optuna_hermes.errors import CheckpointError, SuspendError, UnstorableError
 from optuna_hermes.suspend._tiers._safetensors import DTYPES
 
 # Torch is imported inside the functions: importing ``optuna_hermes.suspend`` must not cost seconds.
@@ -30,12 +31,19 @@ NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Types of values that lead to no other."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """A leaf in the place of an object that is saved by itself, by its name."""
+
+    name: str
+
+
 def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
     """Take a tree of tensors and plain values apart.
 
     Args:
         tree: None, numbers, text, bytes, lists, tuples, sets, dictionaries (also ``OrderedDict``
-            and ``Counter``), tensors, arrays, dtypes, and sizes and devices of torch.
+            and ``Counter``), tensors, arrays, dtypes, sizes and devices of torch, and references.
         trial: its name in messages.
 
     Returns:
@@ -155,6 +163,36 @@ def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
     return replace(value)
 
 
+def with_references(tree: Any, names: Mapping[int, str]) -> Any:
+    """A tree, or a copy with references to the objects whose names there are, by ``id``."""
+    try:
+        if not any(id(each) in names for each in leaves(tree)):
+            return tree  # others may hold its lists
+        return mapped(
+            tree, lambda leaf: Reference(name=names[id(leaf)]) if id(leaf) in names else leaf
+        )
+    except RecursionError:  # ``pack`` raises its error
+        return tree
+
+
+def without_references(tree: Any, objects: Mapping[str, object]) -> Any:
+    """A tree, or a copy with these objects in place of the references to them.
+
+    Raises:
+        SuspendError: one of them is not there.
+    """
+
+    def referred_to(leaf: Any) -> Any:
+        if type(leaf) is not Reference:
+            return leaf
+        if leaf.name not in objects:
+            raise SuspendError(f"it refers to {leaf.name}, which is not there")
+        return objects[leaf.name]
+
+    found = any(type(each) is Reference for each in leaves(tree))
+    return mapped(tree, referred_to) if found else tree
+
+
 def with_plain_tensors(tree: Any) -> Any:
     """A tree, or a copy with plain tensors in place of those of subclasses that only add to them.
 
@@ -230,6 +268,8 @@ class _Packer:
         if is_array(value):
             octets = torch.from_numpy(value.flatten().view(np.uint8))
             return {"$array": [self._add(octets), value.dtype.str, *value.shape]}
+        if type(value) is Reference:
+            return {"$known": value.name}
         if is_scalar(value):
             return {"$scalar": [value.dtype.str, value.tobytes().hex()]}
         raise UnstorableError(
@@ -307,6 +347,7 @@ class _Unpacker:
             "$dtype": _dtype,
             "$numpy_dtype": np.dtype,
             "$device": torch.device,
+            "$known": lambda name: Reference(name=name),
             "$tensor": lambda parts: self._tensor(*parts),
             "$sparse": lambda parts: self._sparse(*parts),
             "$array": lambda parts: self._array(*parts),
