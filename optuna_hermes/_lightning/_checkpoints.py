@@ -15,7 +15,12 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
-from optuna_hermes._lightning._optimizers import inner_states, put_references, restore_optimizers
+from optuna_hermes._lightning._optimizers import (
+    beside_own_states,
+    inner_states,
+    put_references,
+    restore_optimizers,
+)
 from optuna_hermes._lightning._pruning import lottery_state, restore_lottery
 from optuna_hermes._lightning._trainer_hooks import TrainerHooks
 from optuna_hermes.model import Checkpoint
@@ -90,6 +95,7 @@ class Checkpoints:
             # DDP keeps parameters and optimizers equal on all ranks.
             "left_out": left_out(module, checkpoint["state_dict"]) if first else {},
             "inner": inner_states(trainer) if first else {},
+            "beside": beside_own_states(trainer) if first else [],
         }
         if self.elastic_devices is not None:
             own["seed"] = self.elastic_devices.seed
@@ -123,7 +129,8 @@ class Checkpoints:
             checkpoint, gone = part_of(checkpoint, others, rank, self._name, any_count=any_count)
         self._loaded = loaded = checkpoint.pop(_KEY)
         loaded["gone"] = [part[_KEY]["loop"] for part in gone]
-        loaded["optimizers"] = checkpoint["optimizer_states"], of_first["inner"]
+        own = of_first["inner"], of_first["beside"]
+        loaded["optimizers"] = checkpoint["optimizer_states"], *own
         loaded["left_out"] = left
         if elastic_devices is not None:
             elastic_devices.seed = loaded.get("seed", elastic_devices.seed)

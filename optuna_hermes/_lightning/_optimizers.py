@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from optuna_hermes._lightning._namespace import Trainer
-from optuna_hermes.suspend._modules._module_state import kept_groups, put_back, undo_casts
+from optuna_hermes.suspend._modules._module_state import (
+    beside_own_state,
+    kept_groups,
+    put_back,
+    put_beside_own_state,
+    state_of,
+    undo_casts,
+)
 from optuna_hermes.suspend._modules._named_objects import held
 from optuna_hermes.suspend._values._tree import with_references, without_references
 
@@ -21,7 +28,12 @@ def inner(trainer: Trainer) -> dict[str, Any]:
 def inner_states(trainer: Trainer) -> dict[str, Any]:
     """Their states, which those of the trainer's own mostly lack."""
     names = _names(trainer)
-    return {p: with_references(each.state_dict(), names) for p, each in inner(trainer).items()}
+    return {place: with_references(state_of(each), names) for place, each in inner(trainer).items()}
+
+
+def beside_own_states(trainer: Trainer) -> list[dict[str, Any]]:
+    """What the trainer's optimizers may leave out that have a ``state_dict`` of their own."""
+    return [beside_own_state(each) for each in trainer.optimizers]
 
 
 def put_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -42,20 +54,24 @@ def optimizers_of(trainer: Trainer) -> list[object]:
 
 
 def restore_optimizers(
-    trainer: Trainer, states: list[dict[str, Any]], inner_states: dict[str, Any]
+    trainer: Trainer,
+    states: list[dict[str, Any]],
+    inner_states: dict[str, Any],
+    beside: list[dict[str, Any]],
 ) -> None:
     """Make whole what Lightning has loaded; the tensors may be taken over.
 
     Args:
         states: those that Lightning has loaded.
+        beside: those that ``beside_own_states`` returned.
     """
-    for optimizer, state in zip(trainer.optimizers, states, strict=False):
+    for optimizer, state, others in zip(trainer.optimizers, states, beside, strict=False):
         undo_casts(optimizer, state)
+        put_beside_own_state(optimizer, others)
     with kept_groups(optimizers_of(trainer)):
         for place, each in inner(trainer).items():
             if place in inner_states:
-                state = without_references(inner_states[place], _every(trainer))
-                put_back(each, {"state": state})
+                put_back(each, without_references(inner_states[place], _every(trainer)))
 
 
 def _names(trainer: Trainer) -> dict[int, str]:

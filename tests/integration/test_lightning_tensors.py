@@ -284,6 +284,29 @@ class Lookahead(torch.optim.Optimizer):
             self.state[each]["slow"].copy_(slow)
 
 
+class ByAddress(Lookahead):
+    """Stores slow weights by the addresses of the fast ones, as copies of it in many projects."""
+
+    made: ClassVar[list[torch.optim.Optimizer]] = []
+    """All of them: no address is used again, as in another process it mostly is not."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self.made.append(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        slow = {id(key) if type(key) is not int else key: each for key, each in self.state.items()}
+        return {"slow": slow, "fast": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.optimizer.load_state_dict(state["fast"])
+        groups = state["fast"]["param_groups"]
+        torch.optim.Optimizer.load_state_dict(
+            self, {"state": state["slow"], "param_groups": groups}
+        )
+        self.param_groups = self.optimizer.param_groups
+
+
 class SharpNet(ByHand):
     """Optimizes with SAM, by hand, at a rate that a schedule sets in the groups of both."""
 
@@ -308,6 +331,11 @@ class SharpNet(ByHand):
 class LookaheadNet(Net):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return Lookahead(torch.optim.Adam(self.parameters(), lr=0.05))
+
+
+class ByAddressNet(Net):
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return ByAddress(torch.optim.Adam(self.parameters(), lr=0.05))
 
 
 class Warmed(torch.optim.lr_scheduler.LRScheduler):
@@ -348,7 +376,7 @@ class GradualNet(WarmedNet):
     kind = Gradual
 
 
-@pytest.mark.parametrize("net", [SharpNet, LookaheadNet, WarmedNet, GradualNet])
+@pytest.mark.parametrize("net", [SharpNet, LookaheadNet, ByAddressNet, WarmedNet, GradualNet])
 def test_what_optimizers_and_schedules_hold_comes_back(net: type[Net], tmp_path: Path) -> None:
     """The momentum of the optimizer within, its settings, and the count of the schedule within."""
     check(net, tmp_path)

@@ -1491,6 +1491,63 @@ def test_what_users_add_to_objects_of_torch_s_own_classes_comes_back(
     assert said(caplog) == []
 
 
+class Pulled(torch.optim.Optimizer):
+    """Lookahead as in many projects: it stores slow weights by the addresses of the fast ones."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        super().__init__(base.param_groups, {})
+        self.base = base
+        self.param_groups = base.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        self.base.step(closure)
+        with torch.no_grad():
+            for each in self.param_groups[0]["params"]:
+                slow = self.state[each].setdefault("slow", each.clone())
+                each.copy_(slow.lerp_(each, 0.5))
+                self.state[each]["moved"] = [*self.state[each].get("moved", []), slow.sum().item()]
+
+    def state_dict(self) -> dict[str, Any]:
+        slow = {id(key) if type(key) is not int else key: each for key, each in self.state.items()}
+        return {"slow": slow, **self.base.state_dict()}
+
+    def load_state_dict(self, state: Any) -> None:
+        slow = {"state": state["slow"], "param_groups": state["param_groups"]}
+        super().load_state_dict(slow)
+        self.param_groups = self.base.param_groups
+
+
+def pulled(session: FakeSession, made: list[Pulled]) -> list[float]:
+    """A loop whose weights are pulled back; the optimizers of all processes are ``made``."""
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    optimizer = Pulled(torch.optim.Adam(model.parameters(), lr=0.05))
+    made.append(optimizer)
+    run = PyTorchLoop(
+        optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
+    )
+    losses = run.kept.setdefault("losses", [])
+    for _ in run.epochs(EPOCHS):
+        for x in run.batches([0.5, 1.0, 1.5, 2.0, 2.5]):
+            loops.descend(
+                (model(torch.full((3,), x)) - x).square().sum(), optimizer, losses, session
+            )
+        run.report(losses[-1])
+    return losses
+
+
+@pytest.mark.parametrize("after", [(8,), (3, 2, 9)])
+def test_what_an_optimizer_s_own_state_dict_names_by_addresses_comes_back(
+    after: tuple[int, ...], tmp_path: Path
+) -> None:
+    """It comes back by the order of parameters, and what is loaded for none does not pile up."""
+    made: list[Pulled] = []  # kept alive: no address is used again
+    expected = pulled(FakeSession(), made)
+    train = functools.partial(pulled, made=made)
+    assert loops.by_way_of_disk(train, tmp_path, *after) == expected
+    assert [len(each["moved"]) for each in made[-1].state.values()] == [EPOCHS * BATCHES] * 2
+
+
 class Scaled(nn.Module):
     """A layer of the user's with a weight, and with values and a generator beside it."""
 

@@ -22,7 +22,7 @@ from optuna_hermes.suspend._modules._metrics import (
 )
 from optuna_hermes.suspend._modules._parts import parts_of
 from optuna_hermes.suspend._modules._unsaved import is_added, is_of
-from optuna_hermes.suspend._state import copied
+from optuna_hermes.suspend._state import copied, plain
 from optuna_hermes.suspend._values._tree import mapped, storable, tensors_in
 
 OF_LAZY_MODULES = ("_initialize_hook", "_load_hook")
@@ -36,7 +36,7 @@ def state_of(owner: Any) -> dict[str, Any]:
     """The state of an object, as a tree for ``put_back``."""
     state = owner.state_dict()
     if isinstance(owner, torch.optim.Optimizer):  # which moves its state to its parameters' devices
-        return {"state": state}
+        return {"state": state, **beside_own_state(owner)}
     if not isinstance(owner, nn.Module):
         return with_places(state)
     buffers = {name: part for name, part in all_buffers(owner) if name not in state}
@@ -110,6 +110,7 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
     _load(owner, at_places(state), strict=not state.get("left_out"))
     if isinstance(owner, torch.optim.Optimizer):
         undo_casts(owner, state["state"])
+        put_beside_own_state(owner, state)
         vars(owner)["_opt_called"] = True  # else schedules warn that they are stepped before it
     if isinstance(owner, nn.Module):
         set_parameters(owner, state.get("left_out", {}))
@@ -309,9 +310,9 @@ def _laid_out(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Give states back their dtypes: ``load_state_dict`` casts nearly all to the parameter's."""
     numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     states = saved.get("state", {})
-    for number, parameter in zip(numbers, parameters, strict=False):  # some have no such groups
+    pairs = zip(numbers, _trained_by(optimizer), strict=False)  # some have no such groups
+    for number, parameter in pairs:
         if number in states and parameter in optimizer.state:
             loaded = optimizer.state[parameter]
             optimizer.state[parameter] = _uncast(loaded, states[number], parameter)
@@ -331,3 +332,55 @@ def _uncast(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
         loaded = saved.to(loaded.device)
     # Torch keeps the number of steps in main memory, where reading it does not wait for a device.
     return _laid_out(loaded, parameter) if loaded.device == parameter.device else loaded
+
+
+def beside_own_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The plain values that an optimizer with a ``state_dict`` of its own has for its parameters.
+
+    Its own one may lack them, or name them by addresses, which mean nothing in another process.
+    """
+    written_by = getattr(type(optimizer).state_dict, "__module__", "")
+    state = getattr(optimizer, "state", None)
+    if written_by.startswith("torch.") or not isinstance(state, dict):
+        return {}
+    found = []
+    for parameter in _trained_by(optimizer):
+        own = state.get(parameter)
+        items = own.items() if isinstance(own, dict) else ()
+        found.append({name: each for name, each in items if plain({name: each})})
+    others = [key for key in state if type(key) is int]
+    return {"by_parameter": with_places(found), "other_keys": others}
+
+
+def put_beside_own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore what ``beside_own_state`` returned, where the optimizer has loaded anything else."""
+    if "by_parameter" not in saved:
+        return
+    state: dict[Any, Any] = optimizer.state
+    parameters = _trained_by(optimizer)
+    right = {*saved["other_keys"], *map(id, parameters)}
+    for key in [each for each in state if type(each) is int and each not in right]:
+        del state[key]  # by an address of another process: each resumption would add more
+    for parameter, values in zip(parameters, at_places(saved["by_parameter"]), strict=False):
+        if values:
+            own = state.setdefault(parameter, {})
+            for name, value in values.items():
+                own[name] = _exact(own.get(name), value, parameter)
+
+
+def _exact(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    """What was saved: the loaded tensor if that is the same, as others may hold it."""
+    if not isinstance(saved, torch.Tensor):
+        return saved
+    if isinstance(loaded, torch.Tensor) and _is_same(loaded, saved):
+        return loaded
+    return _laid_out(saved, parameter) if saved.device == parameter.device else saved
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    kinds = [(each.dtype, each.device, each.layout) for each in (one, other)]
+    return kinds[0] == kinds[1] and one.layout is torch.strided and torch.equal(one, other)
+
+
+def _trained_by(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
