@@ -247,7 +247,7 @@ def failure_of(trials: Sequence[TrialResult], failures: FailureSummary | None) -
 def one_line(error: str) -> str:
     """The reason of a failure, shortened and without control characters."""
     words = " ".join("".join(c if c.isprintable() else " " for c in error).split())
-    return (words if len(words) <= 300 else f"{words[:300]}...").rstrip(".")
+    return words.rstrip(".") if len(words) <= 300 else f"{words[:300]} [...]"
 
 
 def best_of(study: optuna.Study) -> dict[str, Any] | None:

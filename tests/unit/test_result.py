@@ -11,7 +11,7 @@ from optuna_hermes import _optuna
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.ledger import CheckpointRecord, TrialRecord
 from optuna_hermes.model import Checkpoint, TrialStatus
-from optuna_hermes.workers._result import trial_results
+from optuna_hermes.workers._result import one_line, trial_results
 from support.memory_ledger import MemoryLedger
 
 
@@ -96,3 +96,9 @@ def test_a_checkpoint_that_the_ledger_lacks_counts(study: optuna.Study, tmp_path
     _journal.change(folder, checkpoints=(checkpoint,))
     (trial,) = trial_results(study, ledger_with(study, "running", stored=False), tmp_path)
     assert trial.state == "STORED"
+
+
+def test_a_reason_that_is_cut_off_shows_it() -> None:
+    """The sentence around it ends with a full stop of its own."""
+    assert one_line("It is\n  gone.") == "It is gone"
+    assert one_line("a" * 300 + ".") == "a" * 300 + " [...]"
