@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import sys
 import types
 from collections import deque
@@ -24,6 +25,7 @@ from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.testing import FakeSession
 from support.loops import by_way_of_disk, descend
 
+log = logging.getLogger(__name__)
 BATCHES = (0.5, 1.0, 1.5, 2.0)
 
 
@@ -407,7 +409,7 @@ def test_an_environment_that_cannot_be_kept_is_refused(
 ) -> None:
     """At the first unit, with another way."""
     run = PyTorchLoop(optuna.create_study().ask(), {}, FakeSession(checkpoint_dir=tmp_path))
-    run.kept["env"] = None if late else arcade(then=arcade)
+    run.kept["env"] = None if late else arcade(then=lambda: None)
 
     def train() -> None:
         for _ in run.epochs(3):
@@ -425,12 +427,73 @@ def test_what_cannot_be_kept_is_said_with_its_name(
     """In the warning of a variable of the loop, which advises to keep others."""
     session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
     run = PyTorchLoop(optuna.create_study().ask(), {}, session)
-    env = arcade() if keeps else arcade(then=arcade)
+    env = arcade() if keeps else arcade(then=lambda: None)
     for _ in run.epochs(3):
         run.report(env.step())
     (line,) = [each.getMessage() for each in caplog.records if " changes " in each.getMessage()]
     assert ("env (a variable of the loop, which run.kept cannot hold)" in line) is not keeps
     assert "Keep it in run.kept where that can hold it" in line
+
+
+def fraction(value: float) -> float:
+    return value / 10
+
+
+class Patience:
+    """Counts the epochs without a better value, and says so; as in many repositories."""
+
+    def __init__(self, **code: Any) -> None:
+        self.code = {"better": np.less, "say": print, "log": log.info, "logger": log, **code}
+        self.best, self.counts = float("inf"), [0]
+
+    def __call__(self, value: float) -> float:
+        if self.code["better"](value, self.best):
+            self.best = value
+        else:
+            self.counts[-1] += 1
+            self.code["say"](f"{self.counts[-1]} epochs")
+            self.code["log"]("%s epochs", self.counts[-1])
+            self.code["logger"].warning("Worse")
+        return float(self.code.get("scale", abs)(self.best + self.counts[-1]))
+
+
+def patient(session: FakeSession, code: dict[str, Any], *, late: bool) -> Any:
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
+    if not late:
+        run.kept.setdefault("stop", Patience(**code))
+    seen = run.kept.setdefault("seen", [])
+    for epoch in run.epochs(3):
+        stop = run.kept.setdefault("stop", Patience(**code))
+        for x in run.batches(BATCHES):
+            seen.append(stop((epoch * 7 + x * 5) % 11))
+            session.tick()
+        run.report(seen[-1])
+    return told(seen), stop.best, stop.counts, stop.code
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before the loop", "in it"])
+def test_functions_that_have_a_name_come_back_in_kept_objects(late: bool, tmp_path: Path) -> None:
+    """``print``, a comparison of NumPy, a logger and its methods; one's own if kept before."""
+    code = {} if late else {"scale": fraction}
+    train = functools.partial(patient, code=code, late=late)
+    assert by_way_of_disk(train, tmp_path, 2, 4, 3) == train(FakeSession())
+
+
+@pytest.mark.parametrize(
+    ("code", "late", "reason"),
+    [
+        ({"scale": lambda value: value}, False, "code.scale is of function"),
+        ({"scale": fraction}, True, r"it holds the function .*fraction, as nothing did that"),
+    ],
+    ids=["without a name", "in the loop"],
+)
+def test_another_function_in_a_kept_object_is_refused(
+    code: dict[str, Any], late: bool, reason: str, tmp_path: Path
+) -> None:
+    """With the reason before what else may be wrong: a long message is cut off at its end."""
+    reason = rf"^run\.kept\['stop'\] could not be made again: .{{,30}}{reason}"
+    with pytest.raises(UnstorableError, match=reason):
+        patient(FakeSession(checkpoint_dir=tmp_path), code, late=late)
 
 
 def test_what_must_be_there_to_be_loaded_is_not_to_be_kept(

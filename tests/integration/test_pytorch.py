@@ -1430,7 +1430,7 @@ def test_what_is_kept_must_be_storable(value: object, tmp_path: Path) -> None:
             for _ in run.batches(range(5)):
                 session.tick()
 
-    with pytest.raises(UnstorableError, match=r"run\.kept\['it'\] must be made of") as raised:
+    with pytest.raises(UnstorableError, match=r"run\.kept\['it'\] could not be made") as raised:
         loop()
     assert is_misuse(raised.value, anything_reported=False)
 

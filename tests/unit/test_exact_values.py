@@ -509,6 +509,23 @@ def test_members_that_are_gone_are_named(node: list[Any], message: str) -> None:
         ValueReader(HERE).node(node, None)
 
 
+@pytest.mark.parametrize(
+    "node",
+    [
+        ["function", "posix", "system"],
+        ["function", "builtins", "eval"],
+        ["function", "numpy", "load"],
+        ["function", __name__, "through_disk"],
+        ["logger", "root", "addHandler"],
+        ["logger", "root", "__reduce__"],
+    ],
+)
+def test_no_checkpoint_chooses_what_code_there_is(node: list[Any]) -> None:
+    """Neither of a library, nor of the user's own file unless it was kept before the loop."""
+    with pytest.raises(SuspendError, match="it holds the function"):
+        ValueReader(HERE).node(node, None)
+
+
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])
 def test_generators_have_the_same_children_afterwards(bits: Any) -> None:
     """``spawn`` counts its calls in the seeds, which are not in the state; the object stays."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from optuna_hermes.suspend._modules._unsaved import reachable
 from optuna_hermes.suspend._values._fingerprint import outside
+from optuna_hermes.suspend._values._functions import FunctionName
 from optuna_hermes.suspend._values._objects import OF_PYTHON, package_of
 
 _NO_USERS = {"torch", "lightning", "pytorch_lightning", *OF_PYTHON}
@@ -31,6 +32,8 @@ class Classes:
         modules: Collection[ModuleType] = (),
     ) -> None:
         self.packages = set(packages) - OF_PYTHON
+        self.functions: set[FunctionName] = set()
+        """Functions that objects may have because there were any before the loop that did."""
         self._names = [*names, *map(vars, modules)]
         self._above = tuple({f"{each.__name__}." for each in modules})
 

@@ -39,6 +39,13 @@ from optuna_hermes.suspend._modules._unsaved import NameTable, needed_of
 from optuna_hermes.suspend._state import copied, filled, moved
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._fingerprint import BUFFERS, SCALARS, is_iterator, outside
+from optuna_hermes.suspend._values._functions import (
+    FUNCTIONS,
+    FunctionName,
+    is_harmless,
+    node_of,
+    value_of,
+)
 from optuna_hermes.suspend._values._generators import (
     GENERATORS,
     dict_of,
@@ -144,6 +151,8 @@ class ValueWriter(_Writer):
         most: float = math.inf,
     ) -> None:
         super().__init__(())
+        self.functions: set[FunctionName] = set()
+        """Names of the functions that can only be read where they were kept before the loop."""
         self._names = {} if named is None else named.names
         self._unmade = unmade
         self._known = known
@@ -185,6 +194,9 @@ class ValueWriter(_Writer):
         # There is one of these for all who have one: to be known says nothing of its owner.
         of_all = value is None or (type(value) is tuple and not value)
         known = id(value) in self._known and not of_all
+        function = self._function(value) if self._whole else None
+        if function is not None:
+            return function
         if known and id(value) in self._names:
             return ["known", self._names[id(value)]]
         if known or (outside(value) and not is_iterator(value)):
@@ -194,6 +206,13 @@ class ValueWriter(_Writer):
         if type(value) in (torch.Size, torch.dtype, torch.device) or is_numpy_dtype(value):
             return ["plain", value]  # which is not numbered
         return super().node(value, place)
+
+    def _function(self, value: Any) -> list[Any] | None:
+        """The node of a function that has a name; None for what is none."""
+        node = node_of(value)
+        if node is not None and node[0] == "function" and not is_harmless(*node[1:]):
+            self.functions.add((node[1], node[2]))
+        return node
 
     def _count(self, parts: int, place: tuple[str, ...]) -> None:
         self._refuse_more(parts, place)
@@ -430,6 +449,8 @@ class ValueReader(_Reader):
             if node[1] not in self._named:
                 raise SuspendError(f"it refers to {node[1]}, which is not there")
             return self._named[node[1]]
+        if kind in FUNCTIONS:
+            return value_of(node, self._classes.functions)
         if kind in _REUSED and not self._take(present):
             present = None  # two values must not become one object
         return super().node(node, present)

@@ -12,7 +12,7 @@ import torch
 
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._state import moved, on_device
-from optuna_hermes.suspend._values._fingerprint import BUFFERS
+from optuna_hermes.suspend._values._fingerprint import BUFFERS, CODE
 from optuna_hermes.suspend._values._tree import (
     NUMBERS,
     each_once,
@@ -26,6 +26,7 @@ from optuna_hermes.suspend._values._tree import (
 if TYPE_CHECKING:
     from optuna_hermes.suspend._values._classes import Classes
     from optuna_hermes.suspend._values._custom import ValueWriter
+    from optuna_hermes.suspend._values._functions import FunctionName
     from optuna_hermes.suspend._values._owned import Memory, NamedTensors
 
 _CONTAINERS = (list, tuple, dict)
@@ -54,7 +55,7 @@ class KeptValues:
         self._given: dict[int, object] = {}
 
     def note_packages(self) -> None:
-        """Note the packages of what is kept, right before the loop: their objects may be made.
+        """Note packages and functions of what is kept, right before the loop: these may be made.
 
         Classes of theirs that the user's code cannot name, such as an environment's of gymnasium,
         are not made of a checkpoint before: the objective makes such an object first.
@@ -62,8 +63,10 @@ class KeptValues:
         self._foreign = set()
         if self._classes is not None:
             packages = {n: self._classes.others_in(each) for n, each in self.values.items()}
-            self._foreign = {name for name, others in packages.items() if others}
+            functions = {n: _functions_in(each) for n, each in self.values.items()}
+            self._foreign = {name for name in self.values if packages[name] or functions[name]}
             self._classes.packages.update(*packages.values())
+            self._classes.functions.update(*functions.values())
 
     def state_dict(self, tensors: _Tensors) -> dict[str, Any]:
         """The state of all values.
@@ -170,15 +173,29 @@ class KeptValues:
         self._readable.update(trees)  # only now: an error is caught at an epoch's begin
 
 
+def _functions_in(value: object) -> set[FunctionName]:
+    """Functions of a value that only one like it may have; see ``ValueWriter.functions``."""
+    if _memories_of_plain(value) is not None:
+        return set()
+    from optuna_hermes.suspend._values._custom import ValueWriter
+
+    writer = ValueWriter(whole=True)
+    with contextlib.suppress(Exception):  # it is raised where the checkpoint is written
+        writer.write("", value)
+    return writer.functions
+
+
 def can_keep(value: object) -> bool:
     """True for a value that can be stored if it is put into ``run.kept`` before the loop."""
     from optuna_hermes.suspend._values._custom import ValueWriter
 
+    writer = ValueWriter(whole=True)
     try:
-        ValueWriter(whole=True).write("", value)
+        writer.write("", value)
     except Exception:  # also of a state_dict() of the user's: this only chooses words
         return False
-    return True
+    # A function that is in a variable in place of another one was not kept before the loop.
+    return not (writer.functions and issubclass(type(value), CODE))
 
 
 @contextlib.contextmanager
@@ -187,11 +204,11 @@ def _named_in_errors(name: str) -> Iterator[None]:
         yield
     except _UNREADABLE as error:
         raise UnstorableError(
-            f"run.kept[{name!r}] must be made of numbers, text, arrays, tensors, random "
-            "generators, containers, and objects whose attributes are such, of classes of your own "
-            "or of a package of which it held objects before the loop, but it could not be made "
-            f"again: {error}. Make it anew in each epoch instead, from a seed, or give what holds "
-            "it state_dict() and load_state_dict() and name it in suspendable()."
+            f"run.kept[{name!r}] could not be made again: {error}. It must be made of numbers, "
+            "text, arrays, tensors, random generators, containers, and objects whose attributes "
+            "are such, of classes of your own or of a package of which it held objects before the "
+            "loop. Make it anew in each epoch instead, from a seed, or give what holds it "
+            "state_dict() and load_state_dict() and name it in suspendable()."
         ) from error
 
 

@@ -47,6 +47,9 @@ def read(tree: list[Any], present: Any) -> Any:
 
 
 class _PlainWriter(ValueWriter):
+    def _function(self, value: Any) -> list[Any] | None:
+        return None  # it is code, and so refused
+
     def _count(self, parts: int, place: tuple[str, ...]) -> None:
         super()._count(parts * _PART_BYTES, place)
 
