@@ -220,6 +220,28 @@ def test_what_is_kept_at_its_first_use_is_no_change() -> None:
     assert fingerprint(normal) != before[1]
 
 
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (lambda: torch.autocast("cpu"), lambda: torch.autocast("cpu", enabled=False)),
+        (torch.no_grad, torch.enable_grad),
+        (torch.inference_mode, lambda: torch.inference_mode(False)),
+    ],
+    ids=["autocast", "no_grad", "inference_mode"],
+)
+def test_to_use_a_mode_of_torch_is_no_change(
+    make: Callable[[], Any], other: Callable[[], Any]
+) -> None:
+    """It keeps what it sets back at its exit; another mode in its place is a change."""
+    mode = make()
+    before = fingerprint([mode])
+    for outer in (torch.enable_grad(), torch.no_grad()):
+        with outer, mode:
+            pass
+        assert fingerprint([mode]) == before
+    assert fingerprint([other()]) != before
+
+
 def test_a_compiled_module_is_the_module_that_is_saved() -> None:
     """What the compiler keeps beside it is no state."""
     layer, other = nn.Linear(2, 2), nn.Linear(2, 2)

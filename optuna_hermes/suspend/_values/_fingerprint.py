@@ -66,6 +66,12 @@ _TABLES = {"pandas", "polars", "pyarrow"}
 """Libraries of tables, whose content shows in how it is copied and in no attribute."""
 _OF_TORCH = ("torch.utils.data", "torch.utils.tensorboard", "torch.profiler", "torch.distributed")
 _PLAIN = {bool, int, float, complex, str, bytes, type(None)}
+_MODES = (
+    *(torch.autocast, torch.inference_mode),
+    *(torch.no_grad, torch.enable_grad, torch.set_grad_enabled),
+)
+_UNTIL_EXIT = ("prev", "_inference_mode_context")
+"""Begins of the names of attributes in which these keep what they set back at their exit."""
 _OF_PROCESS = (random._inst, np.random.mtrand._rand, torch.default_generator)
 """The global generators, which are saved with each training."""
 # A fingerprint has to cost milliseconds for any value: these bound it.
@@ -305,7 +311,7 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
     if kind.__module__.startswith("torch._dynamo"):  # beside the compiled module there are caches
         yield [own.get("_modules")]
     elif not _is_masked(kind):
-        yield [each for name, each in own.items() if not _is_cached(kind, name, each)]
+        yield [each for name, each in own.items() if not _is_no_state(kind, name, each)]
     slots = slots_of(kind)
     if slots:
         yield [getattr(value, name, None) for name in slots]
@@ -342,8 +348,14 @@ def _at_once(items: Sequence[Any]) -> tuple[Hashable, Sequence[Any]]:
     return hash(tuple(map(id, items))), _sampled(items)
 
 
-def _is_cached(kind: type, name: str, value: object) -> bool:
-    """True for a property's value that was kept at its first use and that never changes."""
+def _is_no_state(kind: type, name: str, value: object) -> bool:
+    """True for an attribute that any process makes again.
+
+    A property's value that was kept at its first use and never changes, or what a ``with``
+    statement has left in a mode of torch's.
+    """
+    if issubclass(kind, _MODES) and name.startswith(_UNTIL_EXIT):
+        return True
     made = next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
     fixed = type(value) in (*_PLAIN, *SCALARS) or issubclass(type(value), CODE)
     return type(made) is lazy_property or (type(made) is cached_property and fixed)
