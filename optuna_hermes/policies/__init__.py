@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError, require
@@ -90,8 +90,12 @@ def make_policy(name: str) -> Policy:
     return load_policy(name)
 
 
-def check_policy(name: str) -> None:
+def check_policy(name: str, rivals: Iterable[str] = ()) -> None:
     """Refuse what cannot be the name of a policy; nothing is imported.
+
+    Args:
+        name: what a user has given.
+        rivals: further names, in a simulation, where no device is powered down.
 
     Raises:
         UnknownPolicyError: there is no such policy.
@@ -103,9 +107,11 @@ def check_policy(name: str) -> None:
         name,
         'write "FILE.py:CLASS" or "module:CLASS" for one of your own',
     )
-    if name not in POLICIES and ":" not in name:
-        names, near = ", ".join(POLICIES), difflib.get_close_matches(name.lower(), POLICIES, n=1)
+    names, bare = [*POLICIES, *rivals], name.removeprefix(ENERGY)
+    if bare not in names and ":" not in bare:
+        near = difflib.get_close_matches(bare.lower(), names, n=1)
         raise UnknownPolicyError(
-            f"A policy must be one of {names}, or FILE.py:CLASS or module:CLASS, or one of these "
-            f"after {ENERGY}, but got {name!r}{f': did you mean {near[0]!r}?' if near else '.'}"
+            f"A policy must be one of {', '.join(names)}, or FILE.py:CLASS or module:CLASS"
+            f"{'' if rivals else f', or one of these after {ENERGY}'}, but got {name!r}"
+            f"{f': did you mean {near[0]!r}?' if near else '.'}"
         )

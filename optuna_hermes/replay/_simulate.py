@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from optuna_hermes import policies
 from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.policies import ENERGY, POLICIES, make_policy
 from optuna_hermes.simulator import (
     CurveSet,
     FixedList,
@@ -74,19 +74,15 @@ class SimulationRules:
 
 def check_policy(name: str) -> None:
     """Raise ``UnknownPolicyError`` with all names if no policy and no rival has this one."""
-    if name in RIVALS or name in POLICIES:
+    policies.check_policy(name, RIVALS)
+    if name in RIVALS:
         return
-    if name.startswith(ENERGY):
+    if name.startswith(policies.ENERGY):
         raise UnknownPolicyError(
             f"In a simulation no device is powered down but got {name!r}: name "
-            f"{name.removeprefix(ENERGY)!r} alone."
+            f"{name.removeprefix(policies.ENERGY)!r} alone."
         )
-    if ":" not in name:
-        known = ", ".join([*POLICIES, *RIVALS])
-        raise UnknownPolicyError(
-            f"A policy must be one of {known}, or module:Class of your own, but got {name!r}."
-        )
-    make_policy(name)
+    policies.make_policy(name)
 
 
 def check_names(sets: Sequence[CurveSet]) -> None:
@@ -105,7 +101,7 @@ def replay(
     """Replay one list of trials under one policy."""
     trials = arrange(policy, recordings)
     return TrialSimulator(
-        make_rival(policy, trials) if policy in RIVALS else make_policy(policy),
+        make_rival(policy, trials) if policy in RIVALS else policies.make_policy(policy),
         FixedList(trials),
         n_devices=rules.n_devices,
         costs=rules.costs,

@@ -387,6 +387,8 @@ def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
     """Those that trial live, and those that only the simulator has."""
     with pytest.raises(UnknownPolicyError, match=r"hermes, .*oracle.* but got 'best'"):
         check_policy("best")
+    with pytest.raises(UnknownPolicyError, match=r"did you mean 'oracle'\?$"):
+        check_policy("oracel")
 
 
 def test_sets_of_one_name_are_refused() -> None:

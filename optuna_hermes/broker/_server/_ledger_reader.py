@@ -50,7 +50,7 @@ class LedgerReader:
         Raises:
             HermesError: its policy cannot be used, or its ledger not be read.
         """
-        check_policy(spec.policy, spec.folders)
+        try_policy(spec.policy, spec.folders)
         # After a restart all clients of a study come at once: the first one's answer is for all.
         lock = self._locks.setdefault(spec.key, asyncio.Lock())
         async with lock:
@@ -75,7 +75,7 @@ class LedgerReader:
                 return known
 
 
-def check_policy(name: str, folders: Iterable[str]) -> None:
+def try_policy(name: str, folders: Iterable[str]) -> None:
     """Raise ``HermesError`` if a policy cannot be made; its module may be in these folders."""
     look_in(folders)
     make_policy(name)

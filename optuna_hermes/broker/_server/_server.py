@@ -27,7 +27,7 @@ from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
 from optuna_hermes.broker._devices._source import DeviceSource
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE
 from optuna_hermes.broker._server._apply_writes import WriterTerms
-from optuna_hermes.broker._server._ledger_reader import LedgerReader, check_policy
+from optuna_hermes.broker._server._ledger_reader import LedgerReader, try_policy
 from optuna_hermes.broker._server._ledgers import LedgerOutcome, Ledgers
 from optuna_hermes.broker._server._logs import log_event
 from optuna_hermes.broker._server._malloc import give_back_free_pages
@@ -271,7 +271,7 @@ class Server:
     async def _receive(self, connection: int, message: wire.FromClient) -> None:
         if isinstance(message, wire.ChangePolicy):
             try:
-                check_policy(message.policy, message.folders)
+                try_policy(message.policy, message.folders)
             except HermesError as error:
                 self._sockets.send(connection, wire.Refused(reason=str(error)))
                 return
