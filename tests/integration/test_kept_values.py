@@ -496,6 +496,35 @@ def test_another_function_in_a_kept_object_is_refused(
         patient(FakeSession(checkpoint_dir=tmp_path), code, late=late)
 
 
+def halved(value: float) -> float:
+    return value / 2
+
+
+@pytest.mark.parametrize("within", [False, True], ids=["itself", "in an object"])
+def test_a_function_in_the_place_of_a_kept_one_is_refused(within: bool, tmp_path: Path) -> None:
+    """Such a checkpoint could not be loaded; another that was kept before the loop may be there."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
+    run.kept.update({"it": fraction, "others": [told], "stop": Patience(scale=fraction)})
+
+    def train() -> None:
+        for epoch in run.epochs(4):
+            put = [fraction, told, fraction, halved][epoch]
+            if within:
+                run.kept["stop"].code["scale"] = put
+            else:
+                run.kept["it"] = put
+            for _ in run.batches(BATCHES):
+                session.tick()
+            run.report(epoch)
+
+    name = "stop" if within else "it"
+    reason = rf"^run\.kept\['{name}'\] could not be made again: it holds the function .*\.halved, "
+    with pytest.raises(UnstorableError, match=reason):
+        train()
+    assert [value for _, _, value in session.reports] == [0, 1, 2]
+
+
 def test_what_must_be_there_to_be_loaded_is_not_to_be_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -149,7 +149,7 @@ class KeptValues:
         shared = sharing(plain, lambda memory: memory in in_trees or owned.holds(memory))
         trees |= {name: self._tree(writer, name) for name in shared}
         writer.refuse_overlaps()
-        self._check_readable(trees, owned)
+        self._check_readable(trees, writer.functions, owned)
         nodes = {name: [tree, False, True] for name, tree in trees.items()}
         for name in (each for each in plain if each not in trees):
             value, has_arrays = self.values[name], Memory in map(type, plain[name])
@@ -160,9 +160,16 @@ class KeptValues:
         with _named_in_errors(name):
             return writer.write(f"run.kept[{name!r}]", self.values[name])
 
-    def _check_readable(self, trees: Mapping[str, list[Any]], owned: NamedTensors) -> None:
-        """Read new values once, so that one that cannot be restored fails while it is there."""
-        if self._readable.issuperset(trees):
+    def _check_readable(
+        self, trees: Mapping[str, list[Any]], functions: set[FunctionName], owned: NamedTensors
+    ) -> None:
+        """Read new values once, so that one that cannot be restored fails while it is there.
+
+        Those with other ``functions`` than before the loop are new ones, too: a loop may put
+        another function in the place of one.
+        """
+        known = set() if self._classes is None else self._classes.functions
+        if self._readable.issuperset(trees) and functions <= known:
             return
         from optuna_hermes.suspend._values._custom import ValueReader
 
