@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import io
-from collections import deque
+import logging
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum, Flag
 from typing import Any
@@ -524,6 +525,42 @@ def test_no_checkpoint_chooses_what_code_there_is(node: list[Any]) -> None:
     """Neither of a library, nor of the user's own file unless it was kept before the loop."""
     with pytest.raises(SuspendError, match="it holds the function"):
         ValueReader(HERE).node(node, None)
+
+
+def test_functions_of_kept_values_are_found_without_writing_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A buffer of a million transitions would be converted anew at each start of a process."""
+    attributed: Any = OrderedDict()
+    attributed.made_by = stored
+    classes = Classes([globals()], [__name__])
+    named = NamedObjects({}, classes)
+    named.kept["it"] = [
+        *(deque([through_disk]), {kept_again: 1.0}, np.array([pack, None], object)),
+        *((frozenset([unpack]),), attributed, Own(item={"last": [frozen]}, say=print)),
+    ]
+    named.kept["itself"] = can_keep
+    with monkeypatch.context() as patch:
+        patch.setattr(ValueWriter, "write", None)
+        named.note_kept()
+    tree = stored(named.state_dict())
+    again = NamedObjects({}, classes)
+    again.load_state_dict(tree)
+    first, keys, array, *_, own = again.kept["it"]
+    assert (first[0], *keys, array[0]) == (through_disk, kept_again, pack)
+    assert own.item["last"] == [frozen]
+    assert again.kept["it"][4].made_by is stored
+    assert again.kept["itself"] is can_keep
+
+
+def test_functions_that_lie_behind_code_are_none_of_a_kept_value() -> None:
+    """Else all of a module that holds another one could be named by a checkpoint."""
+    classes = Classes([globals()], [__name__])
+    named = NamedObjects({}, classes)
+    named.kept["it"] = [np.linalg, Own, Own().__init__, functools.partial(stored)]
+    named.kept["log"] = logging.getLogger(__name__)
+    named.note_kept()
+    assert classes.functions == set()
 
 
 @pytest.mark.parametrize("bits", [np.random.PCG64, np.random.MT19937, np.random.Philox])

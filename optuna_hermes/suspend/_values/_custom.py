@@ -42,7 +42,7 @@ from optuna_hermes.suspend._values._fingerprint import BUFFERS, SCALARS, is_iter
 from optuna_hermes.suspend._values._functions import (
     FUNCTIONS,
     FunctionName,
-    is_harmless,
+    name_of,
     node_of,
     value_of,
 )
@@ -210,8 +210,9 @@ class ValueWriter(_Writer):
     def _function(self, value: Any) -> list[Any] | None:
         """The node of a function that has a name; None for what is none."""
         node = node_of(value)
-        if node is not None and node[0] == "function" and not is_harmless(*node[1:]):
-            self.functions.add((node[1], node[2]))
+        name = name_of(node)
+        if name is not None:
+            self.functions.add(name)
         return node
 
     def _count(self, parts: int, place: tuple[str, ...]) -> None:

@@ -45,6 +45,16 @@ def node_of(value: Any) -> list[Any] | None:
     return ["function", *name] if _named(*name) is value else None
 
 
+def name_of(node: list[Any] | None) -> FunctionName | None:
+    """The name in a node of ``node_of`` that is looked up only where it was kept before the loop.
+
+    None for other nodes.
+    """
+    if node is None or node[0] != "function" or is_harmless(node[1], node[2]):
+        return None
+    return node[1], node[2]
+
+
 def value_of(node: list[Any], kept: Collection[FunctionName]) -> Any:
     """What a node of ``node_of`` refers to.
 

@@ -12,7 +12,8 @@ import torch
 
 from optuna_hermes.errors import SuspendError, UnstorableError
 from optuna_hermes.suspend._state import moved, on_device
-from optuna_hermes.suspend._values._fingerprint import BUFFERS, CODE
+from optuna_hermes.suspend._values._fingerprint import BUFFERS, CODE, outside
+from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import (
     NUMBERS,
     each_once,
@@ -182,14 +183,20 @@ class KeptValues:
 
 def _functions_in(value: object) -> set[FunctionName]:
     """Functions of a value that only one like it may have; see ``ValueWriter.functions``."""
-    if _memories_of_plain(value) is not None:
-        return set()
-    from optuna_hermes.suspend._values._custom import ValueWriter
+    from optuna_hermes.suspend._values._functions import name_of, node_of
 
-    writer = ValueWriter(whole=True)
-    with contextlib.suppress(Exception):  # it is raised where the checkpoint is written
-        writer.write("", value)
-    return writer.functions
+    # Without a ``ValueWriter``, which takes long for a large value, at each start of a process.
+    nodes = (node_of(each) for each, _ in each_once(value, _inside_of_state))
+    return {name for name in map(name_of, nodes) if name is not None}
+
+
+def _inside_of_state(value: Any) -> Collection[Any]:
+    """The parts of a value, with keys and attributes of dictionaries; none of code and the like."""
+    if outside(value):
+        return ()
+    if issubclass(type(value), dict):
+        return [*value, *value.values(), *dict_of(value).values()]
+    return _inside(value)
 
 
 def can_keep(value: object) -> bool:
