@@ -17,7 +17,14 @@ import torch
 from torch import nn
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._modules._module_state import kept_groups, put_back, state_of, undo_casts
+from optuna_hermes.suspend._modules._module_state import (
+    beside_own_state,
+    kept_groups,
+    put_back,
+    put_beside_own_state,
+    state_of,
+    undo_casts,
+)
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
@@ -141,6 +148,43 @@ def test_steps_of_optimizers_stay_in_main_memory() -> None:
     state = optimizer.state[parameter]
     assert state["step"].device.type == "cpu"
     assert (state["exp_avg"].device.type, state["exp_avg"].dtype) == ("meta", torch.float64)
+
+
+class Forgetful(torch.optim.SGD):
+    """Has a ``state_dict`` of its own, without what it holds of its parameters."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+def test_what_is_beside_an_optimizer_s_own_state_is_moved_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A device, for which another one stands here, may have no room for all of it twice."""
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    optimizer, resumed = Forgetful(parameters), Forgetful(parameters)
+    for each in parameters[1:]:
+        optimizer.state[each] = {
+            "step": torch.ones(1),
+            "slow": torch.ones(2),
+            "sums": [torch.ones(1)],
+        }
+    saved = stored(beside_own_state(optimizer))
+    places = [[number, *place] for number in (1, 2) for place in (["slow"], ["sums", 0])]
+    saved["by_parameter"]["on_device"] = places
+    there: list[int] = []
+
+    def device() -> torch.device:
+        there.append(len(resumed.state))
+        return torch.device("meta")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", device)
+    put_beside_own_state(resumed, saved)
+    assert there == [0, 1]
+    assert [*map(id, resumed.state)] == [*map(id, parameters[1:])]
+    for own in resumed.state.values():
+        devices = [each.device.type for each in (own["step"], own["slow"], *own["sums"])]
+        assert devices == ["cpu", "meta", "meta"]
 
 
 class Sharpness(torch.optim.Optimizer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -361,11 +362,23 @@ def put_beside_own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
     right = {*saved["other_keys"], *map(id, parameters)}
     for key in [each for each in state if type(each) is int and each not in right]:
         del state[key]  # by an address of another process: each resumption would add more
-    for parameter, values in zip(parameters, at_places(saved["by_parameter"]), strict=False):
+    for parameter, values in zip(parameters, _each_at_places(saved["by_parameter"]), strict=False):
         if values:
             own = state.setdefault(parameter, {})
             for name, value in values.items():
                 own[name] = _exact(own.get(name), value, parameter)
+
+
+def _each_at_places(saved: Mapping[str, Any]) -> Iterator[Any]:
+    """The items of a list that was given to ``with_places``, on this process's device in turn.
+
+    It may have no room for all of them beside what the optimizer has loaded.
+    """
+    places: dict[int, list[Any]] = defaultdict(list)
+    for number, *place in saved.get("on_device", ()):
+        places[number].append(place)
+    for number, state in enumerate(saved["state"]):
+        yield at_places({"state": state, "on_device": places[number]})
 
 
 def _exact(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
