@@ -187,6 +187,27 @@ def test_what_is_beside_an_optimizer_s_own_state_is_moved_one_by_one(
         assert devices == ["cpu", "meta", "meta"]
 
 
+class Full:
+    """Has no room for its state."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), MemoryError()])
+def test_a_checkpoint_that_has_no_room_is_not_taken_for_a_damaged_one(error: Exception) -> None:
+    """Its trial goes on where there is room."""
+    named = NamedObjects({"it": Full(error)})
+    with pytest.raises(type(error)):
+        named.load_state_dict(stored(named.state_dict()))
+
+
 class Sharpness(torch.optim.Optimizer):
     """Keeps the optimizer that makes its steps out of its ``state_dict``, as many copies of SAM."""
 

@@ -170,6 +170,8 @@ class NamedObjects:
                     put_back(owner, self._at_hand(saved[name]))
                     if name in trained:
                         _put_parameters_back(present[name], trained[name])
+                except (MemoryError, torch.OutOfMemoryError):
+                    raise  # the device has no room now, and the checkpoint is whole
                 except Exception as error:
                     raise SuspendError(f"{name} cannot be loaded from it: {error}") from error
         self._set_plain(self._plain_before)
