@@ -9,9 +9,9 @@ import logging
 import math
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -31,6 +31,9 @@ from optuna_hermes.suspend._values._fingerprint import (
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS, each_once, storable
 
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._modules._inner import InnerModules
+
 log = logging.getLogger(__name__)
 
 _LEAVES = (
@@ -46,11 +49,18 @@ _GONE = ["gone"]
 
 
 class NameTable:
-    """Known objects by names that are the same in each process: references are stored so."""
+    """Known objects by names that are the same in each process: references are stored so.
 
-    def __init__(self, objects: Mapping[str, object] | None = None) -> None:
+    Args:
+        made: ids of those that each process makes, and that no one else saves.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, object] | None = None, made: Collection[int] = ()
+    ) -> None:
         self.objects = objects or {}
         self.names = {id(each): name for name, each in self.objects.items()}
+        self.made = made
 
 
 class Attributes:
@@ -78,11 +88,14 @@ class Attributes:
         self.unmade: set[str] = set()
         self.named = NameTable()
         """The known objects that may be referred to by their names."""
+        self.known = known
+        """The ids as they were given; see ``know``."""
         self._there: dict[_Place, object] | None = None
         self._name = name
         self._owner = owner
         self._ignores = ignores
         self._known = known
+        self._held: Mapping[str, Collection[int]] = {}
         self._always = always
         self._makes = makes
         self._at_start: dict[str, int] | None = None
@@ -96,7 +109,7 @@ class Attributes:
         return {
             (name, *place): kind
             for name, value in self.watched().items()
-            for place, kind in _classes_in(value, self._known).items()
+            for place, kind in _classes_in(value, self.known).items()
         }
 
     def note(self, there: dict[_Place, object]) -> None:
@@ -117,14 +130,23 @@ class Attributes:
         """The object whose attributes they are."""
         return self._owner
 
-    @property
-    def known(self) -> Collection[int]:
-        """Ids of objects that are saved elsewhere."""
-        return self._known
+    def know(self, known: Collection[int], held: Mapping[str, Collection[int]]) -> None:
+        """Take more objects for saved elsewhere, but for those that an attribute itself saves.
 
-    @known.setter
-    def known(self, known: Collection[int]) -> None:
+        Args:
+            known: ids of all.
+            held: ids of those that are saved with an attribute, by its name.
+        """
         self._known = known
+        self._held = {name: {*known}.difference(own) for name, own in held.items()}
+
+    def _known_to(self, name: str) -> Collection[int]:
+        """Ids of objects that are saved elsewhere than with this attribute."""
+        return self._held.get(name, self._known)
+
+    def said(self, place: str) -> str:
+        """The name of a place in the values, in messages."""
+        return f"{self._name}.{place}"
 
     def inner(
         self,
@@ -134,12 +156,13 @@ class Attributes:
         known: Collection[int],
     ) -> Attributes:
         """The attributes of a module that one of the values holds, at a place."""
-        name = f"{self._name}.{place}"
+        name = self.said(place)
         return Attributes(name, module, ignores, known, self._always, makes=self._makes)
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
-        self._owner, self._ignores, self._known = other._owner, other._ignores, other._known
+        self._owner, self._ignores = other._owner, other._ignores
+        self.known, self._known, self._held = other.known, other._known, other._held
 
     def start(self) -> None:
         """Note the attributes where a process that resumes does not change them any more."""
@@ -163,7 +186,7 @@ class Attributes:
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprints of the present values, by name."""
-        return {name: self._fingerprint(each) for name, each in self.watched().items()}
+        return {name: self._fingerprint(name, each) for name, each in self.watched().items()}
 
     def _changed_from(self, before: dict[str, int], now: dict[str, int]) -> None:
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
@@ -194,8 +217,10 @@ class Attributes:
     def find_unmade(self) -> set[str]:
         """Names of those that hold what the next process would lack at present; see ``note``."""
         # At each suspension, not with each checkpoint only: so what takes long is left out.
-        attributes = self.watched().items()
-        self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
+        attributes = self.watched()
+        self._trees(
+            {n: each for n, each in attributes.items() if not _is_simple(each, self._known_to(n))}
+        )
         return self.unmade
 
     def _trees(self, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -221,7 +246,7 @@ class Attributes:
     def _has_changed(self, name: str, value: Any) -> bool:
         """True if it has since the first batch; else the objective makes it again."""
         if name not in self._changed:
-            same = self._before.get(name) == self._fingerprint(value)
+            same = self._before.get(name) == self._fingerprint(name, value)
             if same and id(value) not in self._known and _has_gradient(value):
                 same = False  # of batches before the one that changes the tensor
             if same or (name not in self._before and self._makes_again(name, value)):
@@ -261,8 +286,8 @@ class Attributes:
             given |= {id(each): each for each in reader.arrays if not self._is_made(each)}
         self._given = given
 
-    def _fingerprint(self, value: Any) -> int:
-        known = self._known
+    def _fingerprint(self, name: str, value: Any) -> int:
+        known = self._known_to(name)
         if bound_to(value) is not None:  # which may be the value of another attribute
             others = [each for each in self.watched().values() if each is not value]
             known = {*known, id(self._owner), *reachable(others, known=known)}
@@ -290,13 +315,13 @@ class Attributes:
         from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import UnrestorableParts, ValueWriter
 
-        unmade = None
-        if self._there is not None and not _is_simple(value, self._known):
+        unmade, known = None, self._known_to(name)
+        if self._there is not None and not _is_simple(value, known):
             unmade = UnrestorableParts(
-                self._there, Classes.of(self._owner), self._known, makes=self._makes
+                self._there, Classes.of(self._owner), self.known, makes=self._makes
             )
         writer = ValueWriter(
-            self._known,
+            known,
             made=self._made,
             unmade=unmade,
             named=self.named,
@@ -327,7 +352,7 @@ class Attributes:
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
         roots = [each for each in self.watched().values() if not outside(each)]
-        found = reachable(roots, known=self._known)
+        found = reachable(roots, known=self.known)
         return WeakValueDictionary(
             (key, each)
             for key, each in found.items()
@@ -557,8 +582,16 @@ class ChangedAttributes:
         self._parts: dict[str, Attributes] = {}
         self._inner_keys: set[str] = set()
         self._inner_named: dict[str, object] = {}
+        self._first: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        """The inner objects that each process makes, by name."""
+        self._first_places: dict[tuple[str, str], str] | None = None
+        """Their names by all places that they are at then."""
+        self._moved: list[str] = []
+        """Places that would not come back."""
+        self._made: Collection[int] = ()
+        self._n_first = 0
         self._hooks = Hooks({})
-        self._noted = self._begun = False
+        self._noted = self._loaded = self._begun = False
 
     @property
     def lost(self) -> list[str]:
@@ -569,6 +602,8 @@ class ChangedAttributes:
     def note(self) -> None:
         """Note what each process makes or registers before it trains."""
         self._noted = True
+        if not self._loaded:  # after which they may be elsewhere
+            self._first_places = None
         self._hooks = Hooks(self._hooked())
         for part in self._present().values():
             part.note(part.classes())
@@ -601,8 +636,10 @@ class ChangedAttributes:
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
-        # At each suspension: looking for other parts is left to ``state_dict``.
-        return sorted(name for part in self._with_names().values() for name in part.find_unmade())
+        # At each suspension: looking for other parts is left to ``state_dict`` where it can be.
+        parts = self._present() if self._inner_named else self._with_names()
+        names = (name for part in parts.values() for name in part.find_unmade())
+        return sorted([*names, *self._moved])
 
     def begin(self, *, resumed: bool = True) -> None:
         """Begin to watch, before the first batch.
@@ -622,17 +659,15 @@ class ChangedAttributes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         parts = self._present()
+        self._loaded = True
         for key, saved in state.items():
             if key in parts:
                 parts[key].load_state_dict(saved)
 
     def _present(self) -> dict[str, Attributes]:
         """The parts as of this moment: there may be new ones, and others in their places."""
-        # Loaded on first use: it imports this module.
-        from optuna_hermes.suspend._modules._inner import InnerModules
-
         outer = self._make()
-        inner = InnerModules(outer)
+        inner = self._inner(outer)
         for key in self._inner_keys - inner.attributes.keys():
             self._parts.pop(key, None)  # else it would keep a module that is gone
         self._inner_keys, self._inner_named = {*inner.attributes}, inner.named
@@ -644,9 +679,39 @@ class ChangedAttributes:
             self._parts[key].move_to(found)
         return self._with_names()
 
+    def _inner(self, outer: Mapping[str, Attributes]) -> InnerModules:
+        """The inner objects of this moment.
+
+        As long as they are those that each process makes, each has its own name. Once there are
+        others, or fewer, all come back by their places.
+        """
+        # Loaded on first use: it imports this module.
+        from optuna_hermes.suspend._modules._inner import InnerModules
+
+        if self._first_places is None:
+            found = InnerModules(outer)
+            self._first, self._n_first = WeakValueDictionary(found.named), len(found.named)
+            names = {id(each): name for name, each in found.named.items()}
+            self._first_places = {place: names[each] for place, each in found.places.items()}
+        names = {id(each): name for name, each in self._first.items()}
+        found = InnerModules(outer, names)
+        self._made, self._moved = found.ids, []
+        if len(self._first) == self._n_first and self._made == names.keys():
+            return found
+        found, self._made = InnerModules(outer), set()
+        # What each process makes at some places becomes what is at these now: no two may be one.
+        pairs = {
+            (self._first_places[place], each): place[1]
+            for place, each in found.places.items()
+            if place in self._first_places
+        }
+        before, now = (Counter(pair[n] for pair in pairs) for n in (0, 1))
+        self._moved = [at for (a, b), at in pairs.items() if before[a] > 1 or now[b] > 1]
+        return found
+
     def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable({**self._inner_named, **self._named()})
+        named = NameTable({**self._inner_named, **self._named()}, self._made)
         for part in self._parts.values():
             part.named = named
         return self._parts
