@@ -13,7 +13,7 @@ from torch import nn
 
 from optuna_hermes.suspend._modules._metrics import parts_with_metrics
 from optuna_hermes.suspend._modules._module_state import ignored_of
-from optuna_hermes.suspend._modules._unsaved import Attributes
+from optuna_hermes.suspend._modules._unsaved import Attributes, is_private
 from optuna_hermes.suspend._values._fingerprint import outside
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS
@@ -82,6 +82,12 @@ class InnerModules:
             for at, part in parts.items()
             if id(part) not in self._seen and id(part) not in known
         }
+        new |= {
+            f"{names[at]} {n}": outer.inner(f"{place}.{at}.{n}", each, is_private, known)
+            for at, part in parts.items()
+            if names[at] in new
+            for n, each in _tensors_of(part).items()
+        }
         ids = set(map(id, own.values()))
         held = self._held.setdefault(key, {}).setdefault(name, set())
         held |= ids.difference(self._seen, known)
@@ -122,6 +128,11 @@ class InnerModules:
                 self._seen.add(id(value))
                 inside = reversed(_inside(value))
                 waiting += ((name, f"{place}.{n}", each) for n, each in inside)
+
+
+def _tensors_of(part: nn.Module) -> dict[str, torch.Tensor]:
+    """The parameters and buffers of a module itself, not of its parts."""
+    return {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
 
 
 def _inside(value: Any) -> list[tuple[Any, Any]]:
