@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
@@ -78,7 +79,7 @@ class InnerModules:
             parts = {}
         names = {at: self._first.get(id(each), begin + at) for at, each in own.items()}
         new = {
-            names[at]: outer.inner(f"{place}.{at}".rstrip("."), part, ignored_of(part), known)
+            names[at]: outer.inner(f"{place}.{at}".rstrip("."), part, _ignored_by(part), known)
             for at, part in parts.items()
             if id(part) not in self._seen and id(part) not in known
         }
@@ -128,6 +129,17 @@ class InnerModules:
                 self._seen.add(id(value))
                 inside = reversed(_inside(value))
                 waiting += ((name, f"{place}.{n}", each) for n, each in inside)
+
+
+def _ignored_by(part: nn.Module) -> Callable[[str, Any], bool]:
+    """The test of ``ignored_of``, which does not hold the module."""
+    now = ref(part)
+
+    def ignores(name: str, value: Any) -> bool:
+        part = now()
+        return part is None or ignored_of(part)(name, value)
+
+    return ignores
 
 
 def _tensors_of(part: nn.Module) -> dict[str, torch.Tensor]:

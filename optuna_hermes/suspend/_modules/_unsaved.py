@@ -9,10 +9,10 @@ import logging
 import math
 import sys
 import types
-from collections import Counter, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class NameTable:
     def __init__(
         self, objects: Mapping[str, object] | None = None, made: Collection[int] = ()
     ) -> None:
-        self.objects = objects or {}
+        self.objects = {} if objects is None else objects
         self.names = {id(each): name for name, each in self.objects.items()}
         self.made = made
 
@@ -92,7 +92,7 @@ class Attributes:
         """The ids as they were given; see ``know``."""
         self._there: dict[_Place, object] | None = None
         self._name = name
-        self._owner = owner
+        self._owner_now: Callable[[], object] = lambda: owner
         self._ignores = ignores
         self._known = known
         self._held: Mapping[str, Collection[int]] = {}
@@ -128,7 +128,7 @@ class Attributes:
     @property
     def owner(self) -> object:
         """The object whose attributes they are."""
-        return self._owner
+        return self._owner_now()
 
     def know(self, known: Collection[int], held: Mapping[str, Collection[int]]) -> None:
         """Take more objects for saved elsewhere, but for those that an attribute itself saves.
@@ -155,13 +155,18 @@ class Attributes:
         ignores: Callable[[str, Any], bool],
         known: Collection[int],
     ) -> Attributes:
-        """The attributes of an object that one of the values holds, at a place."""
+        """The attributes of an object that one of the values holds, at a place.
+
+        They do not hold it: a training may drop it to have its memory.
+        """
         name = self.said(place)
-        return Attributes(name, owner, ignores, known, self._always, makes=self._makes)
+        found = Attributes(name, None, ignores, known, self._always, makes=self._makes)
+        found._owner_now = ref(owner)
+        return found
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
-        self._owner, self._ignores = other._owner, other._ignores
+        self._owner_now, self._ignores = other._owner_now, other._ignores
         self.known, self._known, self._held = other.known, other._known, other._held
 
     def start(self) -> None:
@@ -274,7 +279,7 @@ class Attributes:
         from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import ValueReader
 
-        classes = Classes.of(self._owner)
+        classes = Classes.of(self.owner)
         given: dict[int, object] = {}
         for name, node in nodes.items():
             reader = ValueReader(classes, self._given, named=self.named)
@@ -290,7 +295,7 @@ class Attributes:
         known = self._known_to(name)
         if bound_to(value) is not None:  # which may be the value of another attribute
             others = [each for each in self.watched().values() if each is not value]
-            known = {*known, id(self._owner), *reachable(others, known=known)}
+            known = {*known, id(self.owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
     def _makes_again(self, name: str, value: Any) -> bool:
@@ -298,12 +303,12 @@ class Attributes:
 
         These are cached ones, and methods that libraries put over themselves, as DDP's ``forward``.
         """
-        if isinstance(getattr(type(self._owner), name, None), functools.cached_property):
+        if isinstance(getattr(type(self.owner), name, None), functools.cached_property):
             return isinstance(value, CODE)
         if not isinstance(value, types.MethodType):
             return False
         owner = value.__self__
-        is_known = owner is self._owner or id(owner) in self._known
+        is_known = owner is self.owner or id(owner) in self._known
         return is_known and value.__func__ is getattr(type(owner), name, None)
 
     def _written(self, name: str, value: Any) -> list[Any]:
@@ -318,7 +323,7 @@ class Attributes:
         unmade, known = None, self._known_to(name)
         if self._there is not None and not _is_simple(value, known):
             unmade = UnrestorableParts(
-                self._there, Classes.of(self._owner), self.known, makes=self._makes
+                self._there, Classes.of(self.owner), self.known, makes=self._makes
             )
         writer = ValueWriter(
             known,
@@ -347,7 +352,7 @@ class Attributes:
         return {name: value for name, value in every if not self._ignores(name, value)}
 
     def _all(self) -> dict[str, Any]:
-        return vars(self._owner)
+        return vars(self.owner)
 
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
@@ -581,7 +586,7 @@ class ChangedAttributes:
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
         self._inner_keys: set[str] = set()
-        self._inner_named: dict[str, object] = {}
+        self._inner_named: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._first: WeakValueDictionary[str, Any] = WeakValueDictionary()
         """The inner objects that each process makes, by name."""
         self._first_places: dict[tuple[str, str], str] | None = None
@@ -637,7 +642,8 @@ class ChangedAttributes:
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
         # At each suspension: looking for other parts is left to ``state_dict`` where it can be.
-        parts = self._present() if self._inner_named else self._with_names()
+        looks = self._first_places or self._inner_keys
+        parts = self._present() if looks else self._with_names()
         names = (name for part in parts.values() for name in part.find_unmade())
         return sorted([*names, *self._moved])
 
@@ -660,17 +666,20 @@ class ChangedAttributes:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         parts = self._present()
         self._loaded = True
+        inner = list(self._inner_named.values())  # one that is replaced may be needed elsewhere
         for key, saved in state.items():
             if key in parts:
                 parts[key].load_state_dict(saved)
+        del inner
 
     def _present(self) -> dict[str, Attributes]:
         """The parts as of this moment: there may be new ones, and others in their places."""
         outer = self._make()
         inner = self._inner(outer)
         for key in self._inner_keys - inner.attributes.keys():
-            self._parts.pop(key, None)  # else it would keep a module that is gone
-        self._inner_keys, self._inner_named = {*inner.attributes}, inner.named
+            self._parts.pop(key, None)
+        self._inner_keys = {*inner.attributes}
+        self._inner_named = WeakValueDictionary(inner.named)
         for key, found in {**outer, **inner.attributes}.items():
             if key not in self._parts:
                 self._parts[key] = found
@@ -711,7 +720,7 @@ class ChangedAttributes:
 
     def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable({**self._inner_named, **self._named()}, self._made)
+        named = NameTable(ChainMap({**self._named()}, self._inner_named), self._made)
         for part in self._parts.values():
             part.named = named
         return self._parts
