@@ -171,6 +171,22 @@ def test_modules_that_have_changed_places_in_objects_are_read() -> None:
     assert all(torch.equal(a.net.weight, b.net.weight) for a, b in pairs)
 
 
+def test_a_module_that_is_in_its_list_again_is_saved() -> None:
+    """The next process has it as it was before it was changed, whenever that was."""
+    module: Any = nn.Module()
+    module.copies = [UsersLayer()]
+    changes = ChangedAttributes(lambda: {"": Attributes("module", module)})
+    changes.begin()
+    layer = module.copies[0]
+    layer.seen = 1
+    before = changes.state_dict()
+    module.copies.remove(layer)
+    changes.state_dict()
+    module.copies.append(layer)
+    assert before["inner  copies.0."] == {"seen": ["plain", 1]}
+    assert changes.state_dict()["inner  copies.0."] == before["inner  copies.0."]
+
+
 class Lazy(LazyModuleMixin, nn.Module):
     """A user's layer that gets its size with the first batch, and a part on first use."""
 

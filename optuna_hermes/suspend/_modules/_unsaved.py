@@ -586,6 +586,8 @@ class ChangedAttributes:
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
         self._inner_keys: set[str] = set()
+        self._gone: dict[str, Attributes] = {}
+        """Parts whose objects are in none of the attributes at present."""
         self._inner_named: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._first: WeakValueDictionary[str, Any] = WeakValueDictionary()
         """The inner objects that each process makes, by name."""
@@ -677,13 +679,13 @@ class ChangedAttributes:
         outer = self._make()
         inner = self._inner(outer)
         for key in self._inner_keys - inner.attributes.keys():
-            self._parts.pop(key, None)
+            self._gone[key] = self._parts.pop(key)
         self._inner_keys = {*inner.attributes}
         self._inner_named = WeakValueDictionary(inner.named)
         for key, found in {**outer, **inner.attributes}.items():
             if key not in self._parts:
-                self._parts[key] = found
-                if self._begun:
+                self._parts[key] = self._gone.pop(key, found)
+                if self._begun and self._parts[key] is found:
                     found.begin()
             self._parts[key].move_to(found)
         return self._with_names()
