@@ -112,6 +112,6 @@ def check_policy(name: str, rivals: Iterable[str] = ()) -> None:
         near = difflib.get_close_matches(bare.lower(), names, n=1)
         raise UnknownPolicyError(
             f"A policy must be one of {', '.join(names)}, or FILE.py:CLASS or module:CLASS"
-            f"{'' if rivals else f', or one of these after {ENERGY}'}, but got {name!r}"
+            f"{'' if rivals else f', or one of these after {ENERGY}'}, but got {bare!r}"
             f"{f': did you mean {near[0]!r}?' if near else '.'}"
         )
