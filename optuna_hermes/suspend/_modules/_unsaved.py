@@ -9,10 +9,10 @@ import logging
 import math
 import sys
 import types
-from collections import ChainMap, Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary, ref
+from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -31,9 +31,6 @@ from optuna_hermes.suspend._values._fingerprint import (
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS, each_once, storable
 
-if TYPE_CHECKING:
-    from optuna_hermes.suspend._modules._inner import InnerModules
-
 log = logging.getLogger(__name__)
 
 _LEAVES = (
@@ -49,18 +46,11 @@ _GONE = ["gone"]
 
 
 class NameTable:
-    """Known objects by names that are the same in each process: references are stored so.
+    """Known objects by names that are the same in each process: references are stored so."""
 
-    Args:
-        made: ids of those that each process makes, and that no one else saves.
-    """
-
-    def __init__(
-        self, objects: Mapping[str, object] | None = None, made: Collection[int] = ()
-    ) -> None:
-        self.objects = {} if objects is None else objects
+    def __init__(self, objects: Mapping[str, object] | None = None) -> None:
+        self.objects = objects or {}
         self.names = {id(each): name for name, each in self.objects.items()}
-        self.made = made
 
 
 class Attributes:
@@ -88,14 +78,11 @@ class Attributes:
         self.unmade: set[str] = set()
         self.named = NameTable()
         """The known objects that may be referred to by their names."""
-        self.known = known
-        """The ids as they were given; see ``know``."""
         self._there: dict[_Place, object] | None = None
         self._name = name
-        self._owner_now: Callable[[], object] = lambda: owner
+        self._owner = owner
         self._ignores = ignores
         self._known = known
-        self._held: Mapping[str, Collection[int]] = {}
         self._always = always
         self._makes = makes
         self._at_start: dict[str, int] | None = None
@@ -109,7 +96,7 @@ class Attributes:
         return {
             (name, *place): kind
             for name, value in self.watched().items()
-            for place, kind in _classes_in(value, self.known).items()
+            for place, kind in _classes_in(value, self._known).items()
         }
 
     def note(self, there: dict[_Place, object]) -> None:
@@ -128,46 +115,31 @@ class Attributes:
     @property
     def owner(self) -> object:
         """The object whose attributes they are."""
-        return self._owner_now()
+        return self._owner
 
-    def know(self, known: Collection[int], held: Mapping[str, Collection[int]]) -> None:
-        """Take more objects for saved elsewhere, but for those that an attribute itself saves.
+    @property
+    def known(self) -> Collection[int]:
+        """Ids of objects that are saved elsewhere."""
+        return self._known
 
-        Args:
-            known: ids of all.
-            held: ids of those that are saved with an attribute, by its name.
-        """
+    @known.setter
+    def known(self, known: Collection[int]) -> None:
         self._known = known
-        self._held = {name: {*known}.difference(own) for name, own in held.items()}
-
-    def _known_to(self, name: str) -> Collection[int]:
-        """Ids of objects that are saved elsewhere than with this attribute."""
-        return self._held.get(name, self._known)
-
-    def said(self, place: str) -> str:
-        """The name of a place in the values, in messages."""
-        return f"{self._name}.{place}"
 
     def inner(
         self,
         place: str,
-        owner: object,
+        module: nn.Module,
         ignores: Callable[[str, Any], bool],
         known: Collection[int],
     ) -> Attributes:
-        """The attributes of an object that one of the values holds, at a place.
-
-        They do not hold it: a training may drop it to have its memory.
-        """
-        name = self.said(place)
-        found = Attributes(name, None, ignores, known, self._always, makes=self._makes)
-        found._owner_now = ref(owner)
-        return found
+        """The attributes of a module that one of the values holds, at a place."""
+        name = f"{self._name}.{place}"
+        return Attributes(name, module, ignores, known, self._always, makes=self._makes)
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
-        self._owner_now, self._ignores = other._owner_now, other._ignores
-        self.known, self._known, self._held = other.known, other._known, other._held
+        self._owner, self._ignores, self._known = other._owner, other._ignores, other._known
 
     def start(self) -> None:
         """Note the attributes where a process that resumes does not change them any more."""
@@ -191,7 +163,7 @@ class Attributes:
 
     def fingerprints(self) -> dict[str, int]:
         """Fingerprints of the present values, by name."""
-        return {name: self._fingerprint(name, each) for name, each in self.watched().items()}
+        return {name: self._fingerprint(each) for name, each in self.watched().items()}
 
     def _changed_from(self, before: dict[str, int], now: dict[str, int]) -> None:
         changed = {name for name in now if now[name] != before.get(name)} - self._changed
@@ -222,10 +194,8 @@ class Attributes:
     def find_unmade(self) -> set[str]:
         """Names of those that hold what the next process would lack at present; see ``note``."""
         # At each suspension, not with each checkpoint only: so what takes long is left out.
-        attributes = self.watched()
-        self._trees(
-            {n: each for n, each in attributes.items() if not _is_simple(each, self._known_to(n))}
-        )
+        attributes = self.watched().items()
+        self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
         return self.unmade
 
     def _trees(self, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -251,7 +221,7 @@ class Attributes:
     def _has_changed(self, name: str, value: Any) -> bool:
         """True if it has since the first batch; else the objective makes it again."""
         if name not in self._changed:
-            same = self._before.get(name) == self._fingerprint(name, value)
+            same = self._before.get(name) == self._fingerprint(value)
             if same and id(value) not in self._known and _has_gradient(value):
                 same = False  # of batches before the one that changes the tensor
             if same or (name not in self._before and self._makes_again(name, value)):
@@ -279,7 +249,7 @@ class Attributes:
         from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import ValueReader
 
-        classes = Classes.of(self.owner)
+        classes = Classes.of(self._owner)
         given: dict[int, object] = {}
         for name, node in nodes.items():
             reader = ValueReader(classes, self._given, named=self.named)
@@ -291,11 +261,11 @@ class Attributes:
             given |= {id(each): each for each in reader.arrays if not self._is_made(each)}
         self._given = given
 
-    def _fingerprint(self, name: str, value: Any) -> int:
-        known = self._known_to(name)
+    def _fingerprint(self, value: Any) -> int:
+        known = self._known
         if bound_to(value) is not None:  # which may be the value of another attribute
             others = [each for each in self.watched().values() if each is not value]
-            known = {*known, id(self.owner), *reachable(others, known=known)}
+            known = {*known, id(self._owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
     def _makes_again(self, name: str, value: Any) -> bool:
@@ -303,12 +273,12 @@ class Attributes:
 
         These are cached ones, and methods that libraries put over themselves, as DDP's ``forward``.
         """
-        if isinstance(getattr(type(self.owner), name, None), functools.cached_property):
+        if isinstance(getattr(type(self._owner), name, None), functools.cached_property):
             return isinstance(value, CODE)
         if not isinstance(value, types.MethodType):
             return False
         owner = value.__self__
-        is_known = owner is self.owner or id(owner) in self._known
+        is_known = owner is self._owner or id(owner) in self._known
         return is_known and value.__func__ is getattr(type(owner), name, None)
 
     def _written(self, name: str, value: Any) -> list[Any]:
@@ -320,13 +290,13 @@ class Attributes:
         from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import UnrestorableParts, ValueWriter
 
-        unmade, known = None, self._known_to(name)
-        if self._there is not None and not _is_simple(value, known):
+        unmade = None
+        if self._there is not None and not _is_simple(value, self._known):
             unmade = UnrestorableParts(
-                self._there, Classes.of(self.owner), self.known, makes=self._makes
+                self._there, Classes.of(self._owner), self._known, makes=self._makes
             )
         writer = ValueWriter(
-            known,
+            self._known,
             made=self._made,
             unmade=unmade,
             named=self.named,
@@ -352,12 +322,12 @@ class Attributes:
         return {name: value for name, value in every if not self._ignores(name, value)}
 
     def _all(self) -> dict[str, Any]:
-        return vars(self.owner)
+        return vars(self._owner)
 
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
         roots = [each for each in self.watched().values() if not outside(each)]
-        found = reachable(roots, known=self.known)
+        found = reachable(roots, known=self._known)
         return WeakValueDictionary(
             (key, each)
             for key, each in found.items()
@@ -586,19 +556,9 @@ class ChangedAttributes:
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
         self._inner_keys: set[str] = set()
-        self._gone: dict[str, Attributes] = {}
-        """Parts whose objects are in none of the attributes at present."""
-        self._inner_named: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        self._first: WeakValueDictionary[str, Any] = WeakValueDictionary()
-        """The inner objects that each process makes, by name."""
-        self._first_places: dict[tuple[str, str], str] | None = None
-        """Their names by all places that they are at then."""
-        self._moved: list[str] = []
-        """Places that would not come back."""
-        self._made: Collection[int] = ()
-        self._n_first = 0
+        self._inner_named: dict[str, object] = {}
         self._hooks = Hooks({})
-        self._noted = self._loaded = self._begun = False
+        self._noted = self._begun = False
 
     @property
     def lost(self) -> list[str]:
@@ -609,8 +569,6 @@ class ChangedAttributes:
     def note(self) -> None:
         """Note what each process makes or registers before it trains."""
         self._noted = True
-        if not self._loaded:  # after which they may be elsewhere
-            self._first_places = None
         self._hooks = Hooks(self._hooked())
         for part in self._present().values():
             part.note(part.classes())
@@ -643,11 +601,8 @@ class ChangedAttributes:
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
-        # At each suspension: looking for other parts is left to ``state_dict`` where it can be.
-        looks = self._first_places or self._inner_keys
-        parts = self._present() if looks else self._with_names()
-        names = (name for part in parts.values() for name in part.find_unmade())
-        return sorted([*names, *self._moved])
+        # At each suspension: looking for other parts is left to ``state_dict``.
+        return sorted(name for part in self._with_names().values() for name in part.find_unmade())
 
     def begin(self, *, resumed: bool = True) -> None:
         """Begin to watch, before the first batch.
@@ -667,62 +622,31 @@ class ChangedAttributes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         parts = self._present()
-        self._loaded = True
-        inner = list(self._inner_named.values())  # one that is replaced may be needed elsewhere
         for key, saved in state.items():
             if key in parts:
                 parts[key].load_state_dict(saved)
-        del inner
 
     def _present(self) -> dict[str, Attributes]:
         """The parts as of this moment: there may be new ones, and others in their places."""
+        # Loaded on first use: it imports this module.
+        from optuna_hermes.suspend._modules._inner import InnerModules
+
         outer = self._make()
-        inner = self._inner(outer)
+        inner = InnerModules(outer)
         for key in self._inner_keys - inner.attributes.keys():
-            self._gone[key] = self._parts.pop(key)
-        self._inner_keys = {*inner.attributes}
-        self._inner_named = WeakValueDictionary(inner.named)
+            self._parts.pop(key, None)  # else it would keep a module that is gone
+        self._inner_keys, self._inner_named = {*inner.attributes}, inner.named
         for key, found in {**outer, **inner.attributes}.items():
             if key not in self._parts:
-                self._parts[key] = self._gone.pop(key, found)
-                if self._begun and self._parts[key] is found:
+                self._parts[key] = found
+                if self._begun:
                     found.begin()
             self._parts[key].move_to(found)
         return self._with_names()
 
-    def _inner(self, outer: Mapping[str, Attributes]) -> InnerModules:
-        """The inner objects of this moment.
-
-        As long as they are those that each process makes, each has its own name. Once there are
-        others, or fewer, all come back by their places.
-        """
-        # Loaded on first use: it imports this module.
-        from optuna_hermes.suspend._modules._inner import InnerModules
-
-        if self._first_places is None:
-            found = InnerModules(outer)
-            self._first, self._n_first = WeakValueDictionary(found.named), len(found.named)
-            names = {id(each): name for name, each in found.named.items()}
-            self._first_places = {place: names[each] for place, each in found.places.items()}
-        names = {id(each): name for name, each in self._first.items()}
-        found = InnerModules(outer, names)
-        self._made, self._moved = found.ids, []
-        if len(self._first) == self._n_first and self._made == names.keys():
-            return found
-        found, self._made = InnerModules(outer), set()
-        # What each process makes at some places becomes what is at these now: no two may be one.
-        pairs = {
-            (self._first_places[place], each): place[1]
-            for place, each in found.places.items()
-            if place in self._first_places
-        }
-        before, now = (Counter(pair[n] for pair in pairs) for n in (0, 1))
-        self._moved = [at for (a, b), at in pairs.items() if before[a] > 1 or now[b] > 1]
-        return found
-
     def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable(ChainMap({**self._named()}, self._inner_named), self._made)
+        named = NameTable({**self._inner_named, **self._named()})
         for part in self._parts.values():
             part.named = named
         return self._parts

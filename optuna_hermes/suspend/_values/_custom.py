@@ -154,7 +154,6 @@ class ValueWriter(_Writer):
         self.functions: set[FunctionName] = set()
         """Names of the functions that can only be read where they were kept before the loop."""
         self._names = {} if named is None else named.names
-        self._own = () if named is None else named.made
         self._unmade = unmade
         self._known = known
         self._whole = whole
@@ -181,9 +180,6 @@ class ValueWriter(_Writer):
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         node = self._node(value, place)
-        if node[0] in _REUSED and id(value) in self._own:
-            # There may be another one at this place in the next process.
-            return ["into", self._names[id(value)], node]
         if self._whole and node[0] in _LOADED:
             kind = type(value)
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
@@ -273,7 +269,7 @@ class ValueWriter(_Writer):
     def _new_keys(self, values: Iterable[Any]) -> dict[int, RegionKey] | None:
         """The keys of arrays without a node by ``id``; None if memory is shared, or is known."""
         new = {id(each): each for each in values if each is not None}
-        if any(key in self._known or key in self._own for key in new):
+        if any(key in self._known for key in new):
             return None
         new = {key: each for key, each in new.items() if key not in self._seen}
         if self._owned is not None and any(map(self._owned.holds, map(memory_of, new.values()))):
@@ -454,10 +450,6 @@ class ValueReader(_Reader):
             if node[1] not in self._named:
                 raise SuspendError(f"it refers to {node[1]}, which is not there")
             return self._named[node[1]]
-        if kind == "into":
-            if node[1] not in self._named:
-                raise SuspendError(f"it holds {node[1]}, which is not there")
-            return self.node(node[2], self._named[node[1]])
         if kind in FUNCTIONS:
             return value_of(node, self._classes.functions)
         if kind in _REUSED and not self._take(present):
