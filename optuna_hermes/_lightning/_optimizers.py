@@ -32,20 +32,22 @@ def inner_states(trainer: Trainer) -> dict[str, Any]:
 
 
 def beside_own_states(trainer: Trainer) -> list[dict[str, Any]]:
-    """What the trainer's optimizers may leave out that have a ``state_dict`` of their own."""
+    """Values that optimizers with a ``state_dict`` of their own may leave out of it, in order."""
     return [beside_own_state(each) for each in trainer.optimizers]
 
 
 def put_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Put references in place of the optimizers and schedules that are in the states of others."""
+    names = _names(trainer)
     for key in checkpoint.keys() & set(_STATES):
-        checkpoint[key] = with_references(checkpoint[key], _names(trainer))
+        checkpoint[key] = with_references(checkpoint[key], names)
 
 
 def follow_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Put this process's optimizers and schedules in place of the references to them."""
+    every = _every(trainer)
     for key in checkpoint.keys() & set(_STATES):
-        checkpoint[key] = without_references(checkpoint[key], _every(trainer))
+        checkpoint[key] = without_references(checkpoint[key], every)
 
 
 def optimizers_of(trainer: Trainer) -> list[object]:
@@ -68,10 +70,11 @@ def restore_optimizers(
     for optimizer, state, others in zip(trainer.optimizers, states, beside, strict=False):
         undo_casts(optimizer, state)
         put_beside_own_state(optimizer, others)
-    with kept_groups(optimizers_of(trainer)):
+    every = _every(trainer)
+    with kept_groups([*every.values()]):
         for place, each in inner(trainer).items():
             if place in inner_states:
-                put_back(each, without_references(inner_states[place], _every(trainer)))
+                put_back(each, without_references(inner_states[place], every))
 
 
 def _names(trainer: Trainer) -> dict[int, str]:

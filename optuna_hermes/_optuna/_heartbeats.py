@@ -16,7 +16,7 @@ from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes._optuna._storages import backend_of
 
 _EACH = ("_get_stale_trial_ids", "set_trial_state_values", "get_trial", "create_new_trial")
-"""What is called in a storage to fail trials and to enqueue them again."""
+"""Methods of a storage that fail trials and enqueue them again."""
 
 
 def fail_dead_trials(study: optuna.Study, live: Callable[[], Collection[int]]) -> None:

@@ -382,7 +382,7 @@ def _each_at_places(saved: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _exact(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
-    """What was saved: the loaded tensor if that is the same, as others may hold it."""
+    """The saved value: the loaded tensor if that is the same, as others may hold it."""
     if not isinstance(saved, torch.Tensor):
         return saved
     if isinstance(loaded, torch.Tensor) and _is_same(loaded, saved):

@@ -56,7 +56,7 @@ def name_of(node: list[Any] | None) -> FunctionName | None:
 
 
 def value_of(node: list[Any], kept: Collection[FunctionName]) -> Any:
-    """What a node of ``node_of`` refers to.
+    """The function or logger that a node of ``node_of`` refers to.
 
     Args:
         kept: the names of functions of which there were any in values kept before the loop.
