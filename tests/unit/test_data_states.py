@@ -33,6 +33,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.pytorch import PyTorchLoop
+from optuna_hermes.suspend._loaders._attributes import LoaderAttributes
 from optuna_hermes.suspend._loaders._workers import Workers
 from optuna_hermes.suspend._values import _generators
 from optuna_hermes.suspend._values._generators import (
@@ -1118,6 +1119,79 @@ def test_what_the_training_sets_in_a_data_set(workers: int, wrapped: bool, tmp_p
                     data.level += 1
 
     check(objective, tmp_path, 6, 4, 3)
+
+
+class Stronger:
+    """A transform with a strength, which the training raises, and a count of what it is given."""
+
+    def __init__(self) -> None:
+        self.strength = 0
+        self.given = 0
+
+    def __call__(self, value: torch.Tensor) -> torch.Tensor:
+        self.given += 1
+        return value + 100 * self.strength
+
+
+class StrongerModule(torch.nn.Module):
+    """The same, as a module without weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = 0
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value + 100 * self.strength
+
+
+class Transformed(Dataset[torch.Tensor]):
+    """Numbers that some transforms change."""
+
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = transforms
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        sample = torch.full((1,), float(index))
+        return functools.reduce(lambda value, each: each(value), self.transforms, sample)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Stronger, StrongerModule])
+def test_what_the_training_sets_in_a_transform(
+    kind: Any, workers: int, wrapped: bool, tmp_path: Path
+) -> None:
+    """An augmentation grows stronger, of a data set's own or within a library's object."""
+
+    def objective(trial: Trial) -> None:
+        transform = kind()
+        is_module = kind is StrongerModule
+        inner = torch.nn.Sequential(StrongerModule(), transform) if is_module else transform
+        data = Transformed(Stronger(), inner)
+        given: Any = Subset(data, range(SAMPLES)) if wrapped else data
+        loader = DataLoader(given, batch_size=SIZE, num_workers=workers)
+        for epoch in trial.epochs():
+            for batch in trial.train(epoch, loader):
+                if batch == 1:
+                    transform.strength += 1
+
+    check(objective, tmp_path, 6, 4, 3)
+
+
+def test_another_transform_does_not_get_the_values_of_the_first(tmp_path: Path) -> None:
+    """Each process makes its transforms, and the next one may have fewer of them."""
+    several = Transformed(Stronger(), StrongerModule())
+    state = LoaderAttributes(DataLoader(several), None)
+    several.transforms[0].strength = 2
+    other = Transformed(StrongerModule())
+    LoaderAttributes(DataLoader(other), None).load_state(state.state())
+    assert other.transforms[0].strength == 0
+    again = Transformed(Stronger(), StrongerModule())
+    LoaderAttributes(DataLoader(again), None).load_state(state.state())
+    assert [each.strength for each in again.transforms] == [2, 0]
 
 
 class Scaled(Harder):

@@ -8,7 +8,7 @@ import inspect
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -19,15 +19,17 @@ from torch.utils.data import DataLoader, Dataset
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._loaders._kinds import data_of, has_workers
 from optuna_hermes.suspend._loaders._order import SAMPLES
-from optuna_hermes.suspend._modules._unsaved import set_in
+from optuna_hermes.suspend._modules._unsaved import set_by, set_in
+from optuna_hermes.suspend._values._fingerprint import CODE
 from optuna_hermes.suspend._values._generators import (
     GeneratorOwner,
+    dict_of,
     holders_in,
     is_users_type,
     set_states,
     states_of,
 )
-from optuna_hermes.suspend._values._tree import NUMBERS, each_once, frozen, leaves
+from optuna_hermes.suspend._values._tree import NUMBERS, frozen, leaves
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
@@ -35,6 +37,8 @@ _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRA
 _MOST_BYTES = 1 << 27
 _MOST_COLLATE_BYTES = 1 << 19
 """Few, as they may be written with each batch."""
+_MOST_PARTS = 100
+"""Longer lists and dictionaries of a data set hold samples, not transforms."""
 _seen: weakref.WeakKeyDictionary[Any, _PlainAttributes] = weakref.WeakKeyDictionary()
 
 
@@ -42,9 +46,9 @@ class LoaderAttributes:
     """Generators, counters and indices that a loader, its samplers and its data set keep.
 
     Of samplers and of an object that collates in this process, all plain values; see
-    ``_values._plain``. Of data sets, only the numbers, text and flags that the training sets: with
-    worker processes they hold from its next epoch on, and where these persist those of the first
-    epoch hold.
+    ``_values._plain``. Of data sets and their transforms, only the numbers, text and flags that
+    the training sets: with worker processes they hold from its next epoch on, and where these
+    persist those of the first epoch hold.
     """
 
     def __init__(self, loader: DataLoader[Any], sampler: Any) -> None:
@@ -57,11 +61,7 @@ class LoaderAttributes:
             self._samplers.append(sampler)
             inner = getattr(sampler, "batch_sampler", None)
             sampler = getattr(sampler, "sampler", inner)
-        self._data: list[_PlainAttributes] = []
-        for each in _data_sets(getattr(loader, "dataset", None)):
-            reads, together = _set_by_reading(type(each)), _set_together(type(each))
-            find = functools.partial(_set_by_training, reads=reads, together=together)
-            self._data.append(_attributes_of(each, find))
+        self._data = _DataAttributes(getattr(loader, "dataset", None))
         self._collate: list[_PlainAttributes] = []
         collate = getattr(loader, "collate_fn", None)
         # Functions have no attributes, workers have copies, and a module is saved by itself.
@@ -69,7 +69,8 @@ class LoaderAttributes:
         if is_users_type(type(collate)) and not elsewhere:
             self._collate.append(_attributes_of(collate, _plain_in, _MOST_COLLATE_BYTES))
         of_samplers = [_attributes_of(each, _plain_in) for each in self._samplers]
-        self._attributes = [*of_samplers, *self._data, *self._collate]
+        self._attributes: list[_PlainAttributes | _DataAttributes]
+        self._attributes = [*of_samplers, self._data, *self._collate]
 
     def state(self) -> dict[str, Any]:
         """Their present state; of attributes, those that have ever had other than first values."""
@@ -78,14 +79,13 @@ class LoaderAttributes:
             "attributes": [each.state() for each in self._attributes],
         }
 
-    def data_values(self) -> list[dict[str, Any]]:
+    def data_values(self) -> dict[str, dict[str, Any]]:
         """The values of the data sets' attributes, also those that were never changed."""
-        return [each.values() for each in self._data]
+        return self._data.values()
 
-    def set_data_values(self, values: list[dict[str, Any]]) -> None:
+    def set_data_values(self, values: dict[str, dict[str, Any]]) -> None:
         """Restore what ``data_values`` returned."""
-        for attributes, own in zip(self._data, values, strict=False):
-            attributes.set(own)
+        self._data.set(values)
 
     def collate_state(self) -> list[dict[str, Any]]:
         """The part of ``state`` that fetching a batch may change in an object that collates."""
@@ -183,6 +183,40 @@ class _PlainAttributes:
         self.set({**first, **state})
 
 
+class _DataAttributes:
+    """The numbers, text and flags that the training sets in data sets and their transforms.
+
+    Args:
+        data: the data set of a loader.
+    """
+
+    def __init__(self, data: Any) -> None:
+        # By place, as the next process may have other transforms.
+        self._parts: dict[str, _PlainAttributes] = {}
+        for place, each in _users_data(data).items():
+            kind: Any = type(each)
+            reads = _set_by_reading(kind) | set_by(kind, ("torch.",))
+            together = _set_together(kind)
+            find = functools.partial(_set_by_training, reads=reads, together=together)
+            self._parts[place] = _attributes_of(each, find)
+
+    def values(self) -> dict[str, dict[str, Any]]:
+        return {place: each.values() for place, each in self._parts.items()}
+
+    def set(self, values: dict[str, dict[str, Any]]) -> None:
+        for place, each in self._parts.items():
+            each.set(values.get(place, {}))
+
+    def state(self) -> dict[str, Any]:
+        """See ``_PlainAttributes``; empty if nothing has changed."""
+        states = {place: each.state() for place, each in self._parts.items()}
+        return {place: state for place, state in states.items() if state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for place, each in self._parts.items():
+            each.load_state(state.get(place, {}))
+
+
 def _attributes_of(
     owner: Any, find: Callable[[Any], dict[str, Any]], most_bytes: int = _MOST_BYTES
 ) -> _PlainAttributes:
@@ -206,18 +240,45 @@ def _plain_in(owner: Any) -> dict[str, Any]:
     }
 
 
-def _data_sets(data: Any) -> list[Any]:
-    """The data sets of the user's classes among a data set and those that it wraps."""
+def _users_data(data: Any) -> dict[str, Any]:
+    """The data sets and transforms of the user's classes in a data set, by place and class."""
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    waiting = deque([("dataset", data)])
+    while waiting:
+        place, each = waiting.popleft()
+        kind = type(each)
+        if id(each) in seen or issubclass(kind, CODE):
+            continue
+        seen.add(id(each))
+        is_data = (each is data or issubclass(kind, Dataset)) and hasattr(kind, "__getitem__")
+        if is_users_type(kind) and (is_data or _is_transform(each)):
+            found[f"{place} {kind.__qualname__}"] = each
+        waiting += ((f"{place}.{name}", part) for name, part in _inside(each))
+    return found
 
-    def inside(each: Any) -> list[Any]:
-        if not isinstance(each, Dataset):
-            return []
-        own = getattr(each, "__dict__", {})  # as of ``Subset`` and ``ConcatDataset``
-        several = own.get("datasets")
-        return [own.get("dataset"), *(several if isinstance(several, list) else ())]
 
-    every = [each for each, _ in each_once(data, inside) if hasattr(type(each), "__getitem__")]
-    return [each for each in every if is_users_type(type(each))]
+def _inside(each: Any) -> Iterable[tuple[Any, Any]]:
+    """What may lead from a data set, a transform or a container to others, by name."""
+    kind = type(each)
+    if issubclass(kind, list | tuple | dict):
+        if len(each) > _MOST_PARTS:
+            return ()
+        return dict.items(each) if issubclass(kind, dict) else enumerate(each)
+    own = dict_of(each)
+    names: Iterable[str] = ()
+    if issubclass(kind, Dataset):
+        names = own if hasattr(kind, "__getitem__") else ("dataset", "datasets")
+    elif _is_transform(each):
+        names = own if is_users_type(kind) else ("transforms", "_modules")  # as of ``Compose``
+    return [(name, own.get(name)) for name in names]
+
+
+def _is_transform(each: Any) -> bool:
+    """True for what is called, but for a module with weights: that is saved by itself."""
+    if not any("__call__" in vars(kind) for kind in type(each).__mro__):
+        return False
+    return not (issubclass(type(each), nn.Module) and any(True for _ in each.parameters()))
 
 
 def _set_by_training(
@@ -227,7 +288,7 @@ def _set_by_training(
 
     Args:
         data: the data set.
-        reads: names of attributes that reading sets, such as that of the part that was read last.
+        reads: names of attributes that reading or torch sets, such as the part that was read last.
         together: names of attributes that one method sets, for each method: it would find a size
             set, say, and leave the transform of the first size.
     """
@@ -252,7 +313,7 @@ def _set_by_reading(kind: type) -> frozenset[str]:
     """Names of the attributes that methods which give samples set, and those that they call."""
     found: set[str] = set()
     seen: set[str] = set()
-    waiting = ["__getitem__", "__getitems__", "__iter__", "__next__"]
+    waiting = ["__getitem__", "__getitems__", "__iter__", "__next__", "__call__"]
     while waiting:
         name = waiting.pop()
         if name in seen:

@@ -46,7 +46,7 @@ class LoaderProcesses:
         self._seed: torch.Tensor | None = None
         self._revived: dict[str, Any] | None = None
         self._kept: tuple[Any, Any, Any] | None = None
-        self._data: list[dict[str, Any]] | None = None
+        self._data: dict[str, dict[str, Any]] | None = None
         """The data sets' values at the start of processes that persist."""
         self._extra_call = False
         self._first = 0
