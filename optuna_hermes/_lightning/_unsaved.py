@@ -31,19 +31,22 @@ from optuna_hermes.suspend._modules._unsaved import (
     tensor_attributes,
 )
 from optuna_hermes.suspend._state import plain
-from optuna_hermes.suspend._values._generators import GENERATORS
+from optuna_hermes.suspend._values._generators import GENERATORS, is_users_type
 
 ADVICE = (
     "Give what holds it state_dict() and load_state_dict(), or keep it in numbers, arrays, "
     "tensors, lists and dictionaries."
 )
-_LIBRARIES = ("lightning.", "pytorch_lightning.", "torch.", "torchmetrics.", "optuna_hermes.")
+_LIBRARIES = (
+    *("lightning.", "pytorch_lightning.", "lightning_fabric."),
+    *("torch.", "torchmetrics.", "optuna_hermes."),
+)
 OF_DATA = ("data", "data hparams")
 """Keys of the attributes of data modules."""
 
 
 def unsaved(trainer: Trainer) -> ChangedAttributes:
-    """Attributes of callbacks, trainer, module, its parts, optimizers, and data module; hooks."""
+    """Attributes of callbacks, trainer, plugins, modules, optimizers, and data module; hooks."""
     return ChangedAttributes(
         functools.partial(_attributes, trainer),
         named=functools.partial(_named, trainer),
@@ -67,11 +70,29 @@ def _attributes(trainer: Trainer) -> dict[str, Attributes]:
         elif _is_a_user_s(callback, Callback):
             found[key] = Attributes(name, callback, _ignores(type(callback)), known)
     found["trainer"] = Attributes("trainer", trainer, _is_left_out_of_trainer, known)
+    found |= _of_plugins(trainer, known)
     found |= _of_modules(trainer, known, _is_always_saved)
     found |= tensor_attributes(type(module).__qualname__, module, known)
     for name, optimizer in _optimizers(trainer).items():
         found |= optimizer_attributes(name, optimizer, known)
     return found
+
+
+def _of_plugins(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
+    """Attributes of a strategy, and of a precision plugin without ``state_dict``, of a user."""
+    precision = trainer.precision_plugin
+    owners: dict[str, Any] = {"strategy": trainer.strategy}  # whose state Lightning never asks for
+    if _module_of(getattr(type(precision), "state_dict", None)).startswith(_LIBRARIES):
+        owners["precision plugin"] = precision
+    kinds = {key: type(each) for key, each in owners.items() if is_users_type(type(each))}
+    return {
+        key: Attributes(kind.__qualname__, owners[key], _ignores(kind), known)
+        for key, kind in kinds.items()
+    }
+
+
+def _module_of(function: object) -> str:
+    return str(getattr(function, "__module__", ""))
 
 
 def _is_left_out_of_trainer(name: str, value: Any) -> bool:

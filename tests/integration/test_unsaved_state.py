@@ -36,6 +36,8 @@ import pytest
 import torch
 import tqdm
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 from torchmetrics import (
@@ -196,6 +198,7 @@ def fit(
     callbacks: list[Any],
     seed: int = 1,
     data: Callable[[], Data | None] = Data,
+    settings: Callable[[], dict[str, Any]] = dict,
 ) -> Any:
     """One process of a run."""
     torch.manual_seed(1)
@@ -217,21 +220,27 @@ def fit(
         enable_progress_bar=False,
         enable_model_summary=False,
         accelerator="cpu",
+        **settings(),
     )
     trainer.fit(model, datamodule=data())
     return model
 
 
 def by_way_of_disk(
-    folder: Path, net: Any, callbacks: Any, *after: int, data: Callable[[], Data | None] = Data
+    folder: Path,
+    net: Any,
+    callbacks: Any,
+    *after: int,
+    data: Callable[[], Data | None] = Data,
+    settings: Callable[[], dict[str, Any]] = dict,
 ) -> Any:
     """Suspended after so many batches, each time in a new process."""
     session = FakeSession(checkpoint_dir=folder / "study" / "trial")
     for seed, batches in enumerate(after):
         session = session.again({batches: "disk"})
         with pytest.raises(Suspended):
-            fit(session, net, callbacks(), seed=seed + 1, data=data)
-    return fit(session.again(), net, callbacks(), seed=99, data=data)
+            fit(session, net, callbacks(), seed=seed + 1, data=data, settings=settings)
+    return fit(session.again(), net, callbacks(), seed=99, data=data, settings=settings)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -277,6 +286,46 @@ def test_values_that_hooks_add_to_the_trainer_come_back(
     expected = fit(FakeSession(), Net, [Smooths()])
     model = by_way_of_disk(tmp_path, Net, lambda: [Smooths()], *after)
     assert model.losses == expected.losses
+    assert said(caplog) == []
+
+
+class Decaying(Precision):
+    """A precision plugin that counts steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        self.steps += 1
+        optimizer.param_groups[0]["lr"] = 0.05 * 0.9**self.steps
+        return super().optimizer_step(optimizer, model, closure, **kwargs)
+
+
+class Annealed(SingleDeviceStrategy):
+    """A strategy that weighs each loss by the losses before it."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.seen: list[float] = []
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        loss: Any = super().training_step(*args, **kwargs)
+        self.seen.append(loss.item())
+        return loss * (1 + 0.1 * sum(self.seen))
+
+
+@pytest.mark.parametrize(
+    "settings", [lambda: {"plugins": [Decaying()]}, lambda: {"strategy": Annealed()}]
+)
+def test_what_plugins_of_a_user_keep_comes_back(
+    settings: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As attributes of callbacks do."""
+    expected = fit(FakeSession(), Net, [], settings=settings)
+    model = by_way_of_disk(tmp_path, Net, list, 7, 5, settings=settings)
+    assert model.losses == expected.losses
+    assert torch.equal(model.net.weight, expected.net.weight)
     assert said(caplog) == []
 
 
