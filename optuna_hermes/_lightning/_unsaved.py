@@ -20,6 +20,7 @@ from optuna_hermes._lightning._namespace import (
 from optuna_hermes._lightning._optimizers import inner
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes._lightning._settings import OF_TRAINER
+from optuna_hermes._lightning._variables import Variables
 from optuna_hermes.suspend._modules._metrics import is_metric, of_metrics
 from optuna_hermes.suspend._modules._module_state import OF_LAZY_MODULES
 from optuna_hermes.suspend._modules._unsaved import (
@@ -46,9 +47,9 @@ OF_DATA = ("data", "data hparams")
 
 
 def unsaved(trainer: Trainer) -> ChangedAttributes:
-    """Attributes of callbacks, trainer, plugins, modules, optimizers, and data module; hooks."""
+    """Attributes of a fit's objects, the variables that their functions close over, and hooks."""
     return ChangedAttributes(
-        functools.partial(_attributes, trainer),
+        functools.partial(_attributes, trainer, Variables()),
         named=functools.partial(_named, trainer),
         hooked=functools.partial(_hooked, trainer),
     )
@@ -59,7 +60,7 @@ def loader_sources(trainer: Trainer) -> ChangedAttributes:
     return ChangedAttributes(lambda: _of_modules(trainer, _known(trainer)))
 
 
-def _attributes(trainer: Trainer) -> dict[str, Attributes]:
+def _attributes(trainer: Trainer, variables: Variables) -> dict[str, Attributes]:
     module, known = trainer.lightning_module, _known(trainer)
     found: dict[str, Attributes] = {}
     for number, callback in enumerate(callbacks_of(trainer)):
@@ -75,7 +76,13 @@ def _attributes(trainer: Trainer) -> dict[str, Attributes]:
     found |= tensor_attributes(type(module).__qualname__, module, known)
     for name, optimizer in _optimizers(trainer).items():
         found |= optimizer_attributes(name, optimizer, known)
-    return found
+    data = getattr(trainer, "datamodule", None)
+    plugins = (trainer.strategy, trainer.precision_plugin)
+    own = (*(each for each in plugins if is_users_type(type(each))), data)
+    owners = (*callbacks_of(trainer), *module.modules(), *own)
+    closed = variables.attributes(owners, found, frozenset(known))
+    known.update(variables.bound)  # for the others: a method is not changed with its object
+    return found | closed
 
 
 def _of_plugins(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:

@@ -9,6 +9,7 @@ import functools
 import importlib
 import io
 import itertools
+import math
 import multiprocessing
 import queue
 import random
@@ -35,7 +36,7 @@ import optuna
 import pytest
 import torch
 import tqdm
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
@@ -1796,18 +1797,119 @@ class Bound(Net):
 
     def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
         self.draw()
-        return super().training_step(batch, index) * self.again() * self.alone()
+        return super().training_step(batch, index) * 0.9 ** self.again() * 0.9 ** self.alone()
 
 
-def test_the_hidden_object_of_a_method_in_an_attribute_is_named(
+def test_the_hidden_object_of_a_method_in_an_attribute_comes_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody can bring it back, while an object that another attribute holds comes back."""
+    """As one that another attribute holds does."""
+    expected = fit(FakeSession(), Bound, [])
+    model = by_way_of_disk(tmp_path, Bound, list, 7, 5)
+    assert model.losses == expected.losses
+    assert model.alone.__self__.count == expected.alone.__self__.count > 0
+    assert said(caplog) == []
+
+
+class Tracker:
+    """Keeps the losses that it is shown, and the least."""
+
+    def __init__(self) -> None:
+        self.seen: list[Seen] = []
+        self.least = math.inf
+
+    def update(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.seen.append(Seen(float(outputs["loss"]), {}))
+        self.least = min(self.least, self.seen[-1].loss)
+
+
+def annealed() -> Callable[[torch.Tensor], torch.Tensor]:
+    """A loss function that counts its calls."""
+    calls = 0
+
+    def criterion(loss: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return loss * 0.99**calls
+
+    return criterion
+
+
+class Softer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.criteria = [annealed(), annealed()]
+
+    def training_step(self, batch: list[torch.Tensor], index: int) -> torch.Tensor:
+        loss = super().training_step(batch, index)
+        return self.criteria[0](loss) + (self.criteria[1](loss) if index % 2 else 0)
+
+
+def closing(session: FakeSession | None, seed: int = 1) -> list[Any]:
+    """An objective that collects values in its variables, and has others that stay as they are."""
+    history: list[float] = []
+    best, worst, label = math.inf, None, "loss"
+    tracker, shared = Tracker(), [0.0]
+    data = DataLoader(TensorDataset(torch.arange(6.0)))
+    table, steps = torch.ones(3), itertools.count
+    ends = io.StringIO()
+    bar = tqdm.tqdm(disable=True)
+
+    class Records(pl.Callback):
+        def __init__(self) -> None:
+            self.shared = shared
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+            loss = outputs[label].item() * table[0].item()
+            history.append(loss + len(data.dataset) + next(steps(0)))
+            shared.append(loss)
+            bar.update()
+            ends.write(f"{loss}")
+            pl_module.bias = 0.01 * len(history) + 0.001 * len(shared)
+
+    def keep(trainer: Any, pl_module: Any) -> None:
+        nonlocal best, worst
+        best = min(best, history[-1])
+        worst = history[-1] if worst is None else max(worst, history[-1])
+
+    others = [LambdaCallback(on_train_epoch_end=keep, on_train_batch_end=tracker.update)]
+    model = fit(session, Softer, [Records(), *others], seed=seed)
+    seen = [tracker.seen, tracker.least, shared, ends.getvalue()]
+    return [model.losses, history, best, worst, *seen]
+
+
+@pytest.mark.parametrize("after", [(7,), (3, 4, 5)])
+def test_variables_that_functions_and_callbacks_of_a_fit_close_over_come_back(
+    after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The objective returns a mean over its list, say; what stays as it is is not named."""
+    expected = closing(FakeSession())
+    session = FakeSession(checkpoint_dir=tmp_path / "study" / "trial")
+    for seed, batches in enumerate(after):
+        session = session.again({batches: "disk"})
+        with pytest.raises(Suspended):
+            closing(session, seed + 1)
+    assert closing(session.again(), 99) == expected
+    assert len(expected[1]) == EPOCHS * BATCHES
+    assert said(caplog) == []
+    assert "in memory" not in caplog.text
+
+
+def test_a_variable_that_cannot_be_stored_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The trial goes to disk as before: the iterator may be of no matter."""
+    items = iter(range(99))
+
+    class Pulls(pl.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            next(items)
+
     session = FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "study" / "trial")
     with pytest.raises(Suspended):
-        fit(session, Bound, [])
+        fit(session, Net, [Pulls()])
     (line,) = said(caplog)
-    assert "changes Bound.alone while it trains" in line
+    assert "is_named.items while it trains" in line
 
 
 def clipped(session: FakeSession) -> None:

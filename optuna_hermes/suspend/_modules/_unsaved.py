@@ -11,7 +11,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -30,6 +30,9 @@ from optuna_hermes.suspend._values._fingerprint import (
 )
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS, each_once, storable
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._values._classes import Classes
 
 log = logging.getLogger(__name__)
 
@@ -246,10 +249,9 @@ class Attributes:
             self._read(others, attributes)
 
     def _read(self, nodes: dict[str, list[Any]], attributes: dict[str, Any]) -> None:
-        from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import ValueReader
 
-        classes = Classes.of(self._owner)
+        classes = self._nameable()
         given: dict[int, object] = {}
         for name, node in nodes.items():
             reader = ValueReader(classes, self._given, named=self.named)
@@ -287,13 +289,12 @@ class Attributes:
         if isinstance(value, CODE):
             raise CheckpointError(f"{name} is another {type(value).__name__} than before")
         # Loaded on first use: what most trainings change is in a ``state_dict``.
-        from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import UnrestorableParts, ValueWriter
 
         unmade = None
         if self._there is not None and not _is_simple(value, self._known):
             unmade = UnrestorableParts(
-                self._there, Classes.of(self._owner), self._known, makes=self._makes
+                self._there, self._nameable(), self._known, makes=self._makes
             )
         writer = ValueWriter(
             self._known,
@@ -307,6 +308,12 @@ class Attributes:
             log.debug("%s: %s", self._name, unmade.found)
             self.unmade.add(f"{self._name}.{name}")
         return node
+
+    def _nameable(self) -> Classes:
+        """The classes that the owner's code can name."""
+        from optuna_hermes.suspend._values._classes import Classes
+
+        return Classes.of(self._owner)
 
     def _is_there(self, name: str, value: Any) -> bool:
         """True if each process makes a value of this kind, as far as that was noted."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 from optuna_hermes.suspend._modules._unsaved import reachable
@@ -45,6 +45,13 @@ class Classes:
         names = {id(g): g for each in methods if (g := getattr(each, "__globals__", None))}
         modules = [each for g in names.values() for each in _modules(g)]
         return cls(names.values(), map(package_of, kinds), modules)
+
+    @classmethod
+    def of_functions(cls, functions: Iterable[FunctionType]) -> Classes:
+        """The classes that some functions can name."""
+        names = {id(each.__globals__): each.__globals__ for each in functions}.values()
+        packages = (str(each.get("__name__", "")).partition(".")[0] for each in names)
+        return cls(names, packages, [each for g in names for each in _modules(g)])
 
     @classmethod
     def of_frames(cls, frames: Iterable[FrameType]) -> Classes:

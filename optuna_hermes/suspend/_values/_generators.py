@@ -390,6 +390,10 @@ def is_users_type(kind: type) -> bool:
     return _is_users(_module(kind))
 
 
+def is_users_function(function: types.FunctionType) -> bool:
+    return _is_users(str(function.__globals__.get("__name__")))
+
+
 def _package(kind: type) -> str:
     return _module(kind).partition(".")[0]
 
