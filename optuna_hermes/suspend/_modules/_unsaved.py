@@ -11,7 +11,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -20,6 +20,7 @@ from torch import nn
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._modules._hooks import Hooks
+from optuna_hermes.suspend._modules._inner_names import InnerNames
 from optuna_hermes.suspend._values._fingerprint import (
     CODE,
     DATA,
@@ -30,6 +31,9 @@ from optuna_hermes.suspend._values._fingerprint import (
 )
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS, each_once, storable
+
+if TYPE_CHECKING:
+    from optuna_hermes.suspend._modules._inner import InnerModules
 
 log = logging.getLogger(__name__)
 
@@ -46,11 +50,18 @@ _GONE = ["gone"]
 
 
 class NameTable:
-    """Known objects by names that are the same in each process: references are stored so."""
+    """Known objects by names that are the same in each process: references are stored so.
 
-    def __init__(self, objects: Mapping[str, object] | None = None) -> None:
+    Args:
+        made: ids of those that each process makes, and that are saved wherever they are held.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, object] | None = None, made: Collection[int] = ()
+    ) -> None:
         self.objects = objects or {}
         self.names = {id(each): name for name, each in self.objects.items()}
+        self.made = made
 
 
 class Attributes:
@@ -126,6 +137,10 @@ class Attributes:
     def known(self, known: Collection[int]) -> None:
         self._known = known
 
+    def said(self, place: str) -> str:
+        """A place in the values, for messages."""
+        return f"{self._name}.{place}"
+
     def inner(
         self,
         place: str,
@@ -134,7 +149,7 @@ class Attributes:
         known: Collection[int],
     ) -> Attributes:
         """The attributes of a module that one of the values holds, at a place."""
-        name = f"{self._name}.{place}"
+        name = self.said(place)
         return Attributes(name, module, ignores, known, self._always, makes=self._makes)
 
     def move_to(self, other: Attributes) -> None:
@@ -555,8 +570,8 @@ class ChangedAttributes:
         self._named = named
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
-        self._inner_keys: set[str] = set()
-        self._inner_named: dict[str, object] = {}
+        self._names = InnerNames()
+        self._inner = self._found({})
         self._hooks = Hooks({})
         self._noted = self._begun = False
 
@@ -572,6 +587,7 @@ class ChangedAttributes:
         self._hooks = Hooks(self._hooked())
         for part in self._present().values():
             part.note(part.classes())
+        self._inner.note_names()
 
     @contextlib.contextmanager
     def note_more(self) -> Iterator[None]:
@@ -601,8 +617,10 @@ class ChangedAttributes:
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
-        # At each suspension: looking for other parts is left to ``state_dict``.
-        return sorted(name for part in self._with_names().values() for name in part.find_unmade())
+        # At each suspension: looking for other parts is left to ``state_dict`` where it can be.
+        parts = self._present() if self._inner.named else self._with_names()
+        names = (name for part in parts.values() for name in part.find_unmade())
+        return sorted({*names, *self._inner.clashes})
 
     def begin(self, *, resumed: bool = True) -> None:
         """Begin to watch, before the first batch.
@@ -622,21 +640,20 @@ class ChangedAttributes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         parts = self._present()
+        if not self._noted:  # afterwards they may be elsewhere
+            self._inner.note_names()
         for key, saved in state.items():
             if key in parts:
                 parts[key].load_state_dict(saved)
 
     def _present(self) -> dict[str, Attributes]:
         """The parts as of this moment: there may be new ones, and others in their places."""
-        # Loaded on first use: it imports this module.
-        from optuna_hermes.suspend._modules._inner import InnerModules
-
         outer = self._make()
-        inner = InnerModules(outer)
-        for key in self._inner_keys - inner.attributes.keys():
+        before, self._inner = self._inner, self._found(outer)
+        inner = self._inner.attributes
+        for key in before.attributes.keys() - inner.keys():
             self._parts.pop(key, None)  # else it would keep a module that is gone
-        self._inner_keys, self._inner_named = {*inner.attributes}, inner.named
-        for key, found in {**outer, **inner.attributes}.items():
+        for key, found in {**outer, **inner}.items():
             if key not in self._parts:
                 self._parts[key] = found
                 if self._begun:
@@ -644,9 +661,15 @@ class ChangedAttributes:
             self._parts[key].move_to(found)
         return self._with_names()
 
+    def _found(self, outer: Mapping[str, Attributes]) -> InnerModules:
+        # Loaded on first use: it imports this module.
+        from optuna_hermes.suspend._modules._inner import InnerModules
+
+        return InnerModules(outer, self._names)
+
     def _with_names(self) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable({**self._inner_named, **self._named()})
+        named = NameTable({**self._inner.named, **self._named()}, self._inner.made)
         for part in self._parts.values():
             part.named = named
         return self._parts

@@ -154,6 +154,7 @@ class ValueWriter(_Writer):
         self.functions: set[FunctionName] = set()
         """Names of the functions that can only be read where they were kept before the loop."""
         self._names = {} if named is None else named.names
+        self._held = () if named is None else named.made
         self._unmade = unmade
         self._known = known
         self._whole = whole
@@ -180,6 +181,9 @@ class ValueWriter(_Writer):
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         node = self._node(value, place)
+        if id(value) in self._held and node[0] not in ("known", "same", "present"):
+            # The next process may have another one at this place.
+            return ["into", self._names[id(value)], node]
         if self._whole and node[0] in _LOADED:
             kind = type(value)
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
@@ -269,7 +273,7 @@ class ValueWriter(_Writer):
     def _new_keys(self, values: Iterable[Any]) -> dict[int, RegionKey] | None:
         """The keys of arrays without a node by ``id``; None if memory is shared, or is known."""
         new = {id(each): each for each in values if each is not None}
-        if any(key in self._known for key in new):
+        if any(key in self._known or key in self._held for key in new):
             return None
         new = {key: each for key, each in new.items() if key not in self._seen}
         if self._owned is not None and any(map(self._owned.holds, map(memory_of, new.values()))):
@@ -446,10 +450,11 @@ class ValueReader(_Reader):
             if isinstance(present, np.ndarray | torch.Tensor):
                 self._given[id(present)] = present
             return self.node(node[1], present)
-        if kind == "known":
+        if kind in ("known", "into"):
             if node[1] not in self._named:
                 raise SuspendError(f"it refers to {node[1]}, which is not there")
-            return self._named[node[1]]
+            there = self._named[node[1]]
+            return there if kind == "known" else self.node(node[2], there)
         if kind in FUNCTIONS:
             return value_of(node, self._classes.functions)
         if kind in _REUSED and not self._take(present):
