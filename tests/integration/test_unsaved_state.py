@@ -1347,11 +1347,13 @@ def test_modules_and_optimizers_in_lists_come_back_with_all_that_is_theirs(
 
 
 class SelfTrained(nn.Module):
-    """A layer that trains itself, and remembers things in attributes that are no buffers."""
+    """A layer that trains itself, and remembers things in attributes, also of its tensors."""
 
     def __init__(self, *before: nn.Module) -> None:
         super().__init__()
-        self.net = nn.Linear(3, 3)
+        self.net: Any = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(1))
+        self.scale.uses = 0
         self.optimizer = torch.optim.Adagrad(self.parameters(), lr=0.1)
         self.before = before  # in a tuple, so that they are no parts
         self.chosen = [self.net.bias]
@@ -1363,7 +1365,11 @@ class SelfTrained(nn.Module):
         self.seen["calls"] += 1
         if self.seen["calls"] == 3:
             self.chosen = [self.net.weight]
-        loss = (self.net(x) + self.trace - self.chosen[0].sum()).square().sum()
+        self.scale.uses += 1
+        old = getattr(self.net.weight, "old", torch.zeros(3))  # no copy of a parameter has it
+        self.net.weight.old = 0.5 * old + self.scale.uses * self.trace
+        target = self.chosen[0].sum() + 0.01 * self.net.weight.old
+        loss = (self.net(x) + self.trace - target).square().sum()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -1409,7 +1415,7 @@ def layered(session: FakeSession) -> list[float]:
 def test_attributes_of_modules_in_lists_come_back(
     after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their optimizers, tensors and containers, and references to other such modules."""
+    """Their optimizers, tensors with attributes, containers, and references to such modules."""
     expected = layered(FakeSession())
     assert loops.by_way_of_disk(layered, tmp_path / "loop", *after) == expected
     whole = fit(FakeSession(), Layered, [])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import nn
 from optuna_hermes.suspend._modules._inner_names import InnerNames
 from optuna_hermes.suspend._modules._metrics import parts_with_metrics
 from optuna_hermes.suspend._modules._module_state import ignored_of
-from optuna_hermes.suspend._modules._unsaved import Attributes
+from optuna_hermes.suspend._modules._unsaved import Attributes, is_private
 from optuna_hermes.suspend._values._fingerprint import outside
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS
@@ -36,9 +36,9 @@ class InnerModules:
 
     def __init__(self, outer: Mapping[str, Attributes], names: InnerNames) -> None:
         self.attributes: dict[str, Attributes] = {}
-        """Those of the modules and their parts, by such keys."""
+        """Those of the modules, their parts and tensors, by such keys."""
         self.named: dict[str, object] = {}
-        """The objects, their parts and parameters by such names: attributes may refer to these."""
+        """The objects, their parts and tensors by such names: attributes may refer to these."""
         self.made: set[int] = set()
         """Ids of those whose names the next process has, too."""
         self._names = names
@@ -72,7 +72,7 @@ class InnerModules:
             self._names.note(place, each)
 
     def _add(self, key: str, outer: Attributes, place: str, owner: Any) -> dict[str, Attributes]:
-        """Add an object and its parts, and return their attributes."""
+        """Add an object, its parts and tensors, and return their attributes."""
         known, said = self._known_of(outer), outer.said(place)
         own = {} if id(owner) in self._name_of else _parts_of(owner)
         new = {id(each) for each in own.values() if id(each) not in self._name_of}
@@ -86,9 +86,9 @@ class InnerModules:
         if own and parts_with_metrics(owner):  # their attributes are saved with it
             return {}
         found = {
-            names[at]: outer.inner(f"{place}.{at}".rstrip("."), each, ignored_of(each), known)
+            names[at]: outer.inner(f"{place}.{at}".rstrip("."), each, _ignored_by(each), known)
             for at, each in own.items()
-            if id(each) in new and issubclass(type(each), nn.Module)
+            if id(each) in new and issubclass(type(each), nn.Module | torch.Tensor)
         }
         self.attributes |= found
         return found
@@ -132,10 +132,15 @@ class InnerModules:
 
 
 def _parts_of(owner: Any) -> dict[str, Any]:
-    """An object, its parts and their parameters, by places in it."""
+    """An object, its parts and their tensors, by places in it."""
     if not issubclass(type(owner), nn.Module):
         return {"": owner}
-    return {**dict(owner.named_modules()), **dict(owner.named_parameters())}
+    return dict((*owner.named_modules(), *owner.named_parameters(), *owner.named_buffers()))
+
+
+def _ignored_by(owner: Any) -> Callable[[str, Any], bool]:
+    """A test of the attributes of a module or tensor: True if there is no need to save one."""
+    return ignored_of(owner) if issubclass(type(owner), nn.Module) else is_private
 
 
 def _inside(value: Any) -> list[tuple[Any, Any]]:

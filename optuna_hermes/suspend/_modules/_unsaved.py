@@ -144,13 +144,13 @@ class Attributes:
     def inner(
         self,
         place: str,
-        module: nn.Module,
+        owner: object,
         ignores: Callable[[str, Any], bool],
         known: Collection[int],
     ) -> Attributes:
-        """The attributes of a module that one of the values holds, at a place."""
+        """The attributes of an object that one of the values holds, at a place."""
         name = self.said(place)
-        return Attributes(name, module, ignores, known, self._always, makes=self._makes)
+        return Attributes(name, owner, ignores, known, self._always, makes=self._makes)
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
