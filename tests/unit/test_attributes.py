@@ -125,10 +125,18 @@ def test_a_second_name_of_a_buffer_is_not_deleted() -> None:
     assert list(module._buffers) == ["a", "b"]
 
 
+class UsersLayer(nn.Module):
+    """One whose attributes are all the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.weight = 0, nn.Parameter(torch.zeros(1))
+
+
 def test_modules_that_are_gone_from_a_list_are_let_go() -> None:
-    """Their memory may be needed, and they are no part of the state."""
+    """At once: their memory may be needed; and they are no part of the state."""
     module: Any = nn.Module()
-    module.copies = [nn.Identity() for _ in range(2)]
+    module.copies = [UsersLayer() for _ in range(2)]
     gone = weakref.ref(module.copies[1])
     changes = ChangedAttributes(lambda: {"": Attributes("module", module)})
     changes.begin()
@@ -137,8 +145,8 @@ def test_modules_that_are_gone_from_a_list_are_let_go() -> None:
     key = "inner  copies.{}."
     assert {*changes.state_dict()} == {"", key.format(0), key.format(1)}
     del each, module.copies[1]
-    assert {*changes.state_dict()} == {"", key.format(0)}
     assert gone() is None
+    assert {*changes.state_dict()} == {"", key.format(0)}
 
 
 def after_restart(made: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any]:
@@ -199,6 +207,22 @@ def test_references_to_parts_that_were_swapped_are_to_those_in_their_places() ->
     assert again.chosen == [again.agents[0]["net"]]
     pairs = zip(owner.agents[0].parameters(), again.agents[0].parameters(), strict=True)
     assert all(map(torch.equal, *zip(*pairs, strict=True)))
+
+
+def test_a_module_that_is_in_its_list_again_is_saved() -> None:
+    """The next process has it as it was before it was changed, whenever that was."""
+    module: Any = nn.Module()
+    module.copies = [UsersLayer()]
+    changes = ChangedAttributes(lambda: {"": Attributes("module", module)})
+    changes.begin()
+    layer = module.copies[0]
+    layer.seen = 1
+    before = changes.state_dict()
+    module.copies.remove(layer)
+    changes.state_dict()
+    module.copies.append(layer)
+    assert before["inner  copies.0."] == {"seen": ["plain", 1]}
+    assert changes.state_dict()["inner  copies.0."] == before["inner  copies.0."]
 
 
 class Lazy(LazyModuleMixin, nn.Module):

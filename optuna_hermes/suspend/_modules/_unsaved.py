@@ -11,7 +11,7 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -31,9 +31,6 @@ from optuna_hermes.suspend._values._fingerprint import (
 )
 from optuna_hermes.suspend._values._generators import dict_of
 from optuna_hermes.suspend._values._tree import NUMBERS, each_once, storable
-
-if TYPE_CHECKING:
-    from optuna_hermes.suspend._modules._inner import InnerModules
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +152,10 @@ class Attributes:
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
         self._owner, self._ignores, self._known = other._owner, other._ignores, other._known
+
+    def let_go(self) -> None:
+        """Hold the object and its values no more, until ``move_to`` gives it back."""
+        self._owner, self._ignores, self.named = None, lambda name, value: False, NameTable()
 
     def start(self) -> None:
         """Note the attributes where a process that resumes does not change them any more."""
@@ -570,24 +571,27 @@ class ChangedAttributes:
         self._named = named
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
+        self._inner: dict[str, Attributes] = {}
+        """Those of objects in lists, which hold these while they are looked at only."""
         self._names = InnerNames()
-        self._inner = self._found({})
+        self._clashes: list[str] = []
+        self._has_inner = False
         self._hooks = Hooks({})
         self._noted = self._begun = False
 
     @property
     def lost(self) -> list[str]:
         """Names of attributes and hooks that have changed and cannot be stored."""
-        attributes = (name for part in self._parts.values() for name in part.lost)
-        return sorted([*attributes, *self._hooks.lost])
+        parts = (*self._parts.values(), *self._inner.values())
+        return sorted([*(name for part in parts for name in part.lost), *self._hooks.lost])
 
     def note(self) -> None:
         """Note what each process makes or registers before it trains."""
         self._noted = True
         self._hooks = Hooks(self._hooked())
-        for part in self._present().values():
-            part.note(part.classes())
-        self._inner.note_names()
+        with self._present(first=True) as parts:
+            for part in parts.values():
+                part.note(part.classes())
 
     @contextlib.contextmanager
     def note_more(self) -> Iterator[None]:
@@ -595,15 +599,18 @@ class ChangedAttributes:
         if not self._noted:
             yield
             return
-        before = {key: part.classes() for key, part in self._present().items()}
+        with self._present() as parts:
+            before = {key: part.classes() for key, part in parts.items()}
         yield
-        for key, part in self._present().items():
-            part.note_more(before.get(key, {}))
+        with self._present() as parts:
+            for key, part in parts.items():
+                part.note_more(before.get(key, {}))
 
     def note_made(self) -> None:
         """Note the arrays that each process makes, if not those before the first batch."""
-        for part in self._present().values():
-            part.note_made()
+        with self._present() as parts:
+            for part in parts.values():
+                part.note_made()
 
     def start(self, but: Collection[str] = ()) -> None:
         """Note attributes where a trial that is resumed has not what the first epoch changes.
@@ -611,16 +618,18 @@ class ChangedAttributes:
         Args:
             but: keys of those that each process changes.
         """
-        for key, part in self._present().items():
-            if key not in but:
-                part.start()
+        with self._present() as parts:
+            for key, part in parts.items():
+                if key not in but:
+                    part.start()
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
         # At each suspension: looking for other parts is left to ``state_dict`` where it can be.
-        parts = self._present() if self._inner.named else self._with_names()
-        names = (name for part in parts.values() for name in part.find_unmade())
-        return sorted({*names, *self._inner.clashes})
+        same = contextlib.nullcontext(self._with_names(self._parts))
+        with self._present() if self._has_inner else same as parts:
+            names = {name for part in parts.values() for name in part.find_unmade()}
+        return sorted(names.union(self._clashes))
 
     def begin(self, *, resumed: bool = True) -> None:
         """Begin to watch, before the first batch.
@@ -630,46 +639,59 @@ class ChangedAttributes:
         """
         if not self._noted:
             self.note()
-        for part in self._present().values():
-            part.begin(resumed=resumed)
+        with self._present() as parts:
+            for part in parts.values():
+                part.begin(resumed=resumed)
         self._begun = True
 
     def state_dict(self) -> dict[str, Any]:
-        states = {key: part.state_dict() for key, part in self._present().items()}
+        with self._present() as parts:
+            states = {key: part.state_dict() for key, part in parts.items()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts = self._present()
-        if not self._noted:  # afterwards they may be elsewhere
-            self._inner.note_names()
-        for key, saved in state.items():
-            if key in parts:
-                parts[key].load_state_dict(saved)
+        with self._present(first=not self._noted) as parts:  # later they may be elsewhere
+            for key, saved in state.items():
+                if key in parts:
+                    parts[key].load_state_dict(saved)
 
-    def _present(self) -> dict[str, Attributes]:
-        """The parts as of this moment: there may be new ones, and others in their places."""
-        outer = self._make()
-        before, self._inner = self._inner, self._found(outer)
-        inner = self._inner.attributes
-        for key in before.attributes.keys() - inner.keys():
-            self._parts.pop(key, None)  # else it would keep a module that is gone
-        for key, found in {**outer, **inner}.items():
-            if key not in self._parts:
-                self._parts[key] = found
-                if self._begun:
-                    found.begin()
-            self._parts[key].move_to(found)
-        return self._with_names()
+    @contextlib.contextmanager
+    def _present(self, *, first: bool = False) -> Iterator[dict[str, Attributes]]:
+        """The parts as of this moment: there may be new ones, and others in their places.
 
-    def _found(self, outer: Mapping[str, Attributes]) -> InnerModules:
+        Args:
+            first: True where each process has the same objects in lists: these have their names.
+        """
         # Loaded on first use: it imports this module.
         from optuna_hermes.suspend._modules._inner import InnerModules
 
-        return InnerModules(outer, self._names)
+        outer = self._make()
+        inner = InnerModules(outer, self._names)
+        self._clashes, self._has_inner = inner.clashes, bool(inner.named)
+        if first:
+            inner.note_names()
+        for parts, found in ((self._parts, outer), (self._inner, inner.attributes)):
+            for key, each in found.items():
+                if key not in parts:
+                    parts[key] = each
+                    if self._begun:
+                        each.begin()
+                parts[key].move_to(each)
+        here = {key: self._inner[key] for key in inner.attributes}
+        yield self._with_names({**self._parts, **here}, inner.named, inner.made)
+        # Not until the next time: the training may drop objects to have their memory.
+        for part in here.values():
+            part.let_go()
+        self._with_names(self._parts)
 
-    def _with_names(self) -> dict[str, Attributes]:
+    def _with_names(
+        self,
+        parts: dict[str, Attributes],
+        inner: Mapping[str, object] | None = None,
+        made: Collection[int] = (),
+    ) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable({**self._inner.named, **self._named()}, self._inner.made)
-        for part in self._parts.values():
+        named = NameTable({**(inner or {}), **self._named()}, made)
+        for part in parts.values():
             part.named = named
-        return self._parts
+        return parts
