@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes.cli._output import (
-    BAD_INPUT,
-    complain,
-    libraries_to_stderr,
-    note,
-    show,
-    show_json,
-)
+from optuna_hermes.cli._output import complain, libraries_to_stderr, note, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -24,7 +17,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_and_ledger,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.view.formats import plural, ranges
 
 if TYPE_CHECKING:
@@ -200,8 +193,8 @@ def simulate(
     else:
         show(view(document))
     for problem in document["failed"].values():
-        complain(problem, BAD_INPUT)
-    return BAD_INPUT if document["failed"] else 0
+        complain(problem, ExitStatus.BAD_INPUT)
+    return ExitStatus.BAD_INPUT if document["failed"] else 0
 
 
 def _seeds(text: str) -> Sequence[int]:

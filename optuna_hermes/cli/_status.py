@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from optuna_hermes.cli._output import FAILED, complain, note, show, show_json
+from optuna_hermes.cli._output import complain, note, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -22,7 +22,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_and_ledger,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
 from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import status_view, trial_view
@@ -66,7 +66,7 @@ def status(
     if probe:
         broker, silence = ask_broker()
         if broker is None:
-            return complain(silence or "No broker answers on this host.", FAILED)
+            return complain(silence or "No broker answers on this host.", ExitStatus.FAILED)
         return 0
     if trial is not None:
         if storage is None or study_name is None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optuna_hermes._job_environment import host_name
-from optuna_hermes.cli._output import BAD_INPUT, note, show, show_json
+from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.view.formats import plural, ranges, size
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def finish(
         show(finished if values else "No trial was finished.")
         if refused:
             note(f"Left as they are: {_reasons(refused)}.")
-    return BAD_INPUT if refused and trials else 0
+    return ExitStatus.BAD_INPUT if refused and trials else 0
 
 
 def close_trials(
