@@ -104,11 +104,11 @@ def _study_document(
     storage: str, name: str, broker: BrokerStatus | None, *, silent: bool
 ) -> Document:
     from optuna_hermes.ledger import live_hosts
+    from optuna_hermes.model import Curve
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
-        records, last = ledger.load_trials(key), ledger.last_values(key)
-        lowest = ledger.lowest_values(key)
+        records, curves = ledger.load_trials(key), ledger.load_curves(key)
         served = silent or (broker is not None and broker.study(key) is not None)
         elsewhere = not served and ledger.is_locked(key, _UNLOCK_SECONDS)
         alive = {host.instance for host in hosts}
@@ -121,17 +121,23 @@ def _study_document(
             "override": overrides.get(record.number),
             "tier": record.tier,
             "host": record.host,
-            "units": unit,
-            "units_trained": max(record.units, unit),
-            "value": None if value is None else facts.sign * value,
+            "units": curve.units,
+            "units_trained": max(record.units, curve.units),
+            "value": facts.sign * curve.values[-1] if curve.values else None,
             **_figures(record),
         }
         for record in records
-        for unit, value in [last.get(record.number, (0, None))]
+        for curve in [curves.get(record.number, Curve())]
     ]
-    # A trial that has failed is never the best one.
-    kept = [number for number in lowest if states.get(number, "failed") != "failed"]
-    best = min(((lowest[number], number) for number in kept), default=None)
+    best = min(
+        (
+            (value, number)
+            for number, curve in curves.items()
+            if states.get(number, "failed") != "failed"  # which is never the best one
+            for value in filter(math.isfinite, curve.values)
+        ),
+        default=None,
+    )
     return {
         "key": key,
         "name": name,

@@ -58,7 +58,6 @@ from optuna_hermes.ledger._rows import (
     number_or_word,
     report_of,
     row,
-    value_of,
     with_lists,
 )
 from optuna_hermes.ledger._schema import EVENTS, TRIALS, create_tables
@@ -238,17 +237,6 @@ class Ledger:
         of = {"of_study": study, "of_position": after}
         found = self._database.rows(sql.LATER_REPORTS, of)
         return [(each.pop("id"), report_of(study, each)) for each in found]
-
-    def last_values(self, study: str) -> dict[int, tuple[int, float]]:
-        """The last unit of every curve of ``load_curves``, and its value."""
-        with self._database.reading() as connection:
-            found = connection.execute(sql.LAST_VALUES, {"of_study": study})
-            return {number: (unit, value_of(value, word)) for number, unit, value, word in found}
-
-    def lowest_values(self, study: str) -> dict[int, float]:
-        """The lowest finite value that each trial has ever reported."""
-        found = self._database.rows(sql.LOWEST_VALUES, {"of_study": study})
-        return {each["number"]: each["value"] for each in found}
 
     def last_epoch(self) -> int:
         """The highest epoch this ledger holds, 0 for an empty one."""

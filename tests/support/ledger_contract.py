@@ -142,30 +142,6 @@ class LedgerContract(SharingContract):
         ledger.add_report(report(2, 0.6, at=1.0))
         assert ledger.load_curves(STUDY)[0].values == (0.9, 0.6, 0.4)
 
-    def test_last_values_are_those_of_the_curves(self, ledger: Ledger) -> None:
-        """The last unit as it was last reported, NaN too, of trials of this study only."""
-        for record in (report(2, 0.5), report(1, 0.9), report(1, 0.7, number=3)):
-            ledger.add_report(record)
-        for record in (report(2, 0.6, at=1.0), report(2, math.inf, number=3)):
-            ledger.add_report(record)
-        ledger.add_report(report(7, 0.1, study=OTHER))
-        curves = ledger.load_curves(STUDY)
-        assert ledger.last_values(STUDY) == {0: (2, 0.6), 3: (2, math.inf)}
-        assert ledger.last_values(STUDY) == {n: (2, c.values[-1]) for n, c in curves.items()}
-        ledger.add_report(report(3, math.nan))
-        unit, value = ledger.last_values(STUDY)[0]
-        assert (unit, math.isnan(value)) == (3, True)
-
-    def test_lowest_values_are_those_ever_reported(self, ledger: Ledger) -> None:
-        """Over all reports of this study; one that is not finite is none."""
-        for record in (report(1, 0.5), report(2, 0.2), report(2, 0.9), report(3, -math.inf)):
-            ledger.add_report(record)
-        for record in (report(1, 0.7, number=3), report(2, math.nan, number=3)):
-            ledger.add_report(record)
-        ledger.add_report(report(1, math.nan, number=4))
-        ledger.add_report(report(1, 0.1, study=OTHER))
-        assert ledger.lowest_values(STUDY) == {0: 0.2, 3: 0.7}
-
     def test_reports_are_read_on_from_where_they_were_read_to(self, ledger: Ledger) -> None:
         """Reports are returned as written, in order; ``after`` leaves out those read before."""
         records = [report(2, 0.5, at=9.0), report(1, math.inf), report(1, 0.7, number=3, at=1.0)]
