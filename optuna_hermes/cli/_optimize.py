@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes._job_environment import GRACE_VARIABLE, MOST_GRACE_SECONDS, job_environment
+from optuna_hermes._job_environment import GRACE_VARIABLE, job_environment
 from optuna_hermes._job_environment import requeue as ask_for_requeue
 from optuna_hermes.cli._output import (
     complain,
@@ -23,7 +23,6 @@ from optuna_hermes.cli._studies import (
     Json,
     Storage,
     StudyName,
-    finite,
     same_command,
     seconds,
     study_to_optimize,
@@ -105,22 +104,14 @@ def optimize(
     ] = None,
     hang_seconds: Annotated[
         float | None,
-        typer.Option(
-            min=1.0,
-            max=1e7,
-            metavar="S",
-            help="End a process that says and does nothing for so long; else 300.",
-        ),
+        seconds("End a process that says and does nothing for so long; else 300.", least=1.0),
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(
-            min=1.0,
-            max=MOST_GRACE_SECONDS,
-            callback=finite,
-            envvar=GRACE_VARIABLE,
-            metavar="S",
-            help="From a manager's signal to its SIGKILL; else 30 in a job of SLURM, and 15.",
+        seconds(
+            f"From a manager's signal to its SIGKILL; else ${GRACE_VARIABLE}, or 30 in a job of "
+            "SLURM and 15 elsewhere.",
+            least=1.0,
         ),
     ] = None,
     requeue: Annotated[
