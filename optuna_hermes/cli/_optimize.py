@@ -27,7 +27,7 @@ from optuna_hermes.cli._studies import (
     seconds,
     study_to_optimize,
 )
-from optuna_hermes.errors import DatabaseOutageError, ExitStatus, InvalidInputError
+from optuna_hermes.errors import DatabaseOutageError, ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.view.progress import make_progress
 from optuna_hermes.view.tables import summary_view
@@ -192,9 +192,10 @@ def optimize(
 def _requeue(job: str) -> None:
     # Said before: SLURM ends the job, and this process, as soon as it is asked.
     note(f"Asking SLURM to begin job {job} again.")
-    reason = ask_for_requeue(job)
-    if reason is not None:
-        note(f"`scontrol requeue {job}` has failed ({reason}): submit the job again yourself.")
+    try:
+        ask_for_requeue(job)
+    except LaunchError as error:
+        note(f"Submit the job again yourself: {error}")
 
 
 def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> OptimizeResult:
