@@ -74,10 +74,9 @@ def status(
                 f"A trial's event log needs its study but got trial {trial} alone: add --storage "
                 "URL and --study-name NAME."
             )
-        broker, silence = ask_broker()
+        document, silence = trial_document(storage, study_name, trial)
         if silence:
             note(silence)
-        document = trial_document(storage, study_name, trial, broker, silent=bool(silence))
         if json:
             show_json(document)
         else:
@@ -164,22 +163,18 @@ def _figures(record: TrialRecord) -> Document:
     }
 
 
-def trial_document(
-    storage: str, name: str, number: int, broker: BrokerStatus | None, *, silent: bool = False
-) -> Document:
+def trial_document(storage: str, name: str, number: int) -> tuple[Document, str]:
     """The figures and the event log of one trial, as plain JSON.
 
-    Args:
-        storage, name, number: the trial.
-        broker: the status of this host's broker, None if there is none.
-        silent: there may be one that tells nothing, see ``ask_broker``.
+    With it comes the reason why a broker of this host tells nothing, see ``ask_broker``.
 
     Raises:
         InvalidInputError: the study has no such trial, or it was never suspended by this package.
         StorageError: as ``study_and_ledger``.
     """
+    broker, silence = ask_broker()
     with study_and_ledger(storage, name) as (study, ledger):
-        return _trial_document(study, ledger, number, broker, silent)
+        return _trial_document(study, ledger, number, broker, bool(silence)), silence
 
 
 def _trial_document(
