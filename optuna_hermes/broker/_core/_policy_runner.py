@@ -176,8 +176,7 @@ class PolicyRunner:
                 submitted=trial.submitted,
                 waiting_since=None if state == "running" else trial.waiting_since,
                 tier=trial.tier,
-                device=trial.device,
-                devices=trial.devices if len(trial.devices) > 1 else (),
+                devices=trial.devices,
                 bound_to=bound_to,
                 switch_cost_seconds=cost,
                 units_left=0 if state == "done" else units_left,
@@ -265,9 +264,9 @@ def _without_parts(decision: Decision, snapshot: Snapshot) -> Decision:
 
 def _fixed(view: TrialView) -> TrialView:
     """View of a trial that keeps its devices, or waits."""
-    count = len(view.current_devices)
+    count = len(view.devices)
     elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
-    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.current_devices)
+    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.devices)
 
 
 def _as_parked(view: TrialView, now: float) -> TrialView:
