@@ -74,23 +74,25 @@ def change_policy(key: str, policy: str) -> str:
 
 def finish_live(
     study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], folders: Collection[Path] = ()
-) -> tuple[dict[int, float], dict[int, str]] | None:
+) -> tuple[dict[int, float], dict[int, str]]:
     """Finish trials, each of which has reported, that a broker of this user serves.
 
     One that cannot be finished after all has the override again that it had before.
     ``folders`` are those of ``plan_finish``.
 
     Returns:
-        The values of those that were finished, and the reasons why others were not; None if no
-        broker of this user serves the study.
+        The values of those that were finished, and the reasons why others were not.
 
     Raises:
-        InvalidInputError: the broker refuses one at once; nothing is changed.
+        InvalidInputError: the broker refuses one at once, or serves the study no more; nothing is
+            changed.
     """
     key = _optuna.study_key(study)
     with _broker_of(key) as broker:
         if broker is None:
-            return None
+            raise InvalidInputError(
+                f"No broker of yours serves {study.study_name!r} any more: say `finish` again."
+            )
         before = ledger.load_overrides(key)
         broker.want(Finish(study=key, numbers=tuple(numbers)))
         refused = _refused_to_stop(broker, key, numbers)

@@ -329,9 +329,8 @@ def test_live_trials_are_finished_whatever_becomes_of_the_others(
 
     monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_overrides, "STOP_SECONDS", 0.2)
-    live = upkeep.finish_live(house.study, house.ledger, [ends, diverges, hangs, healthy])
-    assert live is not None
-    values, refused = live
+    named = [ends, diverges, hangs, healthy]
+    values, refused = upkeep.finish_live(house.study, house.ledger, named)
     assert values == {healthy: 0.9}
     assert sorted(refused) == [ends, diverges, hangs]
     assert "not suspended but COMPLETE" in refused[ends]
@@ -365,9 +364,19 @@ def test_a_live_trial_that_ends_at_the_last_moment_is_named(
     monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_optuna, "write_value", end_first)
     live = upkeep.finish_live(house.study, house.ledger, [late, healthy])
-    assert live is not None
     assert live[0] == {healthy: 0.8}
     assert "cannot be finished" in live[1][late]
+
+
+def test_a_broker_that_has_just_ended_finishes_no_live_trial(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says what to do, and nothing is changed."""
+    number = house.suspended(0.9)
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(None))
+    with pytest.raises(InvalidInputError, match="any more: say `finish` again"):
+        upkeep.finish_live(house.study, house.ledger, [number])
+    assert not house.study.trials[number].state.is_finished()
 
 
 def test_finish_all_takes_what_is_suspended(house: House) -> None:
