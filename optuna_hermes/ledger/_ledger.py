@@ -478,9 +478,4 @@ def live_hosts(ledger: Ledger) -> list[HostRecord]:
 def _memories(connection: Connection, study: str) -> dict[str, Any]:
     """The memories of a study's policy, by host."""
     text = connection.scalar(sql.LOAD_MEMORY, {"of_study": study})
-    if text is None:
-        return {}
-    found = json.loads(text)
-    if isinstance(found, dict) and isinstance(found.get(_BY_HOST), dict):
-        return dict(found[_BY_HOST])
-    return {"": found}  # of a ledger of version 1, which had one
+    return {} if text is None else dict(json.loads(text)[_BY_HOST])
