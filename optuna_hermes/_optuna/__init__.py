@@ -71,6 +71,7 @@ from optuna_hermes._optuna._trials import STATE_ATTRIBUTE as STATE_ATTRIBUTE
 from optuna_hermes._optuna._trials import Note as Note
 from optuna_hermes._optuna._trials import complete_trial as complete_trial
 from optuna_hermes._optuna._trials import end_of as end_of
+from optuna_hermes._optuna._trials import ending as ending
 from optuna_hermes._optuna._trials import fail_trial as fail_trial
 from optuna_hermes._optuna._trials import listed_params as listed_params
 from optuna_hermes._optuna._trials import on_report as on_report

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes._optuna._samplers import nested
 from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import identity, study_spec
-from optuna_hermes._optuna._trials import Note, end_of, overwrite_notes, params_of_id
+from optuna_hermes._optuna._trials import Note, end_of, ending, overwrite_notes, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
 from optuna_hermes.broker import (
     SessionEntry,
@@ -98,7 +98,7 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
     # None if it has shared the device of a trial around it, or never needed one.
     session = sessions.pop(own, trial.number)
     if session is not None:
-        ended = _ending(state)
+        ended = ending(state)
         session.end(ended)
         if session.trains:  # a trial that never trained has no state on the dashboard
             session.on_state(ended)
@@ -237,15 +237,9 @@ def _since_last_sign(trial: FrozenTrial) -> float:
 
 def _fate(study: optuna.Study, trial_id: int) -> Ending | None:
     """The end of a trial, perhaps set by another process; None if it has not ended."""
-    try:
-        state = end_of(study, trial_id)
-    except Exception:  # an outage, or the study is deleted: callers ask again later
-        return None
-    return None if state is None else _ending(state)
-
-
-def _ending(state: TrialState) -> Ending:
-    return "failed" if state == TrialState.FAIL else "done"
+    with contextlib.suppress(Exception):  # an outage, or it is deleted: callers ask again later
+        return end_of(study, trial_id)
+    return None
 
 
 # -- giving it back ----------------------------------------------------------------------------

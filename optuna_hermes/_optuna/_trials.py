@@ -17,7 +17,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes import ledger
 from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes._optuna._storages import at_once, backend_of, beside, is_late, line
-from optuna_hermes.broker._protocol import Params
+from optuna_hermes.broker._protocol import Ending, Params
 from optuna_hermes.errors import StorageError
 from optuna_hermes.model import TrialStatus
 
@@ -231,10 +231,15 @@ def trial_states(study: optuna.Study) -> dict[int, TrialState]:
         return dict(map(tuple, found.filter(TrialModel.study_id == study._study_id)))
 
 
-def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
-    """The final state of a trial, None if it has not ended."""
+def ending(state: TrialState) -> Ending:
+    """The end of a trial in this final state."""
+    return "failed" if state == TrialState.FAIL else "done"
+
+
+def end_of(study: optuna.Study, trial_id: int) -> Ending | None:
+    """The end of a trial, None if it has not ended."""
     state = study._storage.get_trial(trial_id).state
-    return state if state.is_finished() else None
+    return ending(state) if state.is_finished() else None
 
 
 def trial_id(trial: Any) -> int:
@@ -303,11 +308,11 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
         ) from error
 
 
-def fail_trial(study: optuna.Study, number: int) -> TrialState:
-    """Set a trial to FAIL in Optuna unless it has ended; return its final state."""
+def fail_trial(study: optuna.Study, number: int) -> Ending:
+    """Set a trial to FAIL in Optuna unless it has ended; return its end."""
     # By its number, since the constructor of an optuna.Trial would wait for a lease.
     told = with_retry(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
-    return told.state
+    return ending(told.state)
 
 
 def pruned(message: str) -> Exception:

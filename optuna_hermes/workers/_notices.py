@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, StudyStatus, TrialLoss
+from optuna_hermes.broker._protocol import DeviceStatus, GiveUp, StudyStatus, TrialLoss
 from optuna_hermes.ledger import FULL, is_full, outage_phrase
 from optuna_hermes.view.formats import printable
 from optuna_hermes.workers._result import one_line
@@ -109,8 +109,7 @@ class Losses:
             end = _optuna.fail_trial(self._study, number)
             self._failed.add(number)
             self._note(_last_words(number, reason, self._folder / _optuna.trial_folder(number)))
-        state: Ending = "failed" if end == TrialState.FAIL else "done"
-        return GiveUp(study=key, number=number, reason=reason, state=state)
+        return GiveUp(study=key, number=number, reason=reason, state=end)
 
     def _how(self, loss: TrialLoss) -> str:
         """The cause of the end of the trial's last process, in words."""

@@ -241,7 +241,7 @@ class _TrialExecution:
         """End a trial that has ended in Optuna; False if it has not."""
         end = _optuna.end_of(self._study, _optuna.trial_id(trial))
         if end is not None:
-            self._session.end("failed" if end == TrialState.FAIL else "done")
+            self._session.end(end)
         return end is not None
 
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
@@ -341,14 +341,14 @@ class _TrialExecution:
             if is_first(self._job.checkpoint_root, "after_trial"):
                 text = f"then its sampler raised {text_of(raised)}"
                 self._say(NOTE, f"Trial {trial.number} has ended, {text}")
-            self._session.end("failed" if end == TrialState.FAIL else "done", error)
+            self._session.end(end, error)
             return
         if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:
             remove_copies(self._session.checkpoint_dir)
-        failed = told.state == TrialState.FAIL
-        if failed and error is None:
+        end = _optuna.ending(told.state)
+        if end == "failed" and error is None:
             error = f"the objective returned {values!r}"
-        self._session.end("failed" if failed else "done", error)
+        self._session.end(end, error)
 
     @property
     def _returns(self) -> bool:
