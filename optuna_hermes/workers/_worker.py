@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -27,7 +28,8 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_with_retry, sessions
 from optuna_hermes.broker._devices._visible import environment
-from optuna_hermes.broker._election import lock, runtime_dir
+from optuna_hermes.broker._election import WAY_OUT, runtime_dir
+from optuna_hermes.broker._privacy import open_private
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
 from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, HermesError, Suspended
 from optuna_hermes.model import TrialStatus
@@ -61,9 +63,6 @@ CHANGE_SECONDS = 5.0
 """
 LEAVE_SECONDS = 1.0
 """Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
-
-_LOCK_TRIES = 10
-"""Times that the folder of a lock may vanish meanwhile: no cleaner comes as often."""
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -404,15 +403,13 @@ def _creation_lock(root: Path) -> Iterator[None]:
     """Lock the opening of trials of this study against other workers of its broker."""
     # Not in ``root``, which hosts may share: one that hangs must not hold up the others. A study in
     # SQLite has one broker, and other databases lock the row of a trial that waits.
-    with contextlib.ExitStack() as locked:
-        for left in reversed(range(_LOCK_TRIES)):
-            try:
-                locked.enter_context(lock(runtime_dir() / f"open-{root.name}.lock", timeout=-1))
-                break
-            except FileNotFoundError:  # a cleaner has removed the folder: it is made again
-                if not left:
-                    raise
-        yield
+    path = runtime_dir() / f"open-{root.name}.lock"
+    with os.fdopen(open_private(path, os.O_RDWR | os.O_CREAT, WAY_OUT), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # of the open file: a cleaner may remove its folder
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a sampler has forked a process
 
 
 def _leave_if_deleted(study: optuna.Study, job: WorkerInput) -> None:

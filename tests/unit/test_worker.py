@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,23 +52,49 @@ def test_one_worker_of_a_study_opens_a_trial_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_lock_is_removed_under_one_that_waits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runtime_dir: Path, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
-    """It waits in the new folder; one that vanishes each time is an error, not waited for."""
-    vanishes = [True] * 100
-    look = filelock.FileLock._acquire
+    """It has its turn all the same, and who comes later makes the folder again."""
+    entered = threading.Event()
 
-    def look_later(held: filelock.FileLock) -> None:
-        if vanishes.pop():
-            shutil.rmtree(Path(held.lock_file).parent)
-        look(held)
+    def work() -> None:
+        with _creation_lock(tmp_path):
+            entered.set()
 
-    monkeypatch.setattr(filelock.FileLock, "_acquire", look_later)
-    with pytest.raises(FileNotFoundError), _creation_lock(tmp_path):
-        pass
-    vanishes = [False, True]
     with _creation_lock(tmp_path):
-        assert vanishes == []
+        threading.Thread(target=work, daemon=True).start()
+        wait_for(lambda: _n_open(runtime_dir) == 2)
+        shutil.rmtree(runtime_dir)
+        assert not entered.is_set()
+    assert entered.wait(10.0)
+    with _creation_lock(tmp_path):
+        assert len(list(runtime_dir.glob("open-*.lock"))) == 1
+
+
+def _n_open(folder: Path) -> int:
+    """The number of files in a folder that this process has open."""
+    return sum(f"{folder}/" in os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+
+
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A sampler may start one that lives on."""
+    with _creation_lock(tmp_path):
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+    try:
+        entered = threading.Event()
+
+        def work() -> None:
+            with _creation_lock(tmp_path):
+                entered.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        assert entered.wait(10.0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_no_thread_can_be_started_for_notes(monkeypatch: pytest.MonkeyPatch) -> None:
