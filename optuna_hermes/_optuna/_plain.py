@@ -113,26 +113,20 @@ def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession
     loop that trains several trials side by side does so on one device.
     """
     try:
-        with _turn(study, trial) as found:
-            yield found
+        own, number = identity(study), trial.number
+        with sessions.using(own, number) as held:
+            if held is not None or sessions.inside:
+                yield (None if held is None else held.session), True
+                return
+        outer = _outer()
+        if outer is not None:
+            own, number = outer.study, outer.number
+        elif (terms := _terms(study)) is not None:
+            _take(study, trial, terms, lazy=True)
+        with sessions.using(own, number) as held:
+            yield (None if held is None else held.session), outer is None
     finally:
         _signs.last_at = time.monotonic()
-
-
-@contextlib.contextmanager
-def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession | None, bool]]:
-    own, number = identity(study), trial.number
-    with sessions.using(own, number) as held:
-        if held is not None or sessions.inside:
-            yield (None if held is None else held.session), True
-            return
-    outer = _outer()
-    if outer is not None:
-        own, number = outer.study, outer.number
-    elif (terms := _terms(study)) is not None:
-        _take(study, trial, terms, lazy=True)
-    with sessions.using(own, number) as held:
-        yield (None if held is None else held.session), outer is None
 
 
 def session_of(trial: Any) -> TrialSession | None:
