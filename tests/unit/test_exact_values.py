@@ -618,6 +618,25 @@ def test_functions_of_kept_values_are_found_without_writing_these(
     assert again.kept["itself"] is can_keep
 
 
+class Shown(Own):
+    """Has a ``state_dict`` for its log alone: nothing is loaded by it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": vars(self)["best"]}
+
+
+def test_functions_of_an_object_that_loads_no_state_are_found() -> None:
+    """It is written by its attributes, as if it had no ``state_dict``."""
+    classes = Classes([globals()], [__name__])
+    named = NamedObjects({}, classes)
+    named.kept["stop"] = Shown(metric=stored, best=1.0)
+    named.note_kept()
+    tree = stored(named.state_dict())
+    again = NamedObjects({}, classes)
+    again.load_state_dict(tree)
+    assert (again.kept["stop"].metric, again.kept["stop"].best) == (stored, 1.0)
+
+
 def test_functions_that_lie_behind_code_are_none_of_a_kept_value() -> None:
     """Else all of a module that holds another one could be named by a checkpoint."""
     classes = Classes([globals()], [__name__])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from optuna_hermes.suspend._values._owned import Memory, NamedTensors
 
 _CONTAINERS = (list, tuple, dict)
+_OF_STATE = ("state_dict", "load_state_dict")
 _LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
 SMALL_BYTES = 1 << 20
 """Most bytes that are copied of all values, or of an object's state, at each epoch's begin."""
@@ -305,6 +306,7 @@ def _inside(value: Any) -> Collection[Any]:
         return value
     if isinstance(value, np.ndarray):
         return value.ravel().tolist() if value.dtype == object else ()
-    if isinstance(value, torch.Tensor) or hasattr(type(value), "state_dict"):
+    # With one of the methods alone it is written by its attributes.
+    if isinstance(value, torch.Tensor) or all(hasattr(type(value), name) for name in _OF_STATE):
         return ()
     return getattr(value, "__dict__", {}).values()
