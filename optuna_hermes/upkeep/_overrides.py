@@ -96,10 +96,15 @@ def finish_live(
         before = ledger.load_overrides(key)
         broker.want(Finish(study=key, numbers=tuple(numbers)))
         refused = _refused_to_stop(broker, key, numbers)
-        # None is held: no process has one of them any more, and the broker gives them to no other.
-        plan = plan_finish(study, ledger, numbers, (), folders)
+        try:
+            # None is held: no process has one of them, and the broker gives them to no other.
+            plan = plan_finish(study, ledger, numbers, (), folders)
+            trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+        except Exception:  # their database is away: all are as they were
+            for number in numbers:
+                _take_back(key, broker, number, before.get(number))
+            raise
         refused.update(plan.refused)
-        trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
         for number in numbers:
             if number not in refused:
                 try:
@@ -130,12 +135,18 @@ def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> di
 
 def _close(study: _optuna.Study, broker: Connection, trial: Any, before: Override | None) -> None:
     """Report the end of a trial to the broker, or take back that it is to be finished."""
-    numbers, key = (trial.number,), _optuna.study_key(study)
-    ended = _optuna.end_of(study, _optuna.trial_id(trial)) is not None
-    override = None if before == "finishing" else before
-    back = SetOverrides(study=key, numbers=numbers, override=override)
+    key = _optuna.study_key(study)
+    if _optuna.end_of(study, _optuna.trial_id(trial)) is None:
+        _take_back(key, broker, trial.number, before)
+        return
     with contextlib.suppress(InvalidInputError):  # it knows the end already
-        broker.want(Finished(study=key, numbers=numbers) if ended else back)
+        broker.want(Finished(study=key, numbers=(trial.number,)))
+
+
+def _take_back(key: str, broker: Connection, number: int, before: Override | None) -> None:
+    override = None if before == "finishing" else before
+    with contextlib.suppress(InvalidInputError):  # it has ended meanwhile
+        broker.want(SetOverrides(study=key, numbers=(number,), override=override))
 
 
 def _said(message: SetOverrides | ChangePolicy) -> Welcome | None:

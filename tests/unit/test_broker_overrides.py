@@ -11,6 +11,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._boosts import boosted_first
+from optuna_hermes.broker._core._events import OutageBegan, OutageEnded
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy, make_policy, place, unopened
 from support.broker import FakeBroker
@@ -297,6 +298,24 @@ def test_who_has_ordered_a_trial_to_finish_may_take_it_back() -> None:
     assert ask(wire.SetOverrides(study="s", numbers=(0,))) == wire.Accepted()
     assert broker.ledger.load_overrides("s") == {}
     assert broker.last(broker.worker(), "Grant").number == 0
+
+
+def test_who_has_ordered_a_trial_to_finish_goes_on_while_the_database_is_away() -> None:
+    """A few seconds of that are no reason to give up: refused, the trial would stay on hold."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    worker, _ = training(broker, 0)
+    override(broker, 0, "boosted")
+    ask = asking(broker)
+    ask(FINISH)
+    broker.apply(OutageBegan(studies=("s",), reason="Locked."))
+    assert ask(FINISH) == wire.Accepted(waits=True)
+    assert "is away" in refused(want(broker, FINISH))
+    back = wire.SetOverrides(study="s", numbers=(0,), override="boosted")
+    assert ask(back) == wire.Accepted()
+    broker.apply(OutageEnded(studies=("s",)))
+    broker.hang_up(worker)
+    assert broker.ledger.load_overrides("s") == {0: "boosted"}
 
 
 def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:

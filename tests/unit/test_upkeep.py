@@ -379,6 +379,30 @@ def test_a_broker_that_has_just_ended_finishes_no_live_trial(
     assert not house.study.trials[number].state.is_finished()
 
 
+def test_live_trials_go_on_if_the_database_is_away_as_they_are_to_be_finished(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would stay on hold: nothing of them has been changed."""
+    boosted, other = house.suspended(0.9), house.suspended(0.8)
+    house.ledger.save_override(house.key, boosted, "boosted")
+    said: list[tuple[Any, ...]] = []
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            if isinstance(message, SetOverrides):
+                said.append((*message.numbers, message.override))
+            return False
+
+    def fail(*arguments: Any) -> None:
+        raise StorageError("it is away")
+
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "plan_finish", fail)
+    with pytest.raises(StorageError, match=r"^it is away$"):
+        upkeep.finish_live(house.study, house.ledger, [boosted, other])
+    assert said == [(boosted, "boosted"), (other, None)]
+
+
 def test_finish_all_takes_what_is_suspended(house: House) -> None:
     """Without numbers it is every suspended trial; those of plain Optuna are not touched."""
     house.finished()

@@ -111,11 +111,12 @@ class Overrides:
             turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
     def _refusal(self, study: Study, asker: Client, message: wire.UserCommand) -> str | None:
-        if study.outage_since is not None:
+        numbers = () if isinstance(message, wire.ChangePolicy) else message.numbers
+        # What the asker has begun goes on, or is taken back: else the trials would stay on hold.
+        begun = numbers and asker.finishes.issuperset((message.study, each) for each in numbers)
+        if study.outage_since is not None and not begun:
             return f"The database of study {study.spec.name!r} is away: try again when it is back."
-        if isinstance(message, wire.ChangePolicy):
-            return None
-        reasons = (self._refusal_of(study, asker, each, message) for each in message.numbers)
+        reasons = (self._refusal_of(study, asker, each, message) for each in numbers)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _refusal_of(
