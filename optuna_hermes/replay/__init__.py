@@ -10,7 +10,6 @@ from optuna_hermes.replay._simulate import REFERENCES as REFERENCES
 from optuna_hermes.replay._simulate import Result as Result
 from optuna_hermes.replay._simulate import SimulationRules as SimulationRules
 from optuna_hermes.replay._simulate import check_names as check_names
-from optuna_hermes.replay._simulate import check_policy as check_policy
 from optuna_hermes.replay._simulate import replay as replay
 from optuna_hermes.replay._simulate import simulate_one as simulate_one
 from optuna_hermes.replay._table import Row as Row

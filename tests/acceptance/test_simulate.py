@@ -213,6 +213,10 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
         ["a1.npz", "--sampler", "TPESampler", "--policy", "oracle"],
         "With a sampler a policy must be one of hermes, ",
     ),
+    "a pruner that is not there": (
+        ["a1.npz", "--sampler", "TPESampler", "--policy", "median-stopp"],
+        "did you mean 'median-stop'?",
+    ),
     "a class that is no policy": (["a1.npz", "--policy", "mine:NoPolicy"], "mine:NoPolicy"),
 }
 

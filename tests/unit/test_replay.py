@@ -25,12 +25,12 @@ from rich.console import Console
 from optuna_hermes import _optuna
 from optuna_hermes.errors import HermesError, InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import Ledger, ReportRecord, open_ledger
+from optuna_hermes.policies import check_simulated_policy
 from optuna_hermes.replay import (
     REFERENCES,
     Result,
     SimulationRules,
     check_names,
-    check_policy,
     curve_set_of,
     read_curve_set,
     simulate_one,
@@ -38,7 +38,7 @@ from optuna_hermes.replay import (
     unfinished_trials,
 )
 from optuna_hermes.replay._processes import parallel_map
-from optuna_hermes.simulator import CurveSet, Metrics, Recording
+from optuna_hermes.simulator import RIVALS, CurveSet, Metrics, Recording
 from optuna_hermes.view import simulation
 
 
@@ -386,9 +386,11 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], says: str) -> N
 def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
     """Those that trial live, and those that only the simulator has."""
     with pytest.raises(UnknownPolicyError, match=r"hermes, .*oracle.* but got 'best'"):
-        check_policy("best")
+        check_simulated_policy("best", RIVALS)
     with pytest.raises(UnknownPolicyError, match=r"did you mean 'oracle'\?$"):
-        check_policy("oracel")
+        check_simulated_policy("oracel", RIVALS)
+    with pytest.raises(UnknownPolicyError, match=r"no device .* 'energy:las': name 'las' alone\.$"):
+        check_simulated_policy("energy:las", RIVALS)
 
 
 def test_sets_of_one_name_are_refused() -> None:
