@@ -463,6 +463,20 @@ def test_gc_removes_checkpoints_of_finished_trials(house: House) -> None:
     assert house.litter().files == {}
 
 
+def test_two_gc_at_once_are_no_error(house: House) -> None:
+    """Both have found the same files: the rows go, too, whoever was faster with these."""
+    number, mixed = house.finished(), house.finished()
+    for each in (number, mixed):
+        house.checkpoint(each)
+    printed = house.file(mixed, "output.log")
+    mine, its = house.litter(), house.litter()
+    upkeep.remove(house.study, house.ledger, its)
+    assert not (house.root / f"trial-{number:05d}").exists()
+    upkeep.remove(house.study, house.ledger, mine)
+    assert house.ledger.load_checkpoints(house.key) == []
+    assert printed.exists()
+
+
 def test_gc_keeps_what_a_suspended_trial_needs(house: House) -> None:
     """Checkpoints that the ledger names for an unfinished trial stay, with their rows."""
     path = house.checkpoint(house.suspended(1.0))
