@@ -215,12 +215,12 @@ class Ledger:
         return {each["number"]: each["override"] for each in found}
 
     def add_report(self, report: ReportRecord) -> None:
-        """Add a report; earlier ones of the same unit stay."""
+        """Add a report; earlier ones of the same unit, and of later ones, stay."""
         # A unit is trained a second time after a crash: reports are the history of both.
         self._write(sql.ADD_REPORT, {**row(report), **number_or_word(report.value)})
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curves of all trials that have reported (or of these), each unit as last reported."""
+        """The curves of all trials that have reported (or of these); see ``curves_of``."""
         of: dict[str, Any] = {"of_study": study}
         if numbers is not None:
             of["of_numbers"] = list(numbers)
