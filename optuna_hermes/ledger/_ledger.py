@@ -55,6 +55,7 @@ from optuna_hermes.ledger._records import (
 from optuna_hermes.ledger._rows import (
     checkpoint_of,
     curves_of,
+    lost_steps_of,
     number_or_word,
     report_of,
     row,
@@ -227,6 +228,12 @@ class Ledger:
         query = sql.CURVES if numbers is None else sql.SOME_CURVES
         with self._database.reading() as connection:
             return curves_of(connection.execute(query, of))
+
+    def lost_steps(self, study: str, numbers: Collection[int]) -> dict[int, set[int]]:
+        """The steps of these trials that are in no curve of ``load_curves`` any more."""
+        of = {"of_study": study, "of_numbers": list(numbers)}
+        with self._database.reading() as connection:
+            return lost_steps_of(connection.execute(sql.SOME_CURVES, of))
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
         """All reports of a study after a position, each with its position.

@@ -63,6 +63,16 @@ def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:
     return {number: _curve(trials[number]) for number in sorted(trials)}
 
 
+def lost_steps_of(rows: Iterable[Sequence[Any]]) -> dict[int, set[int]]:
+    """The steps that only an earlier life of each trial has reached, from rows as above."""
+    trials: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    steps: defaultdict[int, set[int]] = defaultdict(set)
+    for number, unit, step, *_ in rows:
+        add_report(trials[number], unit, step)
+        steps[number].add(step)
+    return {number: steps[number].difference(trials[number].values()) for number in steps}
+
+
 def _curve(units: dict[int, tuple[int, float, float]]) -> Curve:
     steps, values, device_seconds = zip(*units.values(), strict=True)
     return Curve(steps=steps, values=values, device_seconds=device_seconds)

@@ -23,6 +23,7 @@ from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
     Ledger,
+    ReportRecord,
     TrialRecord,
     open_ledger,
 )
@@ -101,6 +102,19 @@ class House:
         folder.mkdir(parents=True)
         _journal.change(folder, unwritten=unwritten)
         return folder
+
+    def report(self, number: int, unit: int, value: float) -> None:
+        """A report in the ledger, of the step that is the unit."""
+        made = ReportRecord(
+            study=self.key,
+            number=number,
+            unit=unit,
+            step=unit,
+            value=value,
+            device_seconds=1.0,
+            at=OLD,
+        )
+        self.ledger.add_report(made)
 
     def finish(self, number: int) -> None:
         """Set a suspended trial to COMPLETE."""
@@ -198,6 +212,17 @@ def test_finish_completes_at_the_last_value(house: House) -> None:
     assert (run.state, run.tier, run.device_seconds) == ("done", None, 3.5)
     (event,) = house.ledger.load_events(house.key, number)
     assert (event.kind, event.detail) == ("finished", {"value": 2.5})
+
+
+def test_finish_takes_no_value_that_only_a_lost_process_has_reached(house: House) -> None:
+    """A trial that begins anew has the weights of its second life; Optuna keeps all values."""
+    number, whole = house.suspended(0.9, 0.8, 0.1), house.suspended(0.9, 0.8, 0.1)
+    for step, value in ((1, 0.9), (2, 0.8), (3, 0.1), (1, 0.9), (2, 0.8)):
+        house.report(number, step, value)
+    house.report(whole, 1, 0.9)  # the ledger may lack what was reported last
+    house.finish(number)
+    house.finish(whole)
+    assert [trial.value for trial in house.study.trials] == [0.8, 0.1]
 
 
 def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> None:
