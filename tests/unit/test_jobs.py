@@ -316,6 +316,23 @@ def test_a_ranked_policy_that_decides_itself_sees_all_jobs() -> None:
     assert seen[:2] == [(["pending"] * 6, 0), (["pending"] * 4 + ["running"], 1)]
 
 
+def test_jobs_that_are_over_are_not_copied_for_a_ranked_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not look at them: with 1.7 million jobs the copies would take hours."""
+    shown: list[int] = []
+    decide = Ranked.decide
+
+    def spy(self: Ranked, snapshot: Snapshot) -> Decision:
+        shown.append(len(snapshot.finished))
+        return decide(self, snapshot)
+
+    monkeypatch.setattr(Ranked, "decide", spy)
+    jobs = [job(n, 0, 1) for n in range(5)]
+    JobSimulator(Fifo(), jobs, groups={None: [1]}).run()
+    assert shown == [0] * 5
+
+
 @settings(max_examples=100, deadline=None)
 @given(jobs=lists, slices=st.sampled_from([None, 3.0]))
 def test_no_device_is_used_twice_and_every_job_is_done(
