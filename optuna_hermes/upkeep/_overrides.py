@@ -20,7 +20,8 @@ from optuna_hermes.upkeep._finish import complete, plan_finish
 
 # A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
 STOP_SECONDS = 60.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS, _MOST_POLL_SECONDS = 0.05, 1.0
+"""Time between two questions about trials that have to stop, for each of them, and at most."""
 
 
 def want(
@@ -121,7 +122,8 @@ def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> di
     deadline = time.monotonic() + STOP_SECONDS
     # It is answered at once with whether a trial has still to stop: sent until it has.
     while waiting and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        # Longer for many: the broker has reports to answer meanwhile.
+        time.sleep(min(_POLL_SECONDS * len(waiting), _MOST_POLL_SECONDS))
         for number in tuple(waiting):
             try:
                 stops = broker.want(Finish(study=key, numbers=(number,)))

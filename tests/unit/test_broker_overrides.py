@@ -286,6 +286,18 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     assert broker.handler.status(broker.now).studies[0].finished
 
 
+def test_who_waits_for_a_trial_to_stop_causes_no_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks many times a second, and nothing has changed."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    training(broker, 0)
+    ask, decided = asking(broker), list[object]()
+    monkeypatch.setattr(broker.handler._scheduler, "schedule", decided.append)
+    for _ in range(10):
+        assert ask(FINISH) == wire.Accepted(waits=True)
+    assert len(decided) == 1
+
+
 def test_who_has_ordered_a_trial_to_finish_may_take_it_back() -> None:
     """It cannot be finished after all, and goes on; nobody else may do so."""
     broker = FakeBroker(devices=1)

@@ -370,6 +370,22 @@ def test_live_trials_are_finished_whatever_becomes_of_the_others(
     assert [trial.value for trial in house.study.trials] == [0.7, None, None, 0.9]
 
 
+def test_of_many_live_trials_each_is_asked_about_more_rarely(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has the reports of those that train to answer."""
+    asked = list[int]()
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            asked.extend(message.numbers)
+            return True
+
+    monkeypatch.setattr(_overrides, "STOP_SECONDS", 0.5)
+    refused = _overrides._refused_to_stop(Broker(), house.key, range(20))  # type: ignore[arg-type]
+    assert sorted(refused) == sorted(asked) == [*range(20)]
+
+
 def test_a_live_trial_that_ends_at_the_last_moment_is_named(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
