@@ -28,7 +28,7 @@ from optuna_hermes.suspend._modules._module_state import (
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
-from optuna_hermes.suspend._values._kept import can_keep, sharing
+from optuna_hermes.suspend._values._kept import can_keep
 from optuna_hermes.suspend._values._objects import Objects
 from optuna_hermes.suspend._values._tree import frozen, pack, unpack
 
@@ -530,12 +530,6 @@ def test_tied_weights_are_stored() -> None:
     assert it[1][3] == it[2][1, 1] == it[3][3] == 7
     assert it[3].requires_grad
     assert not it[2].requires_grad
-
-
-def test_who_shares_memory_is_told_by_keys_alone() -> None:
-    """Values that refer to a part twice, to one of another value, or to one that is elsewhere."""
-    memories = {"alone": [1], "twice": [2, 2], "one": [3, 4], "two": [5, 3], "part": [6]}
-    assert sharing(memories, {6}.__contains__) == ["twice", "one", "two", "part"]
 
 
 def test_an_array_and_its_transpose_share_memory_again() -> None:

@@ -6,6 +6,7 @@ the packages of the root object's class and its bases.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
@@ -142,14 +143,15 @@ class _Writer:
         self.objects.append(value)
         return number
 
-    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
-        return [self.node(item, (*place, str(n))) for n, item in enumerate(items)]
+    def _items(
+        self, items: Iterable[Any], place: tuple[str, ...], names: Iterable[Any] | None = None
+    ) -> list[Any]:
+        named = zip(itertools.count() if names is None else names, items, strict=False)
+        return [self.node(item, (*place, str(name))) for name, item in named]
 
     def _pairs(self, value: Mapping[Any, Any], place: tuple[str, ...]) -> list[Any]:
-        return [
-            [self.node(key, place), self.node(item, (*place, str(key)))]
-            for key, item in value.items()
-        ]
+        """The keys of a mapping, and its items."""
+        return [self._items(value, place), self._items(value.values(), place, value)]
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
@@ -264,7 +266,10 @@ class _Reader:
         return [self.node(node) for node in nodes]
 
     def _pairs(self, pairs: list[Any], present: Any) -> dict[Any, Any]:
-        return {self.node(key): self.node(item) for key, item in pairs}
+        there = present if isinstance(present, Mapping) else {}
+        keys = self._items(pairs[0], None)
+        items = self._items(pairs[1], [there.get(key) for key in keys])
+        return dict(zip(keys, items, strict=True))
 
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
         if kind == "array":
