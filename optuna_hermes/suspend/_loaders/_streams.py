@@ -167,11 +167,11 @@ class _Attributes(Attributes):
     data: Callable[[], Any]
 
     @property
-    def _owner(self) -> Any:
+    def owner(self) -> Any:
         return self.data()
 
-    @_owner.setter
-    def _owner(self, owner: object) -> None:
+    @owner.setter
+    def owner(self, owner: object) -> None:
         self.data = weakref.ref(owner)
 
 

@@ -88,9 +88,11 @@ class Attributes:
         """The known objects that may be referred to by their names."""
         self._there: dict[_Place, object] | None = None
         self._name = name
-        self._owner = owner
+        self.owner = owner
+        """The object whose attributes they are."""
         self._ignores = ignores
-        self._known = known
+        self.known = known
+        """Ids of objects that are saved elsewhere."""
         self._always = always
         self._makes = makes
         self._at_start: dict[str, int] | None = None
@@ -104,7 +106,7 @@ class Attributes:
         return {
             (name, *place): kind
             for name, value in self.watched().items()
-            for place, kind in _classes_in(value, self._known).items()
+            for place, kind in _classes_in(value, self.known).items()
         }
 
     def note(self, there: dict[_Place, object]) -> None:
@@ -119,20 +121,6 @@ class Attributes:
         if self._there is not None:
             new = (each for each in self.classes().items() if each not in before.items())
             self._there.update(new)
-
-    @property
-    def owner(self) -> object:
-        """The object whose attributes they are."""
-        return self._owner
-
-    @property
-    def known(self) -> Collection[int]:
-        """Ids of objects that are saved elsewhere."""
-        return self._known
-
-    @known.setter
-    def known(self, known: Collection[int]) -> None:
-        self._known = known
 
     def said(self, place: str) -> str:
         """A place in the values, for messages."""
@@ -151,11 +139,11 @@ class Attributes:
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
-        self._owner, self._ignores, self._known = other._owner, other._ignores, other._known
+        self.owner, self._ignores, self.known = other.owner, other._ignores, other.known
 
     def let_go(self) -> None:
         """Hold the object and its values no more, until ``move_to`` gives it back."""
-        self._owner, self._ignores, self.named = None, lambda name, value: False, NameTable()
+        self.owner, self._ignores, self.named = None, lambda name, value: False, NameTable()
 
     def start(self) -> None:
         """Note the attributes where a process that resumes does not change them any more."""
@@ -211,7 +199,7 @@ class Attributes:
         """Names of those that hold what the next process would lack at present; see ``note``."""
         # At each suspension, not with each checkpoint only: so what takes long is left out.
         attributes = self.watched().items()
-        self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
+        self._trees({name: each for name, each in attributes if not _is_simple(each, self.known)})
         return self.unmade
 
     def _trees(self, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +226,7 @@ class Attributes:
         """True if it has since the first batch; else the objective makes it again."""
         if name not in self._changed:
             same = self._before.get(name) == self._fingerprint(value)
-            if same and id(value) not in self._known and _has_gradient(value):
+            if same and id(value) not in self.known and _has_gradient(value):
                 same = False  # of batches before the one that changes the tensor
             if same or (name not in self._before and self._makes_again(name, value)):
                 return False
@@ -265,7 +253,7 @@ class Attributes:
         from optuna_hermes.suspend._values._classes import Classes
         from optuna_hermes.suspend._values._custom import ValueReader
 
-        classes = Classes.of(self._owner)
+        classes = Classes.of(self.owner)
         given: dict[int, object] = {}
         for name, node in nodes.items():
             reader = ValueReader(classes, self._given, named=self.named)
@@ -278,10 +266,10 @@ class Attributes:
         self._given = given
 
     def _fingerprint(self, value: Any) -> int:
-        known = self._known
+        known = self.known
         if bound_to(value) is not None:  # which may be the value of another attribute
             others = [each for each in self.watched().values() if each is not value]
-            known = {*known, id(self._owner), *reachable(others, known=known)}
+            known = {*known, id(self.owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
     def _makes_again(self, name: str, value: Any) -> bool:
@@ -289,12 +277,12 @@ class Attributes:
 
         These are cached ones, and methods that libraries put over themselves, as DDP's ``forward``.
         """
-        if isinstance(getattr(type(self._owner), name, None), functools.cached_property):
+        if isinstance(getattr(type(self.owner), name, None), functools.cached_property):
             return isinstance(value, CODE)
         if not isinstance(value, types.MethodType):
             return False
         owner = value.__self__
-        is_known = owner is self._owner or id(owner) in self._known
+        is_known = owner is self.owner or id(owner) in self.known
         return is_known and value.__func__ is getattr(type(owner), name, None)
 
     def _written(self, name: str, value: Any) -> list[Any]:
@@ -307,12 +295,12 @@ class Attributes:
         from optuna_hermes.suspend._values._custom import UnrestorableParts, ValueWriter
 
         unmade = None
-        if self._there is not None and not _is_simple(value, self._known):
+        if self._there is not None and not _is_simple(value, self.known):
             unmade = UnrestorableParts(
-                self._there, Classes.of(self._owner), self._known, makes=self._makes
+                self._there, Classes.of(self.owner), self.known, makes=self._makes
             )
         writer = ValueWriter(
-            self._known,
+            self.known,
             made=self._made,
             unmade=unmade,
             named=self.named,
@@ -338,12 +326,12 @@ class Attributes:
         return {name: value for name, value in every if not self._ignores(name, value)}
 
     def _all(self) -> dict[str, Any]:
-        return vars(self._owner)
+        return vars(self.owner)
 
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
         roots = [each for each in self.watched().values() if not outside(each)]
-        found = reachable(roots, known=self._known)
+        found = reachable(roots, known=self.known)
         return WeakValueDictionary(
             (key, each)
             for key, each in found.items()
