@@ -9,6 +9,7 @@ import os
 import random
 import secrets
 import sys
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,11 +30,12 @@ def rng_state(*, devices: bool = True) -> dict[str, Any]:
 
         used = used_accelerator()  # asking others for their states would wake them up
     version, words, next_gauss = random.getstate()
+    words = np.array(array("I", words))  # not of a tuple at once: this is done with each batch
     return {
         "torch": None if torch is None else torch.get_rng_state(),
         "accelerator": {used.kind: used.rng_states()} if used is not None else {},
         "numpy": np.random.get_state(legacy=False),
-        "python": {"version": version, "words": np.array(words, np.uint32), "gauss": next_gauss},
+        "python": {"version": version, "words": words, "gauss": next_gauss},
     }
 
 
@@ -49,15 +51,10 @@ def set_rng_state(state: dict[str, Any]) -> None:
         if here is not None and here.kind in state["accelerator"] and here.module.is_available():
             # The trial may be resumed on a host with fewer devices: its own is always the first.
             here.set_rng_states(state["accelerator"][here.kind])
-    set_numpy_state(state["numpy"])
+    use_bits(state["numpy"]["bit_generator"])  # else NumPy refuses it
+    np.random.set_state(state["numpy"])
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-
-
-def set_numpy_state(state: dict[str, Any]) -> None:
-    """Put back what ``np.random.get_state`` returned."""
-    use_bits(state["bit_generator"])  # else NumPy refuses it
-    np.random.set_state(state)
 
 
 def use_bits(name: str = "MT19937") -> None:
