@@ -6,6 +6,8 @@ import copy
 import functools
 import io
 import logging
+import operator
+import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum, Flag
@@ -28,6 +30,7 @@ from optuna_hermes.suspend._modules._module_state import (
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
+from optuna_hermes.suspend._values._generators import generator_state
 from optuna_hermes.suspend._values._kept import can_keep
 from optuna_hermes.suspend._values._objects import Objects
 from optuna_hermes.suspend._values._tree import frozen, pack, unpack
@@ -657,6 +660,35 @@ def test_generators_have_the_same_children_afterwards(bits: Any) -> None:
         assert present.spawn(2)[1].random() == each.spawn(2)[1].random()
         assert present.random() == each.random()
         assert through_disk([each])[0].spawn(1)[0].random() == each.spawn(1)[0].random()
+
+
+def test_generators_of_the_process_stay_these() -> None:
+    """What draws from one goes on to draw from it."""
+    there = [torch.default_generator, np.random.mtrand._rand, random.seed.__self__]  # type: ignore[attr-defined]
+    assert all(map(operator.is_, through_disk(there), there))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(np.random.default_rng, np.random.RandomState, random.Random),
+        *(lambda seed: torch.Generator().manual_seed(seed),),
+        *(lambda seed: np.random.Generator(np.random.Philox(seed)),),
+    ],
+)
+def test_two_generators_do_not_become_the_one_that_is_there(make: Any) -> None:
+    """It becomes the first of them; one of another kind does not."""
+    tree = stored(ValueWriter().write_only("it", [make(1), make(2)]))
+    there = make(3)
+    one, other = ValueReader(HERE).node(tree, [there, there])
+    assert one is there
+    assert states(one) == states(make(1))
+    assert states(other) == states(make(2))
+    assert ValueReader(HERE).node(tree, [np.random.Generator(np.random.SFC64(0))])[0] is not there
+
+
+def states(generator: Any) -> Any:
+    return pack(generator_state(generator), "it")[1]
 
 
 def test_generators_without_seeds_come_back() -> None:

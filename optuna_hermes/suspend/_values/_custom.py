@@ -83,7 +83,7 @@ _LOADED = ("stateful", "metrics")
 """Nodes of objects that must be there, as no checkpoint makes them."""
 _UNSURE = {
     **dict.fromkeys(("object", "named tuple", "enum", "flag", "function", "mapping"), 3),
-    **dict.fromkeys(("array of", "generator"), 2),
+    **dict.fromkeys(("array of", "drawing"), 2),
     **dict.fromkeys(("deque", "part", "present"), 1),
 }
 """Nodes that are perhaps not readable, each with the length of its begin that decides on it."""
@@ -319,7 +319,7 @@ class ValueWriter(_Writer):
         own = self._of_library(value, place)
         if own is not None:
             return own
-        if kind is np.ndarray or isinstance(value, np.random.RandomState | np.random.Generator):
+        if kind is np.ndarray or kind in GENERATORS or isinstance(value, np.random.RandomState):
             return super()._object(value, place)
         name = [kind.__module__, kind.__qualname__]
         if isinstance(value, Flag):
@@ -375,9 +375,7 @@ class ValueWriter(_Writer):
             pairs = self._pairs(value, place)
             # A module's state_dict has the versions of its parts in one.
             return ["mapping", kind.__name__, made, pairs, self._pairs(dict_of(value), place)]
-        if kind in (torch.Generator, random.Random):
-            return ["drawing", kind.__name__, generator_state(value)]
-        if isinstance(value, torch.Generator | random.Random):
+        if kind not in GENERATORS and isinstance(value, torch.Generator | random.Random):
             name = [kind.__module__, kind.__qualname__]
             return ["stateful", *name, self.node(generator_state(value), place)]
         if isinstance(value, PurePath):
@@ -494,11 +492,6 @@ class ValueReader(_Reader):
             filled(there, type(there), self._pairs(pairs, there))
             filled(dict_of(there), dict, self._pairs(own, dict_of(there)))
             return there
-        if kind == "drawing":
-            made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]
-            generator = present if type(present) is made else made()
-            set_generator_state(generator, rest[1])
-            return generator
         if kind == "made of":
             made = _OF_LIBRARY[rest[0]](*self.node(rest[1]))
             return self._in_array(made, present) if type(made) is array else made
