@@ -100,7 +100,7 @@ def population(kind: str, n_trials: int) -> tuple[list[TrialView], list[list[flo
             attained_seconds=int(ages[i]) * seconds[i],
             waiting_since=float(i),
             tier="host",
-            devices=("cpu:0",),
+            device="cpu:0",
             switch_cost_seconds=0.005 * seconds[i],
             units_left=N_UNITS - int(ages[i]),
             params=dict(zip("abcd", params[i], strict=True)),

@@ -231,12 +231,13 @@ class TrialView:
     Args:
         number: the trial's number in its study; unique in a snapshot.
         state: see ``TrialStatus``. A trial whose slice has just ended is ``parked`` here, bound to
-            nothing yet, with ``devices`` naming where it still is.
+            nothing yet, with ``device`` naming where it still is.
         attained_seconds: device time it has had.
         submitted: when it was admitted.
         waiting_since: when it last stopped running (or was admitted), None while it runs.
         tier: where its state is, None if it never ran or is running.
-        devices: those it runs on or is parked on, if any.
+        device: the device it runs on or is parked on, if any.
+        devices: all of them, if there are several.
         bound_to: devices it can resume on without moving; empty means any.
         switch_cost_seconds: expected cost of bringing it onto a device.
         devices_wanted: how many devices it trains on at once.
@@ -254,6 +255,7 @@ class TrialView:
     submitted: float = 0.0
     waiting_since: float | None = None
     tier: TierName | None = None
+    device: str | None = None
     devices: tuple[str, ...] = ()
     bound_to: tuple[str, ...] = ()
     switch_cost_seconds: float = 0.0
@@ -265,9 +267,9 @@ class TrialView:
     needs: Resources = Resources()
 
     @property
-    def device(self) -> str | None:
-        """The first of its devices, None if it has none."""
-        return self.devices[0] if self.devices else None
+    def current_devices(self) -> tuple[str, ...]:
+        """The devices it runs on or is parked on."""
+        return self.devices or (() if self.device is None else (self.device,))
 
     @property
     def device_range(self) -> tuple[int, int]:

@@ -214,7 +214,7 @@ def _wanted(snapshot: Snapshot) -> int:
 
 def _ours(snapshot: Snapshot, decision: Decision) -> tuple[list[Device], frozenset[str]]:
     """The healthy devices that no other user has, and the ids of those that must keep power."""
-    sat_on = {*snapshot.held, *(id_ for t in snapshot.trials for id_ in t.devices)}
+    sat_on = {*snapshot.held, *(id_ for t in snapshot.trials for id_ in t.current_devices)}
     given = {id_ for each in decision.assignments for id_ in each.devices}
     ours = [
         device

@@ -183,6 +183,7 @@ class _Group:
         view = replace(
             state.view,
             state="done",
+            device=None,
             devices=(),
             attained_seconds=state.device_seconds,
             **state.job.work.shown(state),
@@ -284,6 +285,7 @@ class _Group:
         state.view = replace(
             state.view,
             state="running",
+            device=assignment.devices[0],
             devices=assignment.devices,
             tier=None,
             waiting_since=None,
@@ -307,6 +309,7 @@ class _Group:
                 state.view = replace(
                     state.view,
                     tier="host",
+                    device=None,
                     devices=(),
                     switch_cost_seconds=self.restart_seconds,
                 )

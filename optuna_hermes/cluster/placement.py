@@ -24,7 +24,7 @@ def current_owners(
     owner = np.full(len(devices), -1, dtype=np.int64)
     for index, each in enumerate(found):
         if each.trial is not None and each.trial.number in holding:
-            current = each.trial.devices
+            current = each.trial.current_devices
             # If one of its devices is not free it has to move as a whole.
             if all(id_ in place_of for id_ in current):
                 owner[[place_of[id_] for id_ in current]] = index

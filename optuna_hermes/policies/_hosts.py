@@ -53,7 +53,7 @@ class _Hosts:
         if wanted > self.n_free:
             return ()
         free = self._usable(trial)
-        own = () if trial is None else trial.devices
+        own = () if trial is None else trial.current_devices
         own_hosts = Counter(self._host_of[id_] for id_ in own if id_ in self._host_of)
         hosts = self._whole(wanted, free, own_hosts)
         rest = wanted - sum(len(free[host]) for host in hosts)

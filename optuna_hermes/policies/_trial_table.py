@@ -124,7 +124,7 @@ def seconds_to_end(trial: TrialView, reserve: float = 0.0) -> float:
     # Its opening is in the first unit only.
     pace = (used[-1] - used[0]) / (units - 1) if units > 1 else used[0]
     # Device time passes on all of its devices at once.
-    n_devices = len(trial.devices) or trial.devices_wanted
+    n_devices = len(trial.current_devices) or trial.devices_wanted
     return (left + reserve * (units + left)) * pace / n_devices
 
 

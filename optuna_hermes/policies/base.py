@@ -222,7 +222,7 @@ def _matching(trials: Sequence[TrialView | None], fits: Sequence[list[str]]) -> 
     # Where they are parked, if they can: moving costs time and wins nothing.
     kept: Counter[int] = Counter()  # numbers of devices; others if they have to move
     for index, trial in enumerate(trials):
-        for id_ in () if trial is None else trial.devices:
+        for id_ in () if trial is None else trial.current_devices:
             if id_ in fits[index] and id_ not in matching and kept[index] < _wanted(trial):
                 matching[id_] = index
                 kept[index] += 1

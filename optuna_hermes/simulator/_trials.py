@@ -116,13 +116,13 @@ class OpenedTrials:
             submitted=view.submitted,
             waiting_since=waiting_since,
             tier=None if state == "running" else "resident",
-            devices=(device,),
+            device=device,
             units_left=len(recording.values) - curve.units,
             params=recording.params,
         )
 
     def _end(self, number: int, state: Literal["done", "pruned"], now: float) -> None:
-        view = replace(self._live.pop(number), state=state, tier=None, devices=())
+        view = replace(self._live.pop(number), state=state, tier=None, device=None)
         self.over = (*self.over, view)
         self.ends[state][number] = now
         self._source.ended(number, pruned=state == "pruned")

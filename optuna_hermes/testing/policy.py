@@ -165,7 +165,7 @@ def _run(draw: st.DrawFn, number: int, busy: list[str]) -> TrialView:
         state="running",
         curve=curve,
         attained_seconds=float(curve.units),
-        devices=(busy.pop(),),
+        device=busy.pop(),
         units_left=draw(_units_left),
         params=draw(_params),
     )
@@ -188,7 +188,8 @@ def _waiting(draw: st.DrawFn, number: int) -> TrialView:
         attained_seconds=float(curve.units),
         waiting_since=since,
         tier="disk" if state == "stored" else "host",
-        devices=tuple(ids if len(ids) == wanted else ids[:1]) if state == "parked" else (),
+        device=ids[0] if state == "parked" else None,
+        devices=tuple(ids) if state == "parked" and len(ids) == wanted > 1 else (),
         bound_to=tuple(ids) if wanted == 1 and draw(_flags) else (),
         devices_wanted=wanted,
         units_left=draw(_units_left),
@@ -312,7 +313,7 @@ class PolicyContract:
         assert len(down) == len(decision.powered_down)
         idle = {device.id for device in snapshot.devices if device.free or not device.powered}
         assert idle.issuperset(down)
-        assert down.isdisjoint(id_ for trial in snapshot.trials for id_ in trial.devices)
+        assert down.isdisjoint(id_ for trial in snapshot.trials for id_ in trial.current_devices)
         assert down.isdisjoint(id_ for each in decision.assignments for id_ in each.devices)
 
     @_on_any_snapshot

@@ -247,7 +247,7 @@ def devices_of(decision: Decision) -> dict[int | None, tuple[str, ...]]:
 def test_boost_moves_nobody_without_need() -> None:
     """A boosted trial keeps its device, or takes one where nobody is parked, or else another's."""
     fifo = make_policy("fifo").decide
-    parked, other = trial(0, devices=("cpu:0",), waiting_since=9.0), trial(7, waiting_since=2.0)
+    parked, other = trial(0, device="cpu:0", waiting_since=9.0), trial(7, waiting_since=2.0)
     both = snapshot(parked, other, free=("cpu:0", "cpu:1"))
     assert devices_of(boosted_first(fifo, both, {7})) == {7: ("cpu:1",), 0: ("cpu:0",)}
     assert devices_of(boosted_first(fifo, both, {0, 7})) == {7: ("cpu:1",), 0: ("cpu:0",)}

@@ -183,7 +183,7 @@ def test_a_policy_sees_devices_and_speeds(host: Host) -> None:
     host.grow()
     host.broker.advance(1.0)
     seen = host.policy.trial(0)
-    assert seen.devices == ("cpu:0", "cpu:1")
+    assert seen.current_devices == ("cpu:0", "cpu:1")
     assert (seen.device_range, seen.devices_wanted) == ((1, 2), 2)
     assert seen.elastic is not None
     speeds = [(x.devices, x.batch_size, x.step_seconds) for x in seen.elastic.speeds]

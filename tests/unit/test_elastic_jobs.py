@@ -225,7 +225,7 @@ def test_speeds_are_seen_once_they_were_trained_at() -> None:
         for trial in policy.shown[:4]
     ]
     assert tried == [[], [(2, 40)], [(2, 40), (4, 160)], [(2, 40), (4, 160)]]
-    assert [len(trial.devices) for trial in policy.shown[:3]] == [0, 2, 4]
+    assert [len(trial.current_devices) for trial in policy.shown[:3]] == [0, 2, 4]
 
 
 def write_application(folder: Path) -> None:

@@ -39,7 +39,7 @@ class Played:
         """With so many trials, each on the first devices that have power."""
         powered = [id_ for id_ in self.ids if id_ not in self.down]
         trials = tuple(
-            TrialView(number=n, state="running", devices=(id_,))
+            TrialView(number=n, state="running", device=id_)
             for n, id_ in zip(range(n_trials), powered, strict=False)
         )
         trials += tuple(TrialView(number=n, state="pending") for n in range(len(trials), n_trials))
@@ -132,14 +132,12 @@ def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     """State on a device would be lost with its power."""
     devices = tuple(Device(id=f"cpu:{index}", free=index > 0) for index in range(4))
     trials = (
-        TrialView(number=0, state="running", devices=("cpu:0",)),
-        TrialView(
-            number=1, state="parked", tier="resident", devices=("cpu:3",), bound_to=("cpu:9",)
-        ),
+        TrialView(number=0, state="running", device="cpu:0"),
+        TrialView(number=1, state="parked", tier="resident", device="cpu:3", bound_to=("cpu:9",)),
     )
     down = make_policy("energy:fifo").decide(Snapshot(devices=devices, trials=trials)).powered_down
     assert down == ("cpu:2",)
-    on_two = replace(trials[1], devices=("cpu:2", "cpu:3"), bound_to=("cpu:9",))
+    on_two = replace(trials[1], device="cpu:2", devices=("cpu:2", "cpu:3"), bound_to=("cpu:9",))
     snapshot = Snapshot(devices=devices, trials=(trials[0], on_two))
     assert make_policy("energy:fifo").decide(snapshot).powered_down == ("cpu:1",)
 
@@ -147,7 +145,7 @@ def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
 def test_others_devices_do_not_count() -> None:
     """The reserve is there beside what other studies and strangers have."""
     devices = tuple(Device(id=f"cpu:{index}", free=index > 1) for index in range(4))
-    trials = (TrialView(number=0, state="running", devices=("cpu:0",)),)
+    trials = (TrialView(number=0, state="running", device="cpu:0"),)
     down = make_policy("energy:fifo").decide(Snapshot(devices=devices, trials=trials)).powered_down
     assert down == ("cpu:3",)
 

@@ -215,7 +215,7 @@ def test_a_trial_that_one_host_holds_is_on_one() -> None:
 
 
 def holding(view: TrialView, *devices: str) -> TrialView:
-    return replace(view, waiting_since=50.0, tier="resident", devices=devices)
+    return replace(view, waiting_since=50.0, tier="resident", device=devices[0], devices=devices)
 
 
 def test_a_trial_stays_unless_a_change_wins_enough() -> None:

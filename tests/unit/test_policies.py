@@ -385,8 +385,8 @@ def test_bad_settings_are_refused(arguments: dict[str, object]) -> None:
 
 def test_a_trial_stays_where_it_is() -> None:
     """Trials that are parked on a free device get that one, also against the order of ranks."""
-    here = TrialView(number=0, state="parked", curve=curve([0.9]), devices=("cpu:0",))
-    there = TrialView(number=1, state="parked", curve=curve([0.1]), devices=("cpu:1",))
+    here = TrialView(number=0, state="parked", curve=curve([0.9]), device="cpu:0")
+    there = TrialView(number=1, state="parked", curve=curve([0.1]), device="cpu:1")
     anywhere = TrialView(number=2, state="stored", curve=curve([0.05]))
     snapshot = Snapshot(
         devices=tuple(Device(id=f"cpu:{index}", free=True) for index in range(3)),
@@ -405,6 +405,7 @@ def test_a_trial_on_several_devices_keeps_them(wanted: int, expected: set[str]) 
     several = TrialView(
         number=0,
         state="parked",
+        device="cpu:2",
         devices=("cpu:2", "cpu:3"),
         devices_wanted=wanted,
     )
@@ -415,7 +416,7 @@ def test_a_trial_on_several_devices_keeps_them(wanted: int, expected: set[str]) 
 
 def test_a_trial_makes_room_for_one_that_is_bound() -> None:
     """A trial that fits anywhere leaves its device to one that fits nowhere else."""
-    best = TrialView(number=0, state="parked", curve=curve([0.1]), devices=("cpu:1",))
+    best = TrialView(number=0, state="parked", curve=curve([0.1]), device="cpu:1")
     bound = TrialView(number=1, state="parked", curve=curve([0.9]), bound_to=("cpu:1",))
     snapshot = Snapshot(
         devices=(Device(id="cpu:0", free=True), Device(id="cpu:1", free=True)), trials=(best, bound)
@@ -545,7 +546,7 @@ def test_a_trial_on_several_devices_ends_as_soon_as_on_one() -> None:
 
 def test_one_trial_is_due_at_a_time() -> None:
     """While it trains on another device the rest go on as without a budget."""
-    running = replace(BEST, state="running", devices=("cpu:1",))
+    running = replace(BEST, state="running", device="cpu:1")
     others = (Device(id="cpu:1"),)
     trials = (running, YOUNG, POOR, ending(3, 9.0, 7.0, left=2))
     assert last(Budget(seconds=3.0), *trials, others=others) == last(

@@ -42,14 +42,10 @@ def trace_of(policy: Policy, *trainings: Sequence[float], n_devices: int = 1) ->
     return [each.number for each in trace.slices]
 
 
-def parked(
-    number: int, *values: float, since: float = 0.0, devices: tuple[str, ...] = ()
-) -> TrialView:
+def parked(number: int, *values: float, since: float = 0.0, device: str | None = None) -> TrialView:
     steps = tuple(range(1, len(values) + 1))
     curve = Curve(steps=steps, values=values, device_seconds=tuple(map(float, steps)))
-    return TrialView(
-        number=number, state="parked", curve=curve, waiting_since=since, devices=devices
-    )
+    return TrialView(number=number, state="parked", curve=curve, waiting_since=since, device=device)
 
 
 def decide(
@@ -247,11 +243,11 @@ def test_hermes_slope_prefers_the_fastest() -> None:
 
 def test_hermes_slope_keeps_a_trial_unless_another_is_clearly_faster() -> None:
     """The trial whose slice has just ended stays within the hysteresis, and no further."""
-    here = parked(1, 1.0, 0.8, since=100.0, devices=("cpu:0",))
+    here = parked(1, 1.0, 0.8, since=100.0, device="cpu:0")
     assert decide(HermesSlope(), here, parked(0, 1.0, 0.79)) == [1]
     assert decide(HermesSlope(), here, parked(0, 1.0, 0.77)) == [0]
     # Where it does not hold the device any more it has no such right.
-    gone = parked(1, 1.0, 0.8, since=99.0, devices=("cpu:0",))
+    gone = parked(1, 1.0, 0.8, since=99.0, device="cpu:0")
     assert decide(HermesSlope(), gone, parked(0, 1.0, 0.79)) == [0]
 
 

@@ -148,7 +148,7 @@ def parked(number: int, *values: float, since: float = 0.0) -> TrialView:
         state="parked",
         curve=curve,
         waiting_since=since,
-        devices=(f"GPU-{number}",),
+        device=f"GPU-{number}",
         bound_to=(f"GPU-{number}",),
     )
 
@@ -173,7 +173,7 @@ def test_hermes_wants_first_who_ranks_best() -> None:
 
 def test_a_trial_that_still_trains_competes_as_if_it_had_stopped_now() -> None:
     """The leaving trial has waited for no time at all."""
-    running = TrialView(number=0, state="running", devices=("GPU-0",))
+    running = TrialView(number=0, state="running", device="GPU-0")
     decide = make_policy("round-robin").decide
     assert wanted_first(decide, snapshot(running, parked(1, 0.5, since=99.0)), {0, 1}) == [1, 0]
 

@@ -227,7 +227,7 @@ def test_one_trial_trains_however_much_it_takes() -> None:
     room = Resources(host_bytes=GB)
     trials = (stored(0, 3, 4), stored(1, 4, 4))
     assert chosen(Snapshot(devices=cluster(2), trials=trials, room=room)) == {0: 1}
-    busy = TrialView(number=9, state="running", devices=("cpu:9",))
+    busy = TrialView(number=9, state="running", device="cpu:9")
     assert chosen(Snapshot(devices=cluster(2), trials=(*trials, busy), room=room)) == {}
 
 

@@ -25,7 +25,10 @@ def boosted_first(
         return decide(snapshot)
     waiting.sort(key=lambda trial: (trial.waiting_since or 0.0, trial.number))
     others = {
-        id_ for r in snapshot.trials if _is_waiting(r) and r not in waiting for id_ in r.devices
+        id_
+        for r in snapshot.trials
+        if _is_waiting(r) and r not in waiting
+        for id_ in r.current_devices
     }
     chosen: list[Assignment] = []
     # Devices on which other trials are parked are taken only if there are no others.

@@ -108,6 +108,7 @@ def _as_stored(view: TrialView, cost: float, now: float) -> TrialView:
         view,
         state="stored",
         tier="disk",
+        device=None,
         devices=(),
         bound_to=(),
         waiting_since=now if view.waiting_since is None else view.waiting_since,

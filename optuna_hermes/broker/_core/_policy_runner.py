@@ -176,7 +176,8 @@ class PolicyRunner:
                 submitted=trial.submitted,
                 waiting_since=None if state == "running" else trial.waiting_since,
                 tier=trial.tier,
-                devices=trial.devices,
+                device=trial.device,
+                devices=trial.devices if len(trial.devices) > 1 else (),
                 bound_to=bound_to,
                 switch_cost_seconds=cost,
                 units_left=0 if state == "done" else units_left,
@@ -264,9 +265,9 @@ def _without_parts(decision: Decision, snapshot: Snapshot) -> Decision:
 
 def _fixed(view: TrialView) -> TrialView:
     """View of a trial that keeps its devices, or waits."""
-    count = len(view.devices)
+    count = len(view.current_devices)
     elastic = None if view.elastic is None else replace(view.elastic, devices=(count, count))
-    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.devices)
+    return replace(view, devices_wanted=count, elastic=elastic, bound_to=view.current_devices)
 
 
 def _as_parked(view: TrialView, now: float) -> TrialView:

@@ -59,6 +59,7 @@ def _waiting(trial: TrialView, now: float) -> TrialView:
         trial,
         state="parked",
         waiting_since=since,
+        device=None,
         devices=(),
         bound_to=(),
         devices_wanted=1,
