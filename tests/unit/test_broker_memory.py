@@ -615,6 +615,7 @@ def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     grant = broker.last(second, "Grant")
     assert grant.alone is False
     after = train(broker, second, need=70)
+    broker.advance(0.5)  # so that the first one has waited longer
     broker.say(second, wire.Saved(epoch=after, checkpoint=checkpoint()))
     broker.poll(GPU, memory_free_bytes=0)
     broker.say(second, wire.Released(epoch=after, reason="out of memory", outgrown=True))
