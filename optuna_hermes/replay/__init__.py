@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.replay._curve_sets import curve_set_of as curve_set_of
+from optuna_hermes.replay._curve_sets import left_out_trials as left_out_trials
 from optuna_hermes.replay._curve_sets import read_curve_set as read_curve_set
 from optuna_hermes.replay._curve_sets import unfinished_trials as unfinished_trials
 from optuna_hermes.replay._processes import parallel_map as parallel_map

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import psutil
 import pytest
 
@@ -296,9 +297,13 @@ def test_a_study_of_ones_own(cli: Cli, tmp_path: Path, storage_url: str) -> None
     own = ("--policy", "mymodule:MyPolicy", "--devices", "cpu:2")
     trained = cli("optimize", "train.py:objective", *where, "--n-trials", 6, *own)
     assert trained.returncode == 0, trained.stderr
+    study = optuna.load_study(study_name="mine", storage=storage_url)
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
     done = cli("simulate", *where, "--policy", "hermes", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
+    says = "1 trial left out (6) that failed, or have no recorded value.\n"
+    assert (done.returncode, done.stderr) == (0, says)
     document = strict_json(done.stdout)
+    assert document["settings"]["left_out"] == 1
     assert document["settings"]["sets"] == [{"name": "mine", "family": "study", "trials": 6}]
     assert document["settings"]["trials"] == 6, "all of them, however many"
     (oracle,) = (each for each in document["results"] if each["policy"] == "oracle")

@@ -32,6 +32,7 @@ from optuna_hermes.replay import (
     SimulationRules,
     check_names,
     curve_set_of,
+    left_out_trials,
     read_curve_set,
     simulate_one,
     tabulate,
@@ -234,13 +235,15 @@ def test_a_study_is_a_curve_set(house: House) -> None:
 def test_trials_that_were_cut_short_are_named(house: House) -> None:
     """Suspended and pruned trials end where they were trained; failed and silent ones are out."""
     house.train(0.5, 0.4, 0.3, state=TrialState.COMPLETE)
-    house.train(0.5, state=TrialState.FAIL)
+    failed = house.train(0.5, state=TrialState.FAIL)
     suspended = house.train(0.5, 0.4, state=None)
-    house.train(state=None)
+    silent = house.train(state=None)
     pruned = house.train(0.7, state=TrialState.PRUNED)
+    house.study.enqueue_trial({"x": 0.5})
     found = curve_set_of(house.study, house.ledger)
     assert [len(each.values) for each in found.recordings] == [3, 2, 1]
     assert unfinished_trials(house.study, house.ledger) == (suspended, pruned)
+    assert left_out_trials(house.study, house.ledger) == (failed, silent)
 
 
 def test_reports_at_one_moment_are_units_all_the_same(house: House) -> None:
