@@ -225,8 +225,10 @@ class Placing(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         free = {device.id for device in free_devices(snapshot)}
         given = {number: id_ for number, id_ in self.places.items() if id_ in free}
+        # As its memory changes it may give none: a broker takes it that it will, later.
         return Decision(
-            assignments=tuple(Assignment(trial=n, devices=(id_,)) for n, id_ in given.items())
+            assignments=tuple(Assignment(trial=n, devices=(id_,)) for n, id_ in given.items()),
+            memory=(snapshot.memory or 0) + 1,
         )
 
 
