@@ -69,7 +69,7 @@ def simulate(
         typer.Option(
             min=1,
             metavar="N",
-            help="Of recorded trials: so many drawn of each set, or all; else "
+            help="Of recorded trials: so many drawn of each set, or all if there are fewer; else "
             f"{DEFAULT_TRIALS}, and all of a study.",
         ),
     ] = None,
@@ -209,7 +209,7 @@ def _seeds(text: str) -> Sequence[int]:
     if len(numbers) == 1 or not different or not 0 <= min(numbers) <= max(numbers) <= _MOST_SEED:
         raise InvalidInputError(
             f"--seeds must be a number, 1 to {MOST_SEEDS}, or a list of different ones of 0 to "
-            f"{_MOST_SEED} but got {text!r}: 2 is 0,1."
+            f"{_MOST_SEED} but got {text!r}: `--seeds 2` means 0,1."
         )
     return numbers
 

@@ -200,7 +200,7 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "no seeds": (["a1.npz", "--seeds", "0"], "--seeds"),
     "seeds that are none": (["a1.npz", "--seeds", "1,x"], "'1,x'"),
     "a seed of very many digits": (["a1.npz", "--seeds", "9" * 5000], "must be a number"),
-    "a seed twice": (["a1.npz", "--seeds", "1,1"], "'1,1'"),
+    "a seed twice": (["a1.npz", "--seeds", "1,1"], "'1,1': `--seeds 2` means 0,1."),
     "a negative cost": (["a1.npz", "--switch-cost", "-1"], "--switch-cost"),
     "a cost that is no number": (["a1.npz", "--switch-cost", "nan"], "--switch-cost"),
     "no policy": (["a1.npz", "--policy", ""], "one of hermes, "),
