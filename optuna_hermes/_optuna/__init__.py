@@ -21,11 +21,14 @@ from optuna_hermes._optuna._samplers import StudyView as StudyView
 from optuna_hermes._optuna._samplers import as_seen as as_seen
 from optuna_hermes._optuna._samplers import fixed_list as fixed_list
 from optuna_hermes._optuna._samplers import is_feasible as is_feasible
+from optuna_hermes._optuna._samplers import is_proposed as is_proposed
+from optuna_hermes._optuna._samplers import keeps_nothing as keeps_nothing
 from optuna_hermes._optuna._samplers import learns as learns
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
 from optuna_hermes._optuna._samplers import nested as nested
 from optuna_hermes._optuna._samplers import nested_pruners as nested_pruners
 from optuna_hermes._optuna._samplers import read_anew as read_anew
+from optuna_hermes._optuna._samplers import repeated as repeated
 from optuna_hermes._optuna._samplers import reseed as reseed
 from optuna_hermes._optuna._storages import close_connections as close_connections
 from optuna_hermes._optuna._storages import create_study as create_study

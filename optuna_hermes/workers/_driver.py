@@ -49,6 +49,7 @@ from optuna_hermes.workers._notices import (
     DatabaseNotices,
     DeviceNotices,
     Losses,
+    Repeats,
 )
 from optuna_hermes.workers._open_study import (
     checkpoint_place,
@@ -116,6 +117,7 @@ class Driver:
         self._note = progress.note
         self._warn = progress.warn
         self._callbacks = Callbacks(study, callbacks)
+        self._repeats = Repeats(study, self._warn)
         self._pool = pool
         self._problem: str | None = None
         self._ended_by_outage = False
@@ -156,6 +158,7 @@ class Driver:
 
     def _with_ledger(self) -> OptimizeResult:
         self._callbacks.pass_over()
+        self._repeats.pass_over()
         url = _optuna.ledger_url(self._study)
         # A server has room for few connections: none is held while another one is waited for, nor
         # while the objective is imported.
@@ -389,6 +392,7 @@ class Driver:
             pause = TICK_SECONDS
             self._check_deleted(mine)
             self._callbacks.update(mine.counts.ended)
+            self._repeats.update(mine)
             if self._stops.signal and isinstance(self._callbacks.raised, KeyboardInterrupt):
                 raise self._callbacks.raised  # the second Ctrl-C
             if given_up := self._losses.update(mine.key, mine.lost):

@@ -11,7 +11,13 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._protocol import DeviceStatus, GiveUp, StudyStatus, TrialLoss
+from optuna_hermes.broker._protocol import (
+    DeviceStatus,
+    GiveUp,
+    StudyStatus,
+    TrialCounts,
+    TrialLoss,
+)
 from optuna_hermes.ledger import FULL, is_full, outage_phrase
 from optuna_hermes.view.formats import printable
 from optuna_hermes.workers._result import one_line
@@ -23,6 +29,7 @@ STATUS_SECONDS = 2.0
 NOTED_SECONDS = 3.0
 """Shortest duration of a problem that is shown."""
 
+_FIRST_TRIALS = 3
 _LAST_LINES = 5
 _LAST_BYTES = 16384
 _CRASH = "Fatal Python error"
@@ -185,6 +192,50 @@ class DatabaseNotices:
         elif seconds is None and self._in_outage:
             self._in_outage = False
             self._note("The database is back.")
+
+
+class Repeats:
+    """Notes once that the first trials of a call have the same parameters.
+
+    Each has a copy of the sampler as it was when the call began. One that is neither Optuna's nor
+    this package's may draw from a state outside of it, or go through a list.
+
+    Args:
+        study: the study.
+        note: shows a line.
+    """
+
+    def __init__(self, study: optuna.Study, note: Callable[[str], None]) -> None:
+        self._study = study
+        self._note = note
+        parts = _optuna.nested(study.sampler)
+        own = (type(each).__name__ for each in parts if not _optuna.keeps_nothing(each))
+        self._own = next(own, None)
+        self._n_existing = 0
+        self._counts: TrialCounts | None = None
+
+    def pass_over(self) -> None:
+        """Leave out the trials that are there: each call has its own copies."""
+        if self._own is not None:
+            self._n_existing = len(self._study.get_trials(deepcopy=False))
+
+    def update(self, mine: StudyStatus) -> None:
+        """Look at the trials if one has begun or ended, until the first ones are known."""
+        if self._own is None or mine.counts == self._counts or mine.outage_seconds is not None:
+            return
+        self._counts = mine.counts
+        new = self._study.get_trials(deepcopy=False)[self._n_existing :]
+        first = [*filter(_optuna.is_proposed, new)][:_FIRST_TRIALS]
+        if len(first) < _FIRST_TRIALS:
+            return
+        kind, self._own = self._own, None
+        if _optuna.repeated(first):
+            self._note(
+                f"Trials {', '.join(str(trial.number) for trial in first)} have the same "
+                f"parameters. Each has a copy of {kind} as it was when this call began: let it "
+                "draw by a numpy.random.RandomState in an attribute, or choose by trial.number, "
+                "or run study.optimize() in place of optimize()."
+            )
 
 
 class Callbacks:

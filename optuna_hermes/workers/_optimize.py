@@ -202,14 +202,10 @@ def _refuse_unshared(study: optuna.Study) -> None:
         )
 
 
-_LEARN_FROM_THE_STUDY = ("optuna", "optuna_integration", "optuna_hermes")
-"""Packages whose samplers and pruners keep nothing of a trial in themselves that matters later."""
-
-
 def _check_parts(study: optuna.Study, progress: ProgressDisplay) -> None:
     """Refuse a pruner that would stop suspended trials; name parts that do not fit."""
     for part in (*_optuna.nested(study.sampler), *_optuna.nested_pruners(study.pruner)):
-        if type(part).__module__.split(".")[0] not in _LEARN_FROM_THE_STUDY:
+        if not _optuna.keeps_nothing(part):
             progress.note(
                 f"Each trial has a copy of {type(part).__name__} as it was when this call began. "
                 "If it keeps what it learns in itself, and does not read it from the study, it "
