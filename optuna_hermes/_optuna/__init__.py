@@ -30,6 +30,7 @@ from optuna_hermes._optuna._samplers import nested_pruners as nested_pruners
 from optuna_hermes._optuna._samplers import read_anew as read_anew
 from optuna_hermes._optuna._samplers import repeated as repeated
 from optuna_hermes._optuna._samplers import reseed as reseed
+from optuna_hermes._optuna._samplers import tries_all as tries_all
 from optuna_hermes._optuna._storages import close_connections as close_connections
 from optuna_hermes._optuna._storages import create_study as create_study
 from optuna_hermes._optuna._storages import database_errors as database_errors

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import optuna
 from optuna.distributions import FloatDistribution
+from optuna.samplers._brute_force import _TreeNode
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -110,8 +111,14 @@ def learns(sampler: optuna.samplers.BaseSampler) -> bool:
 
 
 def left_to_propose(study: optuna.Study) -> int | None:
-    """The number of grid points not yet proposed; None for samplers without an end."""
+    """The number of points not yet proposed, of a grid or of an exhausted ``BruteForceSampler``.
+
+    None for samplers without an end, and while a brute force has points left: which there are is
+    known from trials that begin there.
+    """
     sampler = proposer(study.sampler)
+    if isinstance(sampler, optuna.samplers.BruteForceSampler):
+        return 0 if _is_exhausted(study) else None
     if not isinstance(sampler, optuna.samplers.GridSampler):
         return None
     proposed = {
@@ -122,6 +129,31 @@ def left_to_propose(study: optuna.Study) -> int | None:
         and sampler._same_search_space(trial.system_attrs["search_space"])
     }
     return len(sampler._all_grids) - len(proposed)
+
+
+def tries_all(sampler: optuna.samplers.BaseSampler) -> bool:
+    """True for a sampler that tries all points there are, and learns which from trials."""
+    return isinstance(proposer(sampler), optuna.samplers.BruteForceSampler)
+
+
+def _is_exhausted(study: optuna.Study) -> bool:
+    """True if trials have begun at every point that a brute force knows.
+
+    Optuna learns it when a trial ends, but here many may be suspended before the first one does.
+    """
+    trials = [
+        as_seen(trial, study.directions)
+        for trial in study.get_trials(deepcopy=False)
+        # One that draws none, or fails before, is at no point.
+        if trial.state != TrialState.WAITING and trial.params
+    ]
+    tree = _TreeNode()
+    try:
+        optuna.samplers.BruteForceSampler._populate_tree(tree, trials, {})
+    except ValueError:  # points that some trials have are no points of others
+        return False
+    # Not without those that train: they may have drawn some of their parameters only.
+    return tree.count_unexpanded(exclude_running=False) == 0
 
 
 def proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:

@@ -96,6 +96,9 @@ _IMPORT_NOTED_SECONDS = 5.0
 _DELETED_SECONDS = 2.0
 """Interval at which a study is looked for in its file, in which another one may take its ids."""
 
+_POINTS_SECONDS = 0.5
+"""Interval at which a brute force is asked for points that are left."""
+
 TICK_SECONDS = 0.2
 """Longest time between two looks at the clock, at signals, and at ``study.stop()``."""
 
@@ -143,6 +146,8 @@ class Driver:
         self._ids_return = False
         self._n_ended = 0
         self._check_at = -math.inf
+        self._tries_all = _optuna.tries_all(study.sampler)
+        self._points_at = -math.inf
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -416,7 +421,7 @@ class Driver:
             if STOP in pool.said or self._should_stop(mine):
                 watched.tell(Drain(study=mine.key))
                 continue
-            if NOTHING_LEFT in pool.said and mine.may_open:
+            if mine.may_open and (NOTHING_LEFT in pool.said or self._is_exhausted(mine)):
                 watched.tell(structs.replace(anew(), unstarted=0, limit=0, adopted={}, ended={}))
                 told = max_alive
             if (room := starts.room(max_alive, len(self._devices), now)) != told:
@@ -450,6 +455,15 @@ class Driver:
         if self._ids_return and due and mine.outage_seconds is None:
             self._n_ended, self._check_at = n_ended, now + _DELETED_SECONDS
             self._refuse_deleted()
+
+    def _is_exhausted(self, mine: StudyStatus) -> bool:
+        """True if trials have begun at all points that the sampler tries, seen now and then."""
+        now = time.monotonic()
+        due = self._tries_all and now >= self._points_at and mine.outage_seconds is None
+        if not due:
+            return False
+        self._points_at = now + _POINTS_SECONDS
+        return _optuna.left_to_propose(self._study) == 0
 
     def _dismiss(self, watched: WatchedStudy, *, at_once: bool) -> None:
         """End every worker, and wait until the broker has recorded the state of its trial.

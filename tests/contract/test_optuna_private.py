@@ -167,6 +167,26 @@ def test_a_grid_has_an_end() -> None:
     assert _optuna.left_to_propose(optuna.create_study(sampler=HermesSampler())) is None
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_brute_force_has_an_end_once_trials_have_begun_everywhere() -> None:
+    """Trials that have reported have all their parameters; failed ones without any are nowhere."""
+    sampler = HermesSampler(optuna.samplers.BruteForceSampler(seed=0))
+    study = optuna.create_study(sampler=sampler)
+    study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
+    assert _optuna.left_to_propose(study) is None
+    study = optuna.create_study(sampler=sampler)
+    left = [_optuna.left_to_propose(study)]
+    for _ in range(3):
+        trial = study.ask()
+        if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+            trial.suggest_int("depth", 1, 2)
+        left.append(_optuna.left_to_propose(study))
+        trial.report(0.0, 1)
+    assert left == [None] * 4
+    assert _optuna.left_to_propose(study) == 0
+    assert {trial.state.name for trial in study.trials} == {"RUNNING"}
+
+
 @pytest.mark.parametrize("url", [None, "sqlite"])
 def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url: str) -> None:
     """They are those of ``get_trials``, of this study only, in a database and in memory."""
