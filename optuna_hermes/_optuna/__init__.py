@@ -27,6 +27,7 @@ from optuna_hermes._optuna._samplers import learns as learns
 from optuna_hermes._optuna._samplers import left_to_propose as left_to_propose
 from optuna_hermes._optuna._samplers import nested as nested
 from optuna_hermes._optuna._samplers import nested_pruners as nested_pruners
+from optuna_hermes._optuna._samplers import raised_in as raised_in
 from optuna_hermes._optuna._samplers import read_anew as read_anew
 from optuna_hermes._optuna._samplers import repeated as repeated
 from optuna_hermes._optuna._samplers import reseed as reseed

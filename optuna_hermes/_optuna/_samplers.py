@@ -6,6 +6,7 @@ import copy
 import math
 import random
 import sys
+import traceback
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -167,6 +168,13 @@ def nested(sampler: optuna.samplers.BaseSampler) -> Iterator[optuna.samplers.Bas
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
     if isinstance(base, optuna.samplers.BaseSampler):
         yield from nested(base)
+
+
+def raised_in(error: BaseException) -> optuna.samplers.BaseSampler | None:
+    """The sampler that has raised an error of an objective; None if none has."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = (frame.f_locals.get("self") for frame in reversed(frames))
+    return next((each for each in owners if isinstance(each, optuna.samplers.BaseSampler)), None)
 
 
 def keeps_nothing(part: object) -> bool:

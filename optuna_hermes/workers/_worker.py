@@ -31,7 +31,13 @@ from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.broker._election import WAY_OUT, runtime_dir
 from optuna_hermes.broker._privacy import open_private
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
-from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, HermesError, Suspended
+from optuna_hermes.errors import (
+    CheckpointError,
+    CheckpointUnreachableError,
+    HermesError,
+    ObjectiveError,
+    Suspended,
+)
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._state import end_entropy, seed_entropy, seed_everything, trial_seed
 from optuna_hermes.suspend._tiers._disk import remove_copies
@@ -272,6 +278,7 @@ class _TrialExecution:
         except (Exception, SystemExit) as raised:  # errors of the trial's own code mean FAIL
             if self._is_not_the_trial_s(raised):
                 raise
+            _refuse_sampler(raised)
             traceback.print_exc()
             if self._goes_on(trial.number, raised):
                 return
@@ -416,6 +423,20 @@ def _leave_if_deleted(study: optuna.Study, job: WorkerInput) -> None:
     """End at once if the study was deleted: another one may have its trials' ids by now."""
     if _optuna.is_deleted(study, job.spec.key):
         os._exit(1)  # its driver says why
+
+
+def _refuse_sampler(raised: BaseException) -> None:
+    """End the call if a package is missing that its sampler imports: all trials need it.
+
+    Raises:
+        ObjectiveError: that is so.
+    """
+    sampler = _optuna.raised_in(raised) if isinstance(raised, ImportError) else None
+    if sampler is not None:
+        raise ObjectiveError(
+            f"its sampler {type(sampler).__name__} raises {text_of(raised)[:LONGEST_REASON]}: "
+            "install what that needs, then run the same command again."
+        ) from raised
 
 
 def _die(words: str) -> NoReturn:

@@ -16,7 +16,8 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna
+from optuna_hermes import HermesSampler, _optuna
+from optuna_hermes.errors import ObjectiveError
 from optuna_hermes.workers._worker import _creation_lock, _Notes, _TrialExecution
 
 
@@ -145,6 +146,35 @@ def test_an_error_without_a_text_fails_its_trial(storage_url: str) -> None:
     study = optuna.create_study(storage=storage_url)
     assert ends_of(study, objective) == [("failed", "TextlessError")]
     assert study.trials[0].state.name == "FAIL"
+
+
+class NeedsPackageSampler(optuna.samplers.RandomSampler):
+    """A sampler that imports what is not installed once it proposes."""
+
+    def sample_independent(self, *args: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'cmaes'")
+
+
+def suggests(trial: optuna.Trial) -> float:
+    return trial.suggest_float("x", 0, 1)
+
+
+def imports(trial: optuna.Trial) -> float:
+    raise ModuleNotFoundError("No module named 'cmaes'")
+
+
+def test_a_package_that_its_sampler_needs_is_no_fault_of_a_trial(storage_url: str) -> None:
+    """All other trials would fail for it, too; one that an objective imports fails its trial."""
+    sampler = HermesSampler(NeedsPackageSampler())
+    study = optuna.create_study(storage=storage_url, sampler=sampler)
+    with pytest.raises(ObjectiveError) as error:
+        ends_of(study, suggests)
+    assert str(error.value) == (
+        "its sampler NeedsPackageSampler raises ModuleNotFoundError(\"No module named 'cmaes'\"): "
+        "install what that needs, then run the same command again."
+    )
+    assert study.trials[0].state.name == "RUNNING"
+    assert [end for end, _ in ends_of(study, imports)] == ["failed"]
 
 
 @pytest.mark.parametrize(("state", "end"), [("COMPLETE", "done"), ("FAIL", "failed")])
