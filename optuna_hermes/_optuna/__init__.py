@@ -74,6 +74,7 @@ from optuna_hermes._optuna._studies import trial_folder as trial_folder
 from optuna_hermes._optuna._trials import SECONDS_ATTRIBUTE as SECONDS_ATTRIBUTE
 from optuna_hermes._optuna._trials import STATE_ATTRIBUTE as STATE_ATTRIBUTE
 from optuna_hermes._optuna._trials import Note as Note
+from optuna_hermes._optuna._trials import choices_advice as choices_advice
 from optuna_hermes._optuna._trials import complete_trial as complete_trial
 from optuna_hermes._optuna._trials import end_of as end_of
 from optuna_hermes._optuna._trials import ending as ending

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
@@ -318,3 +319,19 @@ def fail_trial(study: optuna.Study, number: int) -> Ending:
 def pruned(message: str) -> Exception:
     """The exception that an objective raises when its wrapped pruner has stopped it."""
     return optuna.TrialPruned(message)
+
+
+def choices_advice(study: optuna.Study, error: BaseException) -> str:
+    """Advice, to append to an error, about choices that Optuna takes for others; else nothing."""
+    if not (isinstance(error, ValueError) and "dynamic value space" in str(error)):
+        return ""
+    distributions = (
+        each for trial in study.get_trials(deepcopy=False) for each in trial.distributions.values()
+    )
+    listed = any(
+        isinstance(choice, (list, tuple))
+        for each in distributions
+        if isinstance(each, CategoricalDistribution)
+        for choice in each.choices
+    )
+    return " (a storage gives tuples back as lists: let choices be text)" if listed else ""

@@ -403,6 +403,7 @@ class Driver:
             if given_up := self._losses.update(mine.key, mine.lost):
                 watched.tell(*given_up)
             self._losses.say_first_failure(mine)
+            self._losses.say_alike(mine)
             now = time.monotonic()
             if mine.draining:
                 drained_at = min(drained_at, now)

@@ -30,6 +30,7 @@ NOTED_SECONDS = 3.0
 """Shortest duration of a problem that is shown."""
 
 _FIRST_TRIALS = 3
+_MANY_ALIKE = 10
 _LAST_LINES = 5
 _LAST_BYTES = 16384
 _CRASH = "Fatal Python error"
@@ -63,7 +64,7 @@ class Losses:
         self._seen: dict[tuple[int, int, int | None], float] = {}
         self._said: set[tuple[int, int, int | None]] = set()
         self._failed: set[int] = set()
-        self._said_failure = False
+        self._said_failure = self._said_alike = False
 
     def update(self, key: str, lost: Sequence[TrialLoss]) -> list[GiveUp]:
         """Report new losses; the messages to the broker of trials that have ended in Optuna now."""
@@ -80,6 +81,17 @@ class Losses:
             error = one_line(mine.failures.error)
             why = f"{error}. Its output.log has the rest" if error else _FAILED_OUTSIDE
             self._note(f"Trial {first} has failed: {why}; others go on.")
+
+    def say_alike(self, mine: StudyStatus) -> None:
+        """Note once that trials fail alike, and few others succeed: they do not end the study."""
+        failures, done = mine.failures, mine.counts.done
+        if self._said_alike or failures.hopeless or not done < failures.alike >= _MANY_ALIKE:
+            return
+        self._said_alike = True
+        self._note(
+            f"The last {failures.alike} trials that failed did so alike, and {done} succeeded: "
+            "look into the output.log of one."
+        )
 
     def _is_settled(self, loss: TrialLoss) -> bool:
         """True if the exit status is known, or was waited for long enough."""

@@ -187,6 +187,29 @@ def test_a_brute_force_has_an_end_once_trials_have_begun_everywhere() -> None:
     assert {trial.state.name for trial in study.trials} == {"RUNNING"}
 
 
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
+@pytest.mark.parametrize(
+    ("first", "second", "advice"),
+    [
+        ([(1,), (1, 2)], [(1,), (1, 2)], "let choices be text"),
+        (["a", "b"], ["a", "c"], ""),
+    ],
+    ids=["tuples", "other choices"],
+)
+def test_choices_that_a_storage_gives_back_as_others(
+    first: list[Any], second: list[Any], advice: str, study: optuna.Study, storage_url: str
+) -> None:
+    """Optuna's error says nothing of tuples, which are lists in each other process."""
+    study.tell(study.ask({"x": optuna.distributions.CategoricalDistribution(first)}), 0.0)
+    study = optuna.load_study(study_name="s", storage=storage_url)
+    with pytest.raises(ValueError, match="dynamic value space") as error:
+        study.ask().suggest_categorical("x", second)
+    said = _optuna.choices_advice(study, error.value)
+    assert advice in said
+    assert bool(advice) == bool(said)
+    assert _optuna.choices_advice(study, ValueError("x")) == ""
+
+
 @pytest.mark.parametrize("url", [None, "sqlite"])
 def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url: str) -> None:
     """They are those of ``get_trials``, of this study only, in a database and in memory."""

@@ -58,6 +58,22 @@ def test_a_failure_without_words_came_from_outside(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("alike", "done", "said"), [(9, 1, 0), (10, 1, 1), (10, 10, 0)])
+def test_failures_that_are_alike_are_told_though_a_trial_has_succeeded(
+    alike: int, done: int, said: int, tmp_path: Path
+) -> None:
+    """The study goes on for that one, until its trials are used up; few of many are no news."""
+    notes: list[str] = []
+    losses = Losses(optuna.create_study(), tmp_path, {}.get, notes.append)
+    failures = FailureSummary(first=2, error="x", alike=alike, hopeless=False)
+    for _ in range(2):
+        losses.say_alike(study_status(failures=failures, counts={"done": done}))
+    assert notes == said * [
+        "The last 10 trials that failed did so alike, and 1 succeeded: look into the output.log of "
+        "one."
+    ]
+
+
 class OwnSampler(optuna.samplers.RandomSampler):
     """A sampler of a script."""
 
