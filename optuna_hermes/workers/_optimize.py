@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import optuna
 
@@ -33,6 +34,37 @@ if TYPE_CHECKING:
 __all__ = ["OptimizeResult", "TrialResult", "optimize", "run_study"]
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+_OF_OPTUNA = {
+    "n_jobs": "the devices decide how many trials train at once, so leave it out",
+    "catch": "a trial whose code raises is FAIL and the others go on, so leave it out",
+    "gc_after_trial": "each trial has a process of its own, so leave it out",
+    "show_progress_bar": "write show_progress",
+}
+"""Arguments of ``study.optimize`` alone, and what there is in their place."""
+
+
+def _refuse_options_of_optuna(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """Answer arguments of ``study.optimize`` that a function does not have by what to write."""
+
+    @functools.wraps(function)
+    def refusing(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        for name, instead in _OF_OPTUNA.items():
+            if name in options:
+                raise InvalidInputError(f"optimize() has no {name}: {instead}.")
+        try:
+            return function(*args, **options)
+        except InvalidInputError as error:
+            raise error.with_traceback(None) from None  # the mistake is in the caller's line
+
+    return refusing
+
+
+@_refuse_options_of_optuna
 def optimize(
     study: optuna.Study,
     objective: Objective | str,
@@ -136,8 +168,6 @@ def optimize(
             result = run_study(study, pool, settings, progress, functions)
         if result.outlook:
             (progress.warn if result.begins_anew else progress.note)(result.outlook)
-    except InvalidInputError as error:
-        raise error.with_traceback(None) from None  # the mistake is in the caller's line, not here
     finally:
         progress.close()
     if result.interrupted:
