@@ -134,6 +134,8 @@ def serve(
         try:
             with contextlib.suppress(Exception):
                 _end_daemons()
+            with contextlib.suppress(Exception):
+                _end_idle_pools()
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # the objective may have closed or replaced it
                     stream.flush()
@@ -146,6 +148,22 @@ def _end_daemons() -> None:
     for child in multiprocessing.active_children():
         if child.daemon and child._parent_pid == os.getpid():  # type: ignore[attr-defined]
             child.terminate()
+
+
+def _end_idle_pools() -> None:
+    """End joblib's pool, as joblib does at Python's exit: it would stay for 5 minutes.
+
+    An objective cannot be asked to: scikit-learn begins one for ``n_jobs``, and says nothing.
+    """
+    for package in ("joblib.externals.loky", "loky"):
+        pool = getattr(sys.modules.get(f"{package}.reusable_executor"), "_executor", None)
+        manager = getattr(pool, "_executor_manager_thread", None)
+        # That of the process that this one was forked from does not run here.
+        if pool is not None and manager is not None and manager.is_alive():
+            end = partial(pool.shutdown, kill_workers=True)
+            thread = threading.Thread(target=end, daemon=True)
+            thread.start()
+            thread.join(LEAVE_SECONDS)
 
 
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:

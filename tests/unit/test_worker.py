@@ -13,12 +13,18 @@ from typing import Any
 
 import filelock
 import optuna
+import psutil
 import pytest
 from optuna.trial import TrialState
 
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes.errors import ObjectiveError
-from optuna_hermes.workers._worker import _creation_lock, _Notes, _TrialExecution
+from optuna_hermes.workers._worker import (
+    _creation_lock,
+    _end_idle_pools,
+    _Notes,
+    _TrialExecution,
+)
 
 
 def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
@@ -146,6 +152,18 @@ def test_an_error_without_a_text_fails_its_trial(storage_url: str) -> None:
     study = optuna.create_study(storage=storage_url)
     assert ends_of(study, objective) == [("failed", "TextlessError")]
     assert study.trials[0].state.name == "FAIL"
+
+
+def test_a_pool_of_joblib_ends_with_its_worker() -> None:
+    """It would keep its processes for five minutes, a trial's beside the next trial's."""
+    joblib = pytest.importorskip("joblib")
+    pids = {*joblib.Parallel(n_jobs=2)(joblib.delayed(os.getpid)() for _ in range(4))}
+    assert os.getpid() not in pids
+    _end_idle_pools()
+    assert not any(map(psutil.pid_exists, pids))
+    _end_idle_pools()
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(-1) for _ in range(2)) == [1, 1]
+    _end_idle_pools()
 
 
 class NeedsPackageSampler(optuna.samplers.RandomSampler):
