@@ -51,10 +51,10 @@ from _policies_studies import (
 
 from optuna_hermes import cluster
 from optuna_hermes.errors import HermesError
-from optuna_hermes.policies import POLICIES
-from optuna_hermes.replay import SimulationRules, check_policy, read_curve_set
-from optuna_hermes.replay._proposals import make_sampler
-from optuna_hermes.replay._studies import PLAIN, StudyRules, check_study_policy
+from optuna_hermes.policies import POLICIES, check_simulated_policy
+from optuna_hermes.replay import SimulationRules, read_curve_set
+from optuna_hermes.replay._proposals import PRUNERS, make_sampler
+from optuna_hermes.replay._studies import PLAIN, StudyRules
 from optuna_hermes.simulator import RIVALS, CurveSet
 
 DEVICES = (1, 4, 16)
@@ -99,7 +99,7 @@ def main() -> int:
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     begun = time.monotonic()
     for name in options.policy:
-        check_policy(name)
+        check_simulated_policy(name, RIVALS)
     sets = _sets(options)
     policies = tuple(dict.fromkeys((*ALWAYS, *options.policy)))
     settings = [_setting(options, *pair) for pair in product(options.devices, options.cost)]
@@ -136,7 +136,7 @@ def _measure_studies(options: argparse.Namespace) -> dict[str, Any]:
     contestants = options.policy and dict.fromkeys(map(_contestant, options.policy))
     contestants = tuple(contestants or CONTESTANTS)
     for policy, sampler in contestants:
-        check_study_policy(policy)
+        check_simulated_policy(policy, PRUNERS, "With a sampler a policy")
         make_sampler(sampler, 0)
     sets = _sets(options)
     settings = [

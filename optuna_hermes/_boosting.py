@@ -88,7 +88,8 @@ class BoostingLoop(CooperativeLoop):
             wanted = "maximize" if higher_is_better else "minimize"
             raise InvalidInputError(
                 f"{name!r} is better {'higher' if higher_is_better else 'lower'}, but the study "
-                f"does not {wanted}: create it with direction={wanted!r}, or monitor another value."
+                f"does not {wanted}: create it with direction={wanted!r}, of several objectives "
+                "that of the first one, or monitor another value."
             )
 
     def recorded(self, number: int) -> Any:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from numbers import Real
 
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes._programs import ask
+from optuna_hermes.errors import InvalidInputError, LaunchError
 
 HOST_VARIABLE = "OPTUNA_HERMES_HOST"
 """Name of this host for a ledger, where several of one machine must differ."""
@@ -94,19 +93,10 @@ def end_of_job(known: JobEnvironment) -> float | None:
     if known.job is None or known.ends_at is not None:
         return known.ends_at
     command = ["squeue", "--noheader", "--jobs", known.job, "--format", "%e"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(
-            command,
-            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            timeout=_ASK_SECONDS,
-            check=True,
-        )
-        return time_of(told.stdout)
-    return None
+    try:
+        return time_of(ask(command, "", {"SLURM_TIME_FORMAT": "standard"}, seconds=_ASK_SECONDS))
+    except LaunchError:
+        return None
 
 
 def time_of(told: str) -> float | None:
@@ -122,28 +112,13 @@ def time_of(told: str) -> float | None:
         return None
 
 
-def requeue(job: str) -> str | None:
-    """Let SLURM begin a job again, which ends it; return the reason if SLURM does not.
+def requeue(job: str) -> None:
+    """Let SLURM begin a job (``JobEnvironment.job``) again, which ends it.
 
-    Args:
-        job: as ``JobEnvironment.job``.
+    Raises:
+        LaunchError: SLURM does not.
     """
-    try:
-        told = subprocess.run(
-            ["scontrol", "requeue", job],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=_ASK_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    if told.returncode == 0:
-        return None
-    return " ".join(told.stdout.split()) or f"its exit status is {told.returncode}"
+    ask(["scontrol", "requeue", job], "", seconds=_ASK_SECONDS)
 
 
 def _job(environ: Mapping[str, str]) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -69,6 +69,20 @@ _MEMORY = 0.7
 def moving_average(past: float | None, seconds: float) -> float:
     """A moving average with one more measured time; ``past`` is None or 0.0 before the first."""
     return _MEMORY * (past or seconds) + (1 - _MEMORY) * seconds
+
+
+AnyReport = TypeVar("AnyReport")
+
+
+def add_report(reports: dict[int, AnyReport], unit: int, report: AnyReport) -> None:
+    """Add the report of a unit to those of its trial, which are in the order of units.
+
+    It replaces those of this unit and of all later ones: its trial had lost its process, and went
+    back.
+    """
+    while reports and next(reversed(reports)) >= unit:
+        reports.popitem()
+    reports[unit] = report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

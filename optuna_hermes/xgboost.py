@@ -15,6 +15,11 @@ with extra("xgboost"):
     from optuna_hermes._boosting import RoundsCallback, untold, watched
 
 
+_HIGHER = frozenset({"auc", "aucpr", "map", "ndcg", "pre"})
+"""XGBoost's metrics that are better higher; of a metric of one's own nobody knows."""
+_LOWER = frozenset({"error", "logloss", "mae", "mape", "merror", "mlogloss", "rmse", "rmsle"})
+
+
 class HermesCallback(RoundsCallback, TrainingCallback):
     """Reports a trial every few rounds, and lets other trials have its device between rounds.
 
@@ -32,6 +37,7 @@ class HermesCallback(RoundsCallback, TrainingCallback):
 
     Raises:
         MonitorError: in training, when there is no value of this name.
+        InvalidInputError: in training, when the study optimizes it in the wrong direction.
 
     Example:
         ```python
@@ -103,7 +109,12 @@ class _Watched(xgboost.Booster):
             return str(recorded)
         said = str(super().eval_set(evals, iteration, *args, **kwargs))
         if rounds is not None:
-            rounds.end_round(said, _values(said))
+            values = _values(said)
+            for name in values:
+                metric = _metric(name)
+                if metric in _HIGHER or metric in _LOWER:
+                    rounds.check_direction(name, metric in _HIGHER)
+            rounds.end_round(said, values)
         return said
 
     def eval(self, data: Any, name: str = "eval", iteration: int = 0) -> str:
@@ -168,6 +179,11 @@ def _values(said: str) -> dict[str, float]:
     """The values in a line as XGBoost prints it: ``[7]\\ttrain-logloss:0.4\\tvalid-auc:0.9``."""
     pairs = (part.rpartition(":") for part in said.split("\t")[1:])
     return {name: float(value) for name, _, value in pairs}
+
+
+def _metric(name: str) -> str:
+    """The metric of a value: ``ndcg`` for ``valid-ndcg@5-``."""
+    return name.removesuffix("-").rpartition("-")[2].partition("@")[0]
 
 
 def _why_not_stored(model: xgboost.Booster) -> str | None:

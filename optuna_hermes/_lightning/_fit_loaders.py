@@ -14,6 +14,7 @@ from optuna_hermes._lightning._namespace import (
     Trainer,
     _DataLoaderIterDataFetcher,
     callbacks_of,
+    part,
 )
 from optuna_hermes._lightning._settings import TrainerSettings
 from optuna_hermes._lightning._unsaved import loader_sources
@@ -316,7 +317,7 @@ class FitLoaders:
 
     def _on_loaders(self, load_states: Callable[[], None]) -> None:
         """Hook into new training loaders, before there is an iterator over them."""
-        fit_loop = self._trainer.fit_loop
+        fit_loop: Any = self._trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         combined = fit_loop._combined_loader
         loaders = [] if combined is None else self._apart(combined)
@@ -340,9 +341,10 @@ class FitLoaders:
             replay.unwrap()
         if fit_loop.restarting and fit_loop._combined_loader_states_to_load:
             self.show_positions()
+            set_epoch = part(self._trainer, "loops.fit_loop")._set_sampler_epoch
             for loader, _ in self._replays:
                 # Now: with workers, the first indices are drawn as soon as there is an iterator.
-                _set_epoch(loader, fit_loop)
+                set_epoch(loader, fit_loop.epoch_progress.current.processed)
         load_states()
         self._expect()
 
@@ -407,11 +409,3 @@ def _has_own_iterators(loader: Any) -> bool:
 
 def _ready(progress: Any) -> int:
     return int(progress.current.ready)
-
-
-def _set_epoch(loader: Any, fit_loop: Any) -> None:
-    epoch = fit_loop.epoch_progress.current.processed
-    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        set_epoch = getattr(sampler, "set_epoch", None)
-        if callable(set_epoch):
-            set_epoch(epoch)

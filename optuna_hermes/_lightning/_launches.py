@@ -37,12 +37,12 @@ Find = Callable[[Trainer | None], LaunchableLoop | None]
 def watch_launches(find: Find) -> None:
     """Wrap Lightning's launchers, for trainers in which there is a loop of a trial."""
     # Patched, since Lightning calls no hook before it starts processes.
-    for name, module, call in (
-        ("_MultiProcessingLauncher", "multiprocessing", _launch),
-        ("_SubprocessScriptLauncher", "subprocess_script", _launch_scripts),
+    for name, module in (
+        ("_MultiProcessingLauncher", "multiprocessing"),
+        ("_SubprocessScriptLauncher", "subprocess_script"),
     ):
         for each in parts(f"strategies.launchers.{module}"):
-            wrap(getattr(each, name), "launch", call, find)
+            wrap(getattr(each, name), "launch", _launch, find)
 
 
 def refused_strategy(strategy: object) -> InvalidInputError:
@@ -74,27 +74,14 @@ def _launch(
     **kwargs: Any,
 ) -> Any:
     loop = find(trainer)
-    # Only ``fit`` is suspended: validate, test and predict are started as ever.
-    if trainer is None or loop is None or trainer.state.fn != "fit":
-        return launch(launcher, function, *args, trainer=trainer, **kwargs)
-    if trainer.num_nodes > 1 and loop.leased():
-        raise refused_strategy(trainer.strategy)
-    from optuna_hermes._lightning._ddp import launch_ranks  # lazy: most trials have one process
+    if trainer is not None and loop is not None:
+        scripts, fits = not hasattr(launcher, "_start_method"), trainer.state.fn == "fit"
+        # Ranks that run the script once more, or on other hosts, cannot be suspended together.
+        apart = trainer.world_size > 1 if scripts else fits and trainer.num_nodes > 1
+        if apart and loop.leased():
+            raise refused_strategy(trainer.strategy)
+        if fits and not scripts:  # only ``fit`` is suspended, others are started as ever
+            from optuna_hermes._lightning._ddp import launch_ranks  # lazy: most have one process
 
-    return launch_ranks(launch, launcher, loop, function, *args, trainer=trainer, **kwargs)
-
-
-def _launch_scripts(
-    launcher: Any,
-    launch: Callable[..., Any],
-    find: Find,
-    function: Any,
-    /,
-    *args: Any,
-    trainer: Trainer | None = None,
-    **kwargs: Any,
-) -> Any:
-    loop = find(trainer)
-    if trainer is not None and trainer.world_size > 1 and loop is not None and loop.leased():
-        raise refused_strategy(trainer.strategy)
+            return launch_ranks(launch, launcher, loop, function, *args, trainer=trainer, **kwargs)
     return launch(launcher, function, *args, trainer=trainer, **kwargs)

@@ -171,7 +171,7 @@ class _HyperParameters(Attributes):
     """The ``hparams`` of a module or data module."""
 
     def _all(self) -> dict[str, Any]:
-        found = vars(self._owner).get("_hparams")
+        found = vars(self.owner).get("_hparams")
         return found if isinstance(found, dict) else {}  # another is one of OmegaConf's
 
 

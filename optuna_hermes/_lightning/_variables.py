@@ -140,11 +140,11 @@ class _Closed(Attributes):
     def _is_own(self, name: str, value: Any) -> bool:
         """True for what is neither saved elsewhere nor surroundings of the training."""
         cell = self._cells[name]
-        elsewhere = id(value) in self._known or self._found.shared.get(id(cell)) == id(value)
+        elsewhere = id(value) in self.known or self._found.shared.get(id(cell)) == id(value)
         return not (elsewhere or outside(value) or issubclass(type(value), GENERATORS))
 
     def _all(self) -> Any:
-        return self._owner
+        return self.owner
 
     def _nameable(self) -> Classes:
         from optuna_hermes.suspend._values._classes import Classes

@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes._optuna._samplers import nested
 from optuna_hermes._optuna._storages import disconnect
 from optuna_hermes._optuna._studies import identity, study_spec
-from optuna_hermes._optuna._trials import Note, end_of, overwrite_notes, params_of_id
+from optuna_hermes._optuna._trials import Note, end_of, ending, overwrite_notes, params_of_id
 from optuna_hermes._optuna._waiting import Idleness, InsideError, Wait
 from optuna_hermes.broker import (
     SessionEntry,
@@ -98,7 +98,7 @@ def end_trial(study: optuna.Study, trial: FrozenTrial, state: TrialState) -> Non
     # None if it has shared the device of a trial around it, or never needed one.
     session = sessions.pop(own, trial.number)
     if session is not None:
-        ended = _ending(state)
+        ended = ending(state)
         session.end(ended)
         if session.trains:  # a trial that never trained has no state on the dashboard
             session.on_state(ended)
@@ -113,26 +113,20 @@ def turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession
     loop that trains several trials side by side does so on one device.
     """
     try:
-        with _turn(study, trial) as found:
-            yield found
+        own, number = identity(study), trial.number
+        with sessions.using(own, number) as held:
+            if held is not None or sessions.inside:
+                yield (None if held is None else held.session), True
+                return
+        outer = _outer()
+        if outer is not None:
+            own, number = outer.study, outer.number
+        elif (terms := _terms(study)) is not None:
+            _take(study, trial, terms, lazy=True)
+        with sessions.using(own, number) as held:
+            yield (None if held is None else held.session), outer is None
     finally:
         _signs.last_at = time.monotonic()
-
-
-@contextlib.contextmanager
-def _turn(study: optuna.Study, trial: FrozenTrial) -> Iterator[tuple[TrialSession | None, bool]]:
-    own, number = identity(study), trial.number
-    with sessions.using(own, number) as held:
-        if held is not None or sessions.inside:
-            yield (None if held is None else held.session), True
-            return
-    outer = _outer()
-    if outer is not None:
-        own, number = outer.study, outer.number
-    elif (terms := _terms(study)) is not None:
-        _take(study, trial, terms, lazy=True)
-    with sessions.using(own, number) as held:
-        yield (None if held is None else held.session), outer is None
 
 
 def session_of(trial: Any) -> TrialSession | None:
@@ -237,15 +231,9 @@ def _since_last_sign(trial: FrozenTrial) -> float:
 
 def _fate(study: optuna.Study, trial_id: int) -> Ending | None:
     """The end of a trial, perhaps set by another process; None if it has not ended."""
-    try:
-        state = end_of(study, trial_id)
-    except Exception:  # an outage, or the study is deleted: callers ask again later
-        return None
-    return None if state is None else _ending(state)
-
-
-def _ending(state: TrialState) -> Ending:
-    return "failed" if state == TrialState.FAIL else "done"
+    with contextlib.suppress(Exception):  # an outage, or it is deleted: callers ask again later
+        return end_of(study, trial_id)
+    return None
 
 
 # -- giving it back ----------------------------------------------------------------------------

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import random
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
-from functools import partial
+import sys
+import traceback
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 import numpy as np
 import optuna
+from optuna.distributions import FloatDistribution
+from optuna.samplers._brute_force import _TreeNode
 from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -26,33 +29,60 @@ def reseed(sampler: optuna.samplers.BaseSampler, seed: int, number: int, n_given
     own ``reseed_rng`` what no other copy does.
     """
     sampler.reseed_rng()
-    seeds = _seeds(sampler, set())
-    words = np.random.SeedSequence([seed, number, n_given]).generate_state(len(seeds))
-    for seed_state, word in zip(seeds, words, strict=True):
-        seed_state(int(word))
+    states = [*_random_states(sampler, set())]
+    words = np.random.SeedSequence([seed, number, n_given]).generate_state(len(states))
+    for state, word in zip(states, words, strict=True):
+        _set(state, int(word), number + n_given)
 
 
-def _seeds(owner: Any, seen: set[int]) -> list[Callable[[int], object]]:
-    """The functions that seed the random states of a sampler and of those inside of it."""
+_MOST_HELD = 1000
+"""Length of a list that is looked into: one of a grid's points costs each trial device time."""
+
+
+def _random_states(owner: Any, seen: set[int]) -> Iterator[Any]:
+    """The random states that a sampler holds, also in lists and in other samplers."""
     if id(owner) in seen:
-        return []
+        return
     seen.add(id(owner))
-    found: list[Callable[[int], object]] = []
-    for value in vars(owner).values():
-        if isinstance(value, LazyRandomState):
-            found.append(value.rng.seed)
-        elif isinstance(value, (np.random.RandomState, random.Random)):
-            found.append(value.seed)
-        elif isinstance(value, np.random.Generator):
-            found.append(partial(_seed_generator, value))
-        elif isinstance(value, optuna.samplers.BaseSampler):
-            found.extend(_seeds(value, seen))
-    return found
+    if isinstance(owner, optuna.samplers.BaseSampler):
+        held: Collection[Any] = vars(owner).values()
+    else:
+        held = owner.values() if isinstance(owner, dict) else owner
+        if len(held) > _MOST_HELD:
+            return
+    for value in held:
+        if isinstance(value, (optuna.samplers.BaseSampler, list, tuple, dict)):
+            yield from _random_states(value, seen)
+        elif isinstance(value, _STATES) or _is_of(value, *_TORCH) or _is_of(value, *_SCIPY):
+            yield value
 
 
-def _seed_generator(generator: np.random.Generator, seed: int) -> None:
-    source = generator.bit_generator
-    source.state = type(source)(seed).state
+_STATES = (LazyRandomState, np.random.RandomState, np.random.Generator, random.Random)
+_TORCH = "torch", "Generator"
+_SCIPY = "scipy.stats.qmc", "QMCEngine"
+
+
+def _is_of(value: Any, module: str, kind: str) -> bool:
+    """True for an instance of a class, of a package that need not be there."""
+    found = getattr(sys.modules.get(module), kind, None)
+    return found is not None and isinstance(value, found)
+
+
+def _set(state: Any, seed: int, place: int) -> None:
+    """Seed a random state; a sequence that is no random one goes on from ``place``."""
+    if isinstance(state, LazyRandomState):
+        state.rng.seed(seed)
+    elif isinstance(state, np.random.Generator):
+        source = state.bit_generator
+        source.state = type(source)(seed).state
+    elif _is_of(state, *_TORCH):
+        state.manual_seed(seed)
+    elif _is_of(state, *_SCIPY):
+        state.reset()
+        if place:  # Sobol's goes back by one otherwise
+            state.fast_forward(place)
+    else:
+        state.seed(seed)
 
 
 _BLIND_SAMPLERS = (
@@ -82,8 +112,14 @@ def learns(sampler: optuna.samplers.BaseSampler) -> bool:
 
 
 def left_to_propose(study: optuna.Study) -> int | None:
-    """The number of grid points not yet proposed; None for samplers without an end."""
+    """The number of points not yet proposed, of a grid or of an exhausted ``BruteForceSampler``.
+
+    None for samplers without an end, and while a brute force has points left: which there are is
+    known from trials that begin there.
+    """
     sampler = proposer(study.sampler)
+    if isinstance(sampler, optuna.samplers.BruteForceSampler):
+        return 0 if _is_exhausted(study) else None
     if not isinstance(sampler, optuna.samplers.GridSampler):
         return None
     proposed = {
@@ -94,6 +130,31 @@ def left_to_propose(study: optuna.Study) -> int | None:
         and sampler._same_search_space(trial.system_attrs["search_space"])
     }
     return len(sampler._all_grids) - len(proposed)
+
+
+def tries_all(sampler: optuna.samplers.BaseSampler) -> bool:
+    """True for a sampler that tries all points there are, and learns which from trials."""
+    return isinstance(proposer(sampler), optuna.samplers.BruteForceSampler)
+
+
+def _is_exhausted(study: optuna.Study) -> bool:
+    """True if trials have begun at every point that a brute force knows.
+
+    Optuna learns it when a trial ends, but here many may be suspended before the first one does.
+    """
+    trials = [
+        as_seen(trial, study.directions)
+        for trial in study.get_trials(deepcopy=False)
+        # One that draws none, or fails before, is at no point.
+        if trial.state != TrialState.WAITING and trial.params
+    ]
+    tree = _TreeNode()
+    try:
+        optuna.samplers.BruteForceSampler._populate_tree(tree, trials, {})
+    except ValueError:  # points that some trials have are no points of others
+        return False
+    # Not without those that train: they may have drawn some of their parameters only.
+    return tree.count_unexpanded(exclude_running=False) == 0
 
 
 def proposer(sampler: optuna.samplers.BaseSampler) -> optuna.samplers.BaseSampler:
@@ -107,6 +168,37 @@ def nested(sampler: optuna.samplers.BaseSampler) -> Iterator[optuna.samplers.Bas
     base = getattr(sampler, "base", None) or getattr(sampler, "_base_sampler", None)
     if isinstance(base, optuna.samplers.BaseSampler):
         yield from nested(base)
+
+
+def raised_in(error: BaseException) -> optuna.samplers.BaseSampler | None:
+    """The sampler that has raised an error of an objective; None if none has."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    owners = (frame.f_locals.get("self") for frame in reversed(frames))
+    return next((each for each in owners if isinstance(each, optuna.samplers.BaseSampler)), None)
+
+
+def keeps_nothing(part: object) -> bool:
+    """True for samplers and pruners that keep nothing of a trial in themselves that matters later.
+
+    So are those of Optuna and of this package: they read it from the study.
+    """
+    return type(part).__module__.split(".")[0] in ("optuna", "optuna_integration", "optuna_hermes")
+
+
+def repeated(trials: Sequence[FrozenTrial]) -> bool:
+    """True if trials have the same parameters, which chance would not give to a continuous one."""
+    first, *others = trials
+    continuous = any(
+        isinstance(each, FloatDistribution) and each.step is None and not each.single()
+        for each in first.distributions.values()
+    )
+    return continuous and all(other.params == first.params for other in others)
+
+
+def is_proposed(trial: FrozenTrial) -> bool:
+    """True for a trial whose parameters a sampler has drawn, all that it asks for by now."""
+    begun = bool(trial.intermediate_values) or trial.state.is_finished()
+    return begun and "fixed_params" not in trial.system_attrs
 
 
 def nested_pruners(pruner: object) -> Iterator[optuna.pruners.BasePruner]:

@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import optuna
+from optuna.distributions import CategoricalDistribution
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import FrozenTrial, TrialState
@@ -17,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna_hermes import ledger
 from optuna_hermes._optuna._retry import with_retry
 from optuna_hermes._optuna._storages import at_once, backend_of, beside, is_late, line
-from optuna_hermes.broker._protocol import Params
+from optuna_hermes.broker._protocol import Ending, Params
 from optuna_hermes.errors import StorageError
 from optuna_hermes.model import TrialStatus
 
@@ -231,10 +232,15 @@ def trial_states(study: optuna.Study) -> dict[int, TrialState]:
         return dict(map(tuple, found.filter(TrialModel.study_id == study._study_id)))
 
 
-def end_of(study: optuna.Study, trial_id: int) -> TrialState | None:
-    """The final state of a trial, None if it has not ended."""
+def ending(state: TrialState) -> Ending:
+    """The end of a trial in this final state."""
+    return "failed" if state == TrialState.FAIL else "done"
+
+
+def end_of(study: optuna.Study, trial_id: int) -> Ending | None:
+    """The end of a trial, None if it has not ended."""
     state = study._storage.get_trial(trial_id).state
-    return state if state.is_finished() else None
+    return ending(state) if state.is_finished() else None
 
 
 def trial_id(trial: Any) -> int:
@@ -303,13 +309,29 @@ def complete_trial(study: optuna.Study, trial: FrozenTrial, value: float) -> Non
         ) from error
 
 
-def fail_trial(study: optuna.Study, number: int) -> TrialState:
-    """Set a trial to FAIL in Optuna unless it has ended; return its final state."""
+def fail_trial(study: optuna.Study, number: int) -> Ending:
+    """Set a trial to FAIL in Optuna unless it has ended; return its end."""
     # By its number, since the constructor of an optuna.Trial would wait for a lease.
     told = with_retry(study.tell, number, state=TrialState.FAIL, skip_if_finished=True)
-    return told.state
+    return ending(told.state)
 
 
 def pruned(message: str) -> Exception:
     """The exception that an objective raises when its wrapped pruner has stopped it."""
     return optuna.TrialPruned(message)
+
+
+def choices_advice(study: optuna.Study, error: BaseException) -> str:
+    """Advice, to append to an error, about choices that Optuna takes for others; else nothing."""
+    if not (isinstance(error, ValueError) and "dynamic value space" in str(error)):
+        return ""
+    distributions = (
+        each for trial in study.get_trials(deepcopy=False) for each in trial.distributions.values()
+    )
+    listed = any(
+        isinstance(choice, (list, tuple))
+        for each in distributions
+        if isinstance(each, CategoricalDistribution)
+        for choice in each.choices
+    )
+    return " (a storage gives tuples back as lists: let choices be text)" if listed else ""

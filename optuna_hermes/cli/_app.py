@@ -23,17 +23,11 @@ from optuna_hermes.cli import (
     _upkeep,
     _web,
 )
-from optuna_hermes.cli._output import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    SUSPENDED,
-    complain,
-    end_unprinted,
-)
+from optuna_hermes.cli._output import complain, end_unprinted
 from optuna_hermes.cli._studies import PROGRAM
 from optuna_hermes.errors import (
     DatabaseOutageError,
+    ExitStatus,
     HermesError,
     InvalidInputError,
     UnprintedError,
@@ -86,17 +80,17 @@ def run(argv: Sequence[str]) -> int:
             return _optuna_verbs.run(argv)
         return int(app(args=list(argv), prog_name=PROGRAM, standalone_mode=False) or 0)
     except _UsageError as error:
-        return complain(_usage(error), BAD_INPUT)
+        return complain(_usage(error), ExitStatus.BAD_INPUT)
     except InvalidInputError as error:
-        return complain(str(error), BAD_INPUT)
+        return complain(str(error), ExitStatus.BAD_INPUT)
     except UnprintedError as error:
-        return end_unprinted(error, FAILED)
+        return end_unprinted(error, ExitStatus.FAILED)
     except DatabaseOutageError as error:
-        return complain(str(error), SUSPENDED)
+        return complain(str(error), ExitStatus.SUSPENDED)
     except HermesError as error:
-        return complain(str(error), FAILED)
+        return complain(str(error), ExitStatus.FAILED)
     except typer.Abort:
-        return INTERRUPTED
+        return ExitStatus.INTERRUPTED
 
 
 def _usage(error: Any) -> str:

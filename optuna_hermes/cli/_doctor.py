@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes.cli._output import FAILED, show, show_json
+from optuna_hermes.cli._output import show, show_json
 from optuna_hermes.cli._studies import Json, optional_storage, storage_of
-from optuna_hermes.errors import HermesError
+from optuna_hermes.errors import ExitStatus, HermesError
 from optuna_hermes.view.formats import printable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def doctor(
     else:
         show(_table(checks))
     if failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(ExitStatus.FAILED)
 
 
 def _looks(storage: str | None, study_name: str | None) -> Iterator[tuple[str, RunCheck]]:

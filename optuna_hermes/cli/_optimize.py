@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes._job_environment import GRACE_VARIABLE, MOST_GRACE_SECONDS, job_environment
+from optuna_hermes._job_environment import GRACE_VARIABLE, job_environment
 from optuna_hermes._job_environment import requeue as ask_for_requeue
 from optuna_hermes.cli._output import (
-    BAD_INPUT,
-    INTERRUPTED,
-    NOTHING_SUCCEEDED,
-    SUSPENDED,
     complain,
     discard_unwritten,
     note,
@@ -27,12 +23,11 @@ from optuna_hermes.cli._studies import (
     Json,
     Storage,
     StudyName,
-    finite,
     same_command,
     seconds,
     study_to_optimize,
 )
-from optuna_hermes.errors import DatabaseOutageError, InvalidInputError
+from optuna_hermes.errors import DatabaseOutageError, ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.policies import POLICIES
 from optuna_hermes.view.progress import make_progress
 from optuna_hermes.view.tables import summary_view
@@ -109,22 +104,14 @@ def optimize(
     ] = None,
     hang_seconds: Annotated[
         float | None,
-        typer.Option(
-            min=1.0,
-            max=1e7,
-            metavar="S",
-            help="End a process that says and does nothing for so long; else 300.",
-        ),
+        seconds("End a process that says and does nothing for so long; else 300.", least=1.0),
     ] = None,
     grace: Annotated[
         float | None,
-        typer.Option(
-            min=1.0,
-            max=MOST_GRACE_SECONDS,
-            callback=finite,
-            envvar=GRACE_VARIABLE,
-            metavar="S",
-            help="From a manager's signal to its SIGKILL; else 30 in a job of SLURM, and 15.",
+        seconds(
+            f"From a manager's signal to its SIGKILL; else ${GRACE_VARIABLE}, or 30 in a job of "
+            "SLURM and 15 elsewhere.",
+            least=1.0,
         ),
     ] = None,
     requeue: Annotated[
@@ -190,14 +177,14 @@ def optimize(
         ):
             result = run_shown(study, pool, settings)
     except DatabaseOutageError as error:
-        status = complain(str(error), SUSPENDED)
+        status = complain(str(error), ExitStatus.SUSPENDED)
     else:
         document = result.document()
         unprinted = show_result(
             lambda: show_json(document) if json else show(summary_view(document))
         )
         status = conclude(result, same_command(), n_trials)
-    if requeue and job is not None and status == SUSPENDED:
+    if requeue and job is not None and status == ExitStatus.SUSPENDED:
         _requeue(job)
     return status or unprinted
 
@@ -205,9 +192,10 @@ def optimize(
 def _requeue(job: str) -> None:
     # Said before: SLURM ends the job, and this process, as soon as it is asked.
     note(f"Asking SLURM to begin job {job} again.")
-    reason = ask_for_requeue(job)
-    if reason is not None:
-        note(f"`scontrol requeue {job}` has failed ({reason}): submit the job again yourself.")
+    try:
+        ask_for_requeue(job)
+    except LaunchError as error:
+        note(f"Submit the job again yourself: {error}")
 
 
 def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> OptimizeResult:
@@ -226,10 +214,11 @@ def run_shown(study: Study, pool: WorkerPool, settings: OptimizeSettings) -> Opt
 def conclude(result: OptimizeResult, again: str, n_trials: int | None) -> int:
     """Print the problem of a study, or the command line ``again``; return the exit status."""
     if result.problem is not None:
-        return complain(result.problem, SUSPENDED if result.problem_may_pass else BAD_INPUT)
+        may_pass = result.problem_may_pass
+        return complain(result.problem, ExitStatus.SUSPENDED if may_pass else ExitStatus.BAD_INPUT)
     if result.failure is not None and not (result.interrupted or result.suspended):
         rest = f" To go on: {again}" if result.stopped else ""
-        return complain(result.failure + rest, NOTHING_SUCCEEDED)
+        return complain(result.failure + rest, ExitStatus.NOTHING_SUCCEEDED)
     if result.taken_by is not None:
         note(f"{result.outlook} To wait again:\n  {again}")
     elif result.unfinished or result.stopped or result.interrupted:
@@ -238,5 +227,5 @@ def conclude(result: OptimizeResult, again: str, n_trials: int | None) -> int:
         else:
             note("All trials were over before they could be suspended.")
     if result.interrupted:
-        return INTERRUPTED
-    return SUSPENDED if result.suspended else 0
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.SUSPENDED if result.suspended else 0

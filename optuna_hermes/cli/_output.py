@@ -19,12 +19,6 @@ from optuna_hermes.view.formats import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FAILED = ExitStatus.FAILED
-BAD_INPUT = ExitStatus.BAD_INPUT
-NOTHING_SUCCEEDED = ExitStatus.NOTHING_SUCCEEDED
-SUSPENDED = ExitStatus.SUSPENDED
-INTERRUPTED = ExitStatus.INTERRUPTED
-
 
 def complain(message: str, status: int) -> int:
     """Print an error as one line and return its exit status."""
@@ -126,7 +120,7 @@ def show_result(show_it: Callable[[], None]) -> int:
 def end_unprinted(error: UnprintedError, if_unread: int) -> int:
     """Say that there is no room for the result, if that is why; return the exit status."""
     discard_unwritten()
-    return if_unread if error.unread else complain(str(error), FAILED)
+    return if_unread if error.unread else complain(str(error), ExitStatus.FAILED)
 
 
 def _write(text: str) -> None:

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optuna_hermes.cli._output import (
-    BAD_INPUT,
-    complain,
-    libraries_to_stderr,
-    note,
-    show,
-    show_json,
-)
+from optuna_hermes.cli._output import complain, libraries_to_stderr, note, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -24,7 +17,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_and_ledger,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.view.formats import plural, ranges
 
 if TYPE_CHECKING:
@@ -76,7 +69,7 @@ def simulate(
         typer.Option(
             min=1,
             metavar="N",
-            help="Of recorded trials: so many drawn of each set, or all; else "
+            help="Of recorded trials: so many drawn of each set, or all if there are fewer; else "
             f"{DEFAULT_TRIALS}, and all of a study.",
         ),
     ] = None,
@@ -174,7 +167,7 @@ def simulate(
     defaults = DEFAULT_POLICIES if jobs is None else JOB_POLICIES
     names = (defaults if policy is None else policy).split(",")
     draws = _seeds(seeds)
-    sets = [] if jobs is not None else _sets(curves or [], storage, study_name)
+    sets, without = ([], 0) if jobs is not None else _sets(curves or [], storage, study_name)
     with libraries_to_stderr():
         if jobs is not None:
             hosts = (devices, devices_per_host or 8)
@@ -191,7 +184,9 @@ def simulate(
             n_trials = trials or everything
             document = _simulations.of_lists(sets, names, n_trials, devices, switch_cost, draws)
             view = simulation.simulation_view
-    if left_out := document["settings"].get("left_out"):
+    if study_name is not None:
+        document["settings"]["left_out"] = without
+    elif left_out := document["settings"].get("left_out"):
         note(f"{plural(left_out, 'job')} left out that had no device or took no time.")
     if refused := document["settings"].get("refused"):
         note(f"{plural(refused, 'job')} left out that want more than {plural(devices, 'device')}.")
@@ -200,8 +195,8 @@ def simulate(
     else:
         show(view(document))
     for problem in document["failed"].values():
-        complain(problem, BAD_INPUT)
-    return BAD_INPUT if document["failed"] else 0
+        complain(problem, ExitStatus.BAD_INPUT)
+    return ExitStatus.BAD_INPUT if document["failed"] else 0
 
 
 def _seeds(text: str) -> Sequence[int]:
@@ -214,12 +209,15 @@ def _seeds(text: str) -> Sequence[int]:
     if len(numbers) == 1 or not different or not 0 <= min(numbers) <= max(numbers) <= _MOST_SEED:
         raise InvalidInputError(
             f"--seeds must be a number, 1 to {MOST_SEEDS}, or a list of different ones of 0 to "
-            f"{_MOST_SEED} but got {text!r}: 2 is 0,1."
+            f"{_MOST_SEED} but got {text!r}: `--seeds 2` means 0,1."
         )
     return numbers
 
 
-def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -> list[CurveSet]:
+def _sets(
+    curves: Sequence[Path], storage: str | None, study_name: str | None
+) -> tuple[list[CurveSet], int]:
+    """The curve sets, and the number of a study's trials that are left out."""
     from optuna_hermes.replay import check_names, read_curve_set
 
     if bool(curves) == (study_name is not None):
@@ -229,19 +227,26 @@ def _sets(curves: Sequence[Path], storage: str | None, study_name: str | None) -
     if study_name is None:
         sets = [read_curve_set(path) for path in curves]
         check_names(sets)
-        return sets
-    return [_study_set(storage_of(storage, study_name), study_name)]
+        return sets, 0
+    found, left_out = _study_set(storage_of(storage, study_name), study_name)
+    return [found], left_out
 
 
-def _study_set(storage: str, study_name: str) -> CurveSet:
-    from optuna_hermes.replay import curve_set_of, unfinished_trials
+def _study_set(storage: str, study_name: str) -> tuple[CurveSet, int]:
+    from optuna_hermes.replay import curve_set_of, left_out_trials, unfinished_trials
 
     with study_and_ledger(storage, study_name) as (study, ledger):
         found = curve_set_of(study, ledger)
         cut = unfinished_trials(study, ledger)
+        left_out = left_out_trials(study, ledger)
     if cut:
         note(
             f"{plural(len(cut), 'trial')} of {len(found.recordings)} not trained to the end "
             f"({ranges(cut)}): replayed as far as trained."
         )
-    return found
+    if left_out:
+        note(
+            f"{plural(len(left_out), 'trial')} left out ({ranges(left_out)}) that failed, or have "
+            "no recorded value."
+        )
+    return found, len(left_out)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from optuna_hermes import replay
 from optuna_hermes.cli._output import note
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.policies import check_simulated_policy
+from optuna_hermes.simulator import RIVALS
 from optuna_hermes.view.formats import plural
 from optuna_hermes.view.simulation import counting
 
@@ -44,7 +46,7 @@ def of_lists(
     """Simulate lists of trials that are drawn beforehand."""
     names = list(dict.fromkeys([*policies, *replay.REFERENCES]))
     for name in names:
-        replay.check_policy(name)
+        check_simulated_policy(name, RIVALS)
     rules = replay.SimulationRules(n_devices=n_devices, n_trials=n_trials, switch_cost=switch_cost)
     simulate = partial(replay.simulate_one, sets, rules)
     document = _of_sets(sets, names, rules, seeds, simulate, replay.tabulate)
@@ -66,12 +68,12 @@ def with_sampler(
     The ``budget`` of a study is device time, in median full trainings.
     """
     # Here, since only these import Optuna: that takes a second.
-    from optuna_hermes.replay._proposals import make_sampler
-    from optuna_hermes.replay._studies import StudyRules, check_study_policy, tabulate_studies
+    from optuna_hermes.replay._proposals import PRUNERS, make_sampler
+    from optuna_hermes.replay._studies import StudyRules, tabulate_studies
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
-        check_study_policy(name)
+        check_simulated_policy(name, PRUNERS, "With a sampler a policy")
     # Raises for an unknown name before anything is simulated.
     make_sampler(sampler, 0)
     rules = StudyRules(sampler=sampler, n_devices=n_devices, budget=budget, switch_cost=switch_cost)
@@ -184,17 +186,17 @@ def of_jobs(
     """
     from optuna_hermes.cluster.job_files import COLUMNS, read_jobs
     from optuna_hermes.cluster.job_replay import (
+        JOB_POLICIES,
         NEED_SLICES,
         NEED_VALUES,
         ORACLE_SLICE_SECONDS,
         JobRules,
-        check_job_policy,
         one_group,
     )
 
     names = list(dict.fromkeys([*policies, REFERENCE]))
     for name in names:
-        check_job_policy(name)
+        check_simulated_policy(name, JOB_POLICIES, "With jobs a policy")
     found = read_jobs(path)
     if found.instead_of_devices:
         note(

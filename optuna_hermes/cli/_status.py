@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from optuna_hermes.cli._output import FAILED, complain, note, show, show_json
+from optuna_hermes.cli._output import complain, note, show, show_json
 from optuna_hermes.cli._studies import (
     Json,
     OptionalStudyName,
@@ -22,7 +22,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
     study_and_ledger,
 )
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.view.history import live_overrides, total_watt_hours, trial_states
 from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import status_view, trial_view
@@ -66,7 +66,7 @@ def status(
     if probe:
         broker, silence = ask_broker()
         if broker is None:
-            return complain(silence or "No broker answers on this host.", FAILED)
+            return complain(silence or "No broker answers on this host.", ExitStatus.FAILED)
         return 0
     if trial is not None:
         if storage is None or study_name is None:
@@ -74,10 +74,9 @@ def status(
                 f"A trial's event log needs its study but got trial {trial} alone: add --storage "
                 "URL and --study-name NAME."
             )
-        broker, silence = ask_broker()
+        document, silence = trial_document(storage, study_name, trial)
         if silence:
             note(silence)
-        document = trial_document(storage, study_name, trial, broker, silent=bool(silence))
         if json:
             show_json(document)
         else:
@@ -104,11 +103,11 @@ def _study_document(
     storage: str, name: str, broker: BrokerStatus | None, *, silent: bool
 ) -> Document:
     from optuna_hermes.ledger import live_hosts
+    from optuna_hermes.model import Curve
 
     with facts_and_ledger(storage, name) as (facts, ledger):
         key, hosts = str(facts.key), live_hosts(ledger)
-        records, last = ledger.load_trials(key), ledger.last_values(key)
-        lowest = ledger.lowest_values(key)
+        records, curves = ledger.load_trials(key), ledger.load_curves(key)
         served = silent or (broker is not None and broker.study(key) is not None)
         elsewhere = not served and ledger.is_locked(key, _UNLOCK_SECONDS)
         alive = {host.instance for host in hosts}
@@ -121,17 +120,23 @@ def _study_document(
             "override": overrides.get(record.number),
             "tier": record.tier,
             "host": record.host,
-            "units": unit,
-            "units_trained": max(record.units, unit),
-            "value": None if value is None else facts.sign * value,
+            "units": curve.units,
+            "units_trained": max(record.units, curve.units),
+            "value": facts.sign * curve.values[-1] if curve.values else None,
             **_figures(record),
         }
         for record in records
-        for unit, value in [last.get(record.number, (0, None))]
+        for curve in [curves.get(record.number, Curve())]
     ]
-    # A trial that has failed is never the best one.
-    kept = [number for number in lowest if states.get(number, "failed") != "failed"]
-    best = min(((lowest[number], number) for number in kept), default=None)
+    best = min(
+        (
+            (value, number)
+            for number, curve in curves.items()
+            if states.get(number, "failed") != "failed"  # which is never the best one
+            for value in filter(math.isfinite, curve.values)
+        ),
+        default=None,
+    )
     return {
         "key": key,
         "name": name,
@@ -158,22 +163,18 @@ def _figures(record: TrialRecord) -> Document:
     }
 
 
-def trial_document(
-    storage: str, name: str, number: int, broker: BrokerStatus | None, *, silent: bool = False
-) -> Document:
+def trial_document(storage: str, name: str, number: int) -> tuple[Document, str]:
     """The figures and the event log of one trial, as plain JSON.
 
-    Args:
-        storage, name, number: the trial.
-        broker: the status of this host's broker, None if there is none.
-        silent: there may be one that tells nothing, see ``ask_broker``.
+    With it comes the reason why a broker of this host tells nothing, see ``ask_broker``.
 
     Raises:
         InvalidInputError: the study has no such trial, or it was never suspended by this package.
         StorageError: as ``study_and_ledger``.
     """
+    broker, silence = ask_broker()
     with study_and_ledger(storage, name) as (study, ledger):
-        return _trial_document(study, ledger, number, broker, silent)
+        return _trial_document(study, ledger, number, broker, bool(silence)), silence
 
 
 def _trial_document(

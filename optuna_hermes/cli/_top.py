@@ -21,7 +21,7 @@ from optuna_hermes.cli._studies import (
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view.progress import is_screen
-from optuna_hermes.view.source import StudyReader, ask_broker
+from optuna_hermes.view.source import StudyReader
 from optuna_hermes.view.tables import trial_view
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ class StudySource:
 
     def event_log(self, key: str, number: int) -> RenderableType:
         storage, name = self._study_of(key, "An event log is in the ledger")
-        broker, silence = ask_broker()
-        document = trial_document(storage, name, number, broker, silent=bool(silence))
+        document, _ = trial_document(storage, name, number)
         return trial_view(document)
 
     def close(self) -> None:

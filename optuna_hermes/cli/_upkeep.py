@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optuna_hermes._job_environment import host_name
-from optuna_hermes.cli._output import BAD_INPUT, note, show, show_json
+from optuna_hermes.cli._output import note, show, show_json
 from optuna_hermes.cli._studies import Json, Storage, StudyName, broker_status, study_and_ledger
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import ExitStatus, InvalidInputError
 from optuna_hermes.view.formats import plural, ranges, size
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def finish(
         show(finished if values else "No trial was finished.")
         if refused:
             note(f"Left as they are: {_reasons(refused)}.")
-    return BAD_INPUT if refused and trials else 0
+    return ExitStatus.BAD_INPUT if refused and trials else 0
 
 
 def close_trials(
@@ -85,22 +85,17 @@ def close_trials(
     with study_and_ledger(storage, name) as (study, ledger):
         folders = _folders(study, checkpoint_dir)
         held = upkeep.held_trials(held_by, study, ledger)
-        plan = upkeep.plan_finish(study, ledger, trials, held, folders)
-        # Those that are refused only because a live process has them.
-        others = list(plan.refused) if trials else []
-        served = upkeep.plan_finish(study, ledger, others, (), folders)
         mine = held_by is not None and held_by.study(_optuna.known_key(study) or "") is not None
-        # A process of this user's broker is no reason: it is asked to stop.
-        reasons = {**plan.refused, **(served.refused if mine else {})}
-        refused = {n: reason for n, reason in reasons.items() if n not in served.values}
-        if refused and (trials or not plan.values):
-            raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
-        numbers = list(served.values)
-        live = upkeep.finish_live(study, ledger, numbers, folders) if numbers else ({}, {})
-        if live is None:
+        # A process of this user's broker is no reason: it is asked to stop if its trial is named.
+        asked = held if trials and mine else frozenset()
+        plan = upkeep.plan_finish(study, ledger, trials, held - asked, folders)
+        if plan.refused and (trials or not plan.values):
             raise InvalidInputError(f"Nothing was finished: {_reasons(plan.refused)}.")
-        upkeep.finish(study, ledger, plan)
-    values, refused = {**plan.values, **live[0]}, {**refused, **live[1]}
+        live = [number for number in plan.values if number in asked]
+        values, refused = upkeep.finish_live(study, ledger, live, folders) if live else ({}, {})
+        free = {n: value for n, value in plan.values.items() if n not in asked}
+        upkeep.finish(study, ledger, dataclasses.replace(plan, values=free))
+    values, refused = {**free, **values}, {**plan.refused, **refused}
     if refused and not values:
         raise InvalidInputError(f"Nothing was finished: {_reasons(refused)}.")
     return values, refused

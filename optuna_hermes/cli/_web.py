@@ -19,7 +19,6 @@ from optuna_hermes.cli._studies import (
 )
 from optuna_hermes.cli._upkeep import close_trials
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.view.source import ask_broker
 from optuna_hermes.view.tables import NEWEST, event_text
 
 if TYPE_CHECKING:
@@ -95,8 +94,7 @@ def _actions(storage: str | None, name: str | None) -> Actions:
                 "A trial's event log is in its study's ledger: start with --storage and "
                 "--study-name."
             )
-        broker, silence = ask_broker()
-        document = trial_document(storage, name, number, broker, silent=bool(silence))
+        document, _ = trial_document(storage, name, number)
         events = [
             {"at": each["at"], "text": event_text(each["kind"], each["detail"])}
             for each in document["events"][-NEWEST:]

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from optuna_hermes.cluster.jobs import ClusterJob, JobProgress, Placement
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Device, TrialView
-from optuna_hermes.policies import Policy, Ranked
+from optuna_hermes.policies import Policy, Qssf, Ranked
 from optuna_hermes.policies.decisions import named
 
 
@@ -112,7 +112,9 @@ class JobQueue:
 
     def __init__(self, policy: Policy) -> None:
         # Kept in the order of a ranked policy: 100,000 jobs are too many to sort at each decision.
-        self._policy = policy if isinstance(policy, Ranked) else None
+        # One with a ``decide`` of its own may look at the others, too.
+        by_rank = type(policy).decide in (Ranked.decide, Qssf.decide)
+        self._policy = policy if by_rank and isinstance(policy, Ranked) else None
         self._views: dict[int, TrialView] = {}
         self._ranks: dict[int, _Rank] = {}
         self._by_size: dict[int, list[_Rank]] = {}

@@ -9,18 +9,9 @@ from dataclasses import dataclass
 from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Learned, Noisy
 from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import ClusterJob, JobTrace
-from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import TrialView
-from optuna_hermes.policies import (
-    ENERGY,
-    POLICIES,
-    Fifo,
-    LeastAttainedService,
-    Policy,
-    Qssf,
-    Ranked,
-    make_policy,
-)
+from optuna_hermes.policies import Fifo, LeastAttainedService, Policy, Qssf, Ranked, make_policy
 
 # Slice length of ``srtf`` where jobs are not interrupted otherwise.
 ORACLE_SLICE_SECONDS = 600.0
@@ -86,7 +77,8 @@ def simulate_jobs(
 
     ``past`` are earlier jobs, for a predictor that learns.
     """
-    policy, estimator = _policy_and_estimator(name, seed)
+    is_of_jobs = name in JOB_POLICIES
+    policy, estimator = JOB_POLICIES[name](seed) if is_of_jobs else (make_policy(name), Learned())
     # Those that ended before the first job is submitted: later ends would be the future.
     if isinstance(estimator, Learned) and past:
         estimator.read(past, min((job.submitted for job in jobs), default=math.inf))
@@ -99,26 +91,6 @@ def simulate_jobs(
         estimator=estimator,
         seed=seed,
     ).run()
-
-
-def check_job_policy(name: str) -> None:
-    """Raise ``UnknownPolicyError``, which lists all names, if no policy has this one."""
-    if name.startswith(ENERGY):
-        raise UnknownPolicyError(
-            f"With jobs no device is powered down but got {name!r}: name "
-            f"{name.removeprefix(ENERGY)!r} alone."
-        )
-    if name not in JOB_POLICIES and name not in POLICIES and ":" not in name:
-        known = ", ".join(dict.fromkeys([*JOB_POLICIES, *POLICIES]))
-        raise UnknownPolicyError(
-            f"With jobs a policy must be one of {known}, or module:Class of your own, but got "
-            f"{name!r}."
-        )
-    _policy_and_estimator(name, 0)
-
-
-def _policy_and_estimator(name: str, seed: int) -> tuple[Policy, Estimator | None]:
-    return JOB_POLICIES[name](seed) if name in JOB_POLICIES else (make_policy(name), Learned())
 
 
 class ShortestRemaining(Ranked):

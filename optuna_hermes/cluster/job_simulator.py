@@ -231,18 +231,19 @@ class _Group:
         self._plan_slices()
 
     def _snapshot(self) -> Snapshot:
-        # Rebuilt only when a job has ended: copying it for each decision would be quadratic.
-        if len(self._over_shown) < len(self._over):
-            self._over_shown = tuple(self._over)
-        trials = self._queue.shown(self.hosts.n_free)
+        trials, over = self._queue.shown(self.hosts.n_free), tuple[TrialView, ...]()
         if not self._queue.is_ranked:
             trials = (*(state.view for state in self._running.values()), *trials)
+            # Rebuilt only when a job has ended, of which there may be 100,000.
+            if len(self._over_shown) < len(self._over):
+                self._over_shown = tuple(self._over)
+            over = self._over_shown
         return Snapshot(
             now=self.events.now,
             seed=self.seed,
             devices=self.hosts.devices,
             trials=trials,
-            finished=self._over_shown,
+            finished=over,
             memory=self._memory,
         )
 

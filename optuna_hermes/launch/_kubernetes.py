@@ -11,10 +11,10 @@ from typing import Any
 
 from optuna_hermes._job_environment import GRACE_VARIABLE
 from optuna_hermes._optuna_tables import sqlite_file
+from optuna_hermes._programs import ask
 from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher, at_work
 from optuna_hermes.launch._job import Job
-from optuna_hermes.launch._programs import ask
 
 CHECKPOINTS = "/checkpoints"
 """Mount path of a claimed volume."""

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from optuna_hermes._programs import ask
 from optuna_hermes.errors import LaunchError
 from optuna_hermes.launch._base import Host, Launch, Launcher
 from optuna_hermes.launch._job import Job
-from optuna_hermes.launch._programs import ask
 
 NAMESPACE = "optuna-hermes"
 _ANSWER_SECONDS = 30.0

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from optuna_hermes._job_environment import HOST_VARIABLE
+from optuna_hermes._programs import ask
 from optuna_hermes.broker._election import RUNTIME_DIR_VARIABLE
 from optuna_hermes.errors import ExitStatus, LaunchError
 from optuna_hermes.launch._base import Host, HostState, Launch, Launcher
 from optuna_hermes.launch._job import Job
-from optuna_hermes.launch._programs import ask
 
 _STATES: dict[str, HostState] = {
     "PENDING": "waiting",

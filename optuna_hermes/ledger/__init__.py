@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from optuna_hermes.ledger._outage_words import is_full as is_full
     from optuna_hermes.ledger._outage_words import outage_phrase as outage_phrase
     from optuna_hermes.ledger._schema import SCHEMA_VERSION as SCHEMA_VERSION
-    from optuna_hermes.ledger._schema import UPGRADED_VERSIONS as UPGRADED_VERSIONS
     from optuna_hermes.ledger._schema import knows as knows
     from optuna_hermes.ledger._schema import schema_version as schema_version
     from optuna_hermes.ledger._transient import is_transient as is_transient
@@ -43,7 +42,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Ledger", "live_hosts"), "_ledger"),
     **dict.fromkeys(("FULL", "outage_phrase", "is_full"), "_outage_words"),
-    **dict.fromkeys(("SCHEMA_VERSION", "UPGRADED_VERSIONS", "knows", "schema_version"), "_schema"),
+    **dict.fromkeys(("SCHEMA_VERSION", "knows", "schema_version"), "_schema"),
 }
 
 

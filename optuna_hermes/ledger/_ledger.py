@@ -55,10 +55,10 @@ from optuna_hermes.ledger._records import (
 from optuna_hermes.ledger._rows import (
     checkpoint_of,
     curves_of,
+    lost_steps_of,
     number_or_word,
     report_of,
     row,
-    value_of,
     with_lists,
 )
 from optuna_hermes.ledger._schema import EVENTS, TRIALS, create_tables
@@ -216,18 +216,24 @@ class Ledger:
         return {each["number"]: each["override"] for each in found}
 
     def add_report(self, report: ReportRecord) -> None:
-        """Add a report; earlier ones of the same unit stay."""
+        """Add a report; earlier ones of the same unit, and of later ones, stay."""
         # A unit is trained a second time after a crash: reports are the history of both.
         self._write(sql.ADD_REPORT, {**row(report), **number_or_word(report.value)})
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
-        """The curves of all trials that have reported (or of these), each unit as last reported."""
+        """The curves of all trials that have reported (or of these); see ``curves_of``."""
         of: dict[str, Any] = {"of_study": study}
         if numbers is not None:
             of["of_numbers"] = list(numbers)
         query = sql.CURVES if numbers is None else sql.SOME_CURVES
         with self._database.reading() as connection:
             return curves_of(connection.execute(query, of))
+
+    def lost_steps(self, study: str, numbers: Collection[int]) -> dict[int, set[int]]:
+        """The steps of these trials that are in no curve of ``load_curves`` any more."""
+        of = {"of_study": study, "of_numbers": list(numbers)}
+        with self._database.reading() as connection:
+            return lost_steps_of(connection.execute(sql.SOME_CURVES, of))
 
     def load_reports(self, study: str, *, after: int = 0) -> list[tuple[int, ReportRecord]]:
         """All reports of a study after a position, each with its position.
@@ -238,17 +244,6 @@ class Ledger:
         of = {"of_study": study, "of_position": after}
         found = self._database.rows(sql.LATER_REPORTS, of)
         return [(each.pop("id"), report_of(study, each)) for each in found]
-
-    def last_values(self, study: str) -> dict[int, tuple[int, float]]:
-        """The last unit of every curve of ``load_curves``, and its value."""
-        with self._database.reading() as connection:
-            found = connection.execute(sql.LAST_VALUES, {"of_study": study})
-            return {number: (unit, value_of(value, word)) for number, unit, value, word in found}
-
-    def lowest_values(self, study: str) -> dict[int, float]:
-        """The lowest finite value that each trial has ever reported."""
-        found = self._database.rows(sql.LOWEST_VALUES, {"of_study": study})
-        return {each["number"]: each["value"] for each in found}
 
     def last_epoch(self) -> int:
         """The highest epoch this ledger holds, 0 for an empty one."""
@@ -490,9 +485,4 @@ def live_hosts(ledger: Ledger) -> list[HostRecord]:
 def _memories(connection: Connection, study: str) -> dict[str, Any]:
     """The memories of a study's policy, by host."""
     text = connection.scalar(sql.LOAD_MEMORY, {"of_study": study})
-    if text is None:
-        return {}
-    found = json.loads(text)
-    if isinstance(found, dict) and isinstance(found.get(_BY_HOST), dict):
-        return dict(found[_BY_HOST])
-    return {"": found}  # of a ledger of version 1, which had one
+    return {} if text is None else dict(json.loads(text)[_BY_HOST])

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any
 
 from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
-from optuna_hermes.model import Checkpoint, Curve
+from optuna_hermes.model import Checkpoint, Curve, add_report
 
 _LISTS = ("devices", "wants")
 
@@ -54,15 +54,25 @@ def checkpoint_of(study: str, found: dict[str, Any]) -> CheckpointRecord:
 def curves_of(rows: Iterable[Sequence[Any]]) -> dict[int, Curve]:
     """The curve of each trial from the rows of its reports, which come in the order of writing.
 
-    A unit that was reported twice has its later report.
+    Units of an earlier life of a trial, which has gone back since, are not in it.
     """
     # Tuples, not records: there may be hundreds of thousands of rows.
     trials: defaultdict[int, dict[int, tuple[int, float, float]]] = defaultdict(dict)
     for number, unit, step, value, word, device_seconds in rows:
-        trials[number][unit] = (step, value_of(value, word), device_seconds)
+        add_report(trials[number], unit, (step, value_of(value, word), device_seconds))
     return {number: _curve(trials[number]) for number in sorted(trials)}
 
 
+def lost_steps_of(rows: Iterable[Sequence[Any]]) -> dict[int, set[int]]:
+    """The steps that only an earlier life of each trial has reached, from rows as above."""
+    trials: defaultdict[int, dict[int, int]] = defaultdict(dict)
+    steps: defaultdict[int, set[int]] = defaultdict(set)
+    for number, unit, step, *_ in rows:
+        add_report(trials[number], unit, step)
+        steps[number].add(step)
+    return {number: steps[number].difference(trials[number].values()) for number in steps}
+
+
 def _curve(units: dict[int, tuple[int, float, float]]) -> Curve:
-    steps, values, device_seconds = zip(*(units[unit] for unit in sorted(units)), strict=True)
+    steps, values, device_seconds = zip(*units.values(), strict=True)
     return Curve(steps=steps, values=values, device_seconds=device_seconds)

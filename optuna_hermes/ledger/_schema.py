@@ -25,22 +25,15 @@ from sqlalchemy import (
     inspect,
     select,
     text,
-    update,
 )
 from sqlalchemy.dialects.mysql import LONGTEXT, VARCHAR
-from sqlalchemy.schema import CreateColumn
 
 from optuna_hermes.errors import LedgerError
-from optuna_hermes.ledger._clock import Now
 from optuna_hermes.ledger._database import Database
 from optuna_hermes.ledger._engine import end_if_silent
-from optuna_hermes.ledger._records import DEAD_SECONDS
 
 SCHEMA_VERSION = 3
-"""The version of the tables; a ledger of another version is upgraded or refused."""
-
-UPGRADED_VERSIONS = (1, 2)
-"""Versions whose ledgers are upgraded by whoever opens them next."""
+"""The version of the tables; a ledger of another version is refused."""
 
 METADATA = MetaData()
 """Metadata of the ledger's tables only, without Optuna's and its ``alembic_version``."""
@@ -174,16 +167,15 @@ OF_STUDIES = (TRIALS, REPORTS, LEASES, CHECKPOINTS, MEMORY, EVENTS)
 
 
 def create_tables(database: Database) -> None:
-    """Create the tables of a new ledger, or those that are missing without a version; upgrade.
+    """Create the tables of a new ledger, or those that are missing without a version.
 
     Raises:
-        LedgerError: the ledger is of another version, or the database refuses, or brokers of
-            an earlier version are at work.
+        LedgerError: the ledger is of another version, or the database refuses.
     """
     # Read without a lock first: at most starts the tables are complete.
     with database.reading() as connection:
         version = _version(connection)
-    if version is None or version in UPGRADED_VERSIONS:
+    if version is None:
         with database.writing() as connection, _alone(connection):
             version = _version(connection)  # another process may just have done it
             if version is None:
@@ -191,40 +183,12 @@ def create_tables(database: Database) -> None:
                 METADATA.create_all(connection)
                 connection.execute(insert(SCHEMA).values(id=1, schema_version=SCHEMA_VERSION))
                 return
-            if version in UPGRADED_VERSIONS:
-                _upgrade(connection, database.shown)
-                return
     if version != SCHEMA_VERSION:
         raise LedgerError(
             f"A ledger's schema_version must be {SCHEMA_VERSION} but got {version} at "
             f"{database.shown}. Use the optuna-hermes that made it, or give the ledger another "
             "database."
         )
-
-
-def _upgrade(connection: Connection, shown: str) -> None:
-    """Give the tables of an earlier version what has been added since; no row is lost.
-
-    Raises:
-        LedgerError: a broker that knows only an earlier version is at work.
-    """
-    # One of version 1 would go on to write rows without a change number, which others would not
-    # notice; one of version 2 could not open the ledger again.
-    at_work = select(func.count()).where(HOSTS.c.seen > Now() - DEAD_SECONDS)
-    if connection.scalar(at_work):
-        raise LedgerError(
-            f"A ledger is upgraded to schema_version {SCHEMA_VERSION} while nobody trains, but "
-            f"brokers of an earlier optuna-hermes are at work at {shown}. End them, and try again."
-        )
-    for column in (SCHEMA.c.last_change, SCHEMA.c.forgotten_change, TRIALS.c.changed):
-        # MySQL commits each of these alone: a process that died may have come to some.
-        table = column.table.name
-        if column.name not in {each["name"] for each in inspect(connection).get_columns(table)}:
-            added = CreateColumn(column).compile(dialect=connection.dialect)
-            connection.execute(text(f"ALTER TABLE {table} ADD COLUMN {added}"))
-    for index in (*TRIALS.indexes, *LEASES.indexes):
-        index.create(connection, checkfirst=True)
-    connection.execute(update(SCHEMA).values(schema_version=SCHEMA_VERSION))
 
 
 def schema_version(url: str) -> int | None:

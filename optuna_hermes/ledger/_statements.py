@@ -104,26 +104,6 @@ LATER_REPORTS = (
     .where(_of_study(REPORTS), REPORTS.c.id > bindparam("of_position"))
     .order_by(REPORTS.c.id)
 )
-_LAST_UNITS = (
-    select(REPORTS.c.number, func.max(REPORTS.c.unit).label("unit"))
-    .where(_of_study(REPORTS))
-    .group_by(REPORTS.c.number)
-    .subquery()
-)
-LAST_VALUES = (
-    select(REPORTS.c.number, REPORTS.c.unit, REPORTS.c.value, REPORTS.c.not_finite)
-    .join(
-        _LAST_UNITS,
-        and_(REPORTS.c.number == _LAST_UNITS.c.number, REPORTS.c.unit == _LAST_UNITS.c.unit),
-    )
-    .where(_of_study(REPORTS))
-    .order_by(REPORTS.c.id)
-)
-LOWEST_VALUES = (
-    select(REPORTS.c.number, func.min(REPORTS.c.value).label("value"))
-    .where(_of_study(REPORTS), REPORTS.c.value.is_not(None))
-    .group_by(REPORTS.c.number)
-)
 
 # -- leases ------------------------------------------------------------------------------------
 

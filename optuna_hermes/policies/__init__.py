@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections import UserDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.errors import UnknownPolicyError, require
@@ -49,6 +49,7 @@ _PLACES = (*_NAMED.values(), "cluster.energy:Energy")
 _MODULES = {name: module for module, _, name in (each.partition(":") for each in _PLACES)}
 _MODULES.update(dict.fromkeys(_BASE, "policies.base"), rank_at_age="policies._rank_at_age")
 
+_SUBJECT = "A policy"
 ENERGY = "energy:"
 """Prefix of a policy's name: the same policy, with idle devices powered down."""
 
@@ -90,12 +91,34 @@ def make_policy(name: str) -> Policy:
     return load_policy(name)
 
 
-def check_policy(name: str, rivals: Iterable[str] = ()) -> None:
+def check_simulated_policy(name: str, others: Collection[str], subject: str = _SUBJECT) -> None:
+    """Refuse what cannot be simulated: nothing of that name, or with devices powered down.
+
+    Args:
+        name: what a user has given; a class of one's own is made once.
+        others: names that only this simulation knows.
+        subject: begin of the message about an unknown name.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+        InvalidInputError: it cannot be imported, or is no policy.
+    """
+    check_policy(name, others, subject)
+    if name.startswith(ENERGY):
+        raise UnknownPolicyError(
+            f"In a simulation no device is powered down but got {name!r}: name "
+            f"{name.removeprefix(ENERGY)!r} alone."
+        )
+    if name not in others:
+        make_policy(name)
+
+
+def check_policy(name: str, others: Collection[str] = (), subject: str = _SUBJECT) -> None:
     """Refuse what cannot be the name of a policy; nothing is imported.
 
     Args:
         name: what a user has given.
-        rivals: further names, in a simulation, where no device is powered down.
+        others, subject: see ``check_simulated_policy``.
 
     Raises:
         UnknownPolicyError: there is no such policy.
@@ -107,11 +130,11 @@ def check_policy(name: str, rivals: Iterable[str] = ()) -> None:
         name,
         'write "FILE.py:CLASS" or "module:CLASS" for one of your own',
     )
-    names, bare = [*POLICIES, *rivals], name.removeprefix(ENERGY)
+    names, bare = list(dict.fromkeys([*POLICIES, *others])), name.removeprefix(ENERGY)
     if bare not in names and ":" not in bare:
         near = difflib.get_close_matches(bare.lower(), names, n=1)
         raise UnknownPolicyError(
-            f"A policy must be one of {', '.join(names)}, or FILE.py:CLASS or module:CLASS"
-            f"{'' if rivals else f', or one of these after {ENERGY}'}, but got {bare!r}"
+            f"{subject} must be one of {', '.join(names)}, or FILE.py:CLASS or module:CLASS"
+            f"{'' if others else f', or one of these after {ENERGY}'}, but got {bare!r}"
             f"{f': did you mean {near[0]!r}?' if near else '.'}"
         )

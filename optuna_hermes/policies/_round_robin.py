@@ -23,6 +23,7 @@ class RoundRobin(Policy):
         return Decision(assignments=place(snapshot, [*pending, *queue, *new[len(pending) :]]))
 
 
-def _waits_since(trial: TrialView) -> tuple[float, int]:
+def _waits_since(trial: TrialView) -> tuple[float, float, int]:
     since = trial.submitted if trial.waiting_since is None else trial.waiting_since
-    return since, trial.number
+    # Slices of several devices may end at once: by number alone, low ones would never wait.
+    return since, trial.attained_seconds, trial.number

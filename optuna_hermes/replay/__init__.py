@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from optuna_hermes.replay._curve_sets import curve_set_of as curve_set_of
+from optuna_hermes.replay._curve_sets import left_out_trials as left_out_trials
 from optuna_hermes.replay._curve_sets import read_curve_set as read_curve_set
 from optuna_hermes.replay._curve_sets import unfinished_trials as unfinished_trials
 from optuna_hermes.replay._processes import parallel_map as parallel_map
@@ -10,7 +11,6 @@ from optuna_hermes.replay._simulate import REFERENCES as REFERENCES
 from optuna_hermes.replay._simulate import Result as Result
 from optuna_hermes.replay._simulate import SimulationRules as SimulationRules
 from optuna_hermes.replay._simulate import check_names as check_names
-from optuna_hermes.replay._simulate import check_policy as check_policy
 from optuna_hermes.replay._simulate import replay as replay
 from optuna_hermes.replay._simulate import simulate_one as simulate_one
 from optuna_hermes.replay._table import Row as Row

@@ -86,6 +86,13 @@ def unfinished_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
     return tuple(trial.number for trial in found if trial.state.name != "COMPLETE")
 
 
+def left_out_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
+    """Numbers of the trials that have begun but are not in ``curve_set_of``."""
+    kept = {trial.number for trial, _ in _trained(study, ledger)}
+    begun = (trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING")
+    return tuple(trial.number for trial in begun if trial.number not in kept)
+
+
 def _trained(study: Study, ledger: Ledger) -> Iterator[tuple[FrozenTrial, Curve]]:
     from optuna_hermes import _optuna
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from optuna_hermes import policies
-from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.policies import make_policy
 from optuna_hermes.simulator import (
     CurveSet,
     FixedList,
@@ -72,19 +72,6 @@ class SimulationRules:
             )
 
 
-def check_policy(name: str) -> None:
-    """Raise ``UnknownPolicyError`` with all names if no policy and no rival has this one."""
-    policies.check_policy(name, RIVALS)
-    if name in RIVALS:
-        return
-    if name.startswith(policies.ENERGY):
-        raise UnknownPolicyError(
-            f"In a simulation no device is powered down but got {name!r}: name "
-            f"{name.removeprefix(policies.ENERGY)!r} alone."
-        )
-    policies.make_policy(name)
-
-
 def check_names(sets: Sequence[CurveSet]) -> None:
     """Raise ``InvalidInputError`` if two sets have one name: their results look the same."""
     name, count = Counter(each.name for each in sets).most_common(1)[0]
@@ -101,7 +88,7 @@ def replay(
     """Replay one list of trials under one policy."""
     trials = arrange(policy, recordings)
     return TrialSimulator(
-        make_rival(policy, trials) if policy in RIVALS else policies.make_policy(policy),
+        make_rival(policy, trials) if policy in RIVALS else make_policy(policy),
         FixedList(trials),
         n_devices=rules.n_devices,
         costs=rules.costs,

@@ -11,20 +11,13 @@ import optuna
 from optuna.samplers import BaseSampler
 
 from optuna_hermes import _optuna
-from optuna_hermes.errors import InvalidInputError, UnknownPolicyError
-from optuna_hermes.policies import POLICIES, make_policy
+from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.policies import make_policy
 from optuna_hermes.replay._proposals import PRUNERS, OptunaPruning, Proposals, make_sampler
-from optuna_hermes.replay._simulate import Result, check_policy
+from optuna_hermes.replay._simulate import Result
 from optuna_hermes.replay._table import means_of
 from optuna_hermes.sampler import HermesSampler
-from optuna_hermes.simulator import (
-    RIVALS,
-    CurveSet,
-    Overheads,
-    SwitchCosts,
-    Trace,
-    TrialSimulator,
-)
+from optuna_hermes.simulator import CurveSet, Overheads, SwitchCosts, Trace, TrialSimulator
 from optuna_hermes.simulator._metrics import span_of
 
 PLAIN = ("fifo", *PRUNERS)
@@ -67,23 +60,6 @@ class StudyMetrics:
     fin5: float
     fin1: float
     trials_opened: int
-
-
-def check_study_policy(name: str) -> None:
-    """Refuse a policy that does not exist, or that must know all trials beforehand.
-
-    Raises:
-        UnknownPolicyError: it is none that a study with a sampler can be simulated with.
-    """
-    known = [*POLICIES, *PRUNERS]
-    if name in known:
-        return
-    if name in RIVALS or ":" not in name:
-        raise UnknownPolicyError(
-            f"With a sampler a policy must be one of {', '.join(known)}, or module:Class of your "
-            f"own, but got {name!r}."
-        )
-    check_policy(name)
 
 
 def simulate_study(

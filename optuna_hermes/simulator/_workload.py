@@ -116,7 +116,8 @@ class CurveSet:
             name: the set's name in errors, and where its ``meta`` gives none.
             arrays: ``value`` [n, T+1] (column 0 is before the first unit, lower is better),
                 ``seconds`` [n, T], ``length`` [n] (units of each trial), and, if known,
-                ``params`` [n, p], ``param_names`` [p] and ``meta`` (JSON: ``name``, ``family``).
+                ``params`` [n, p], ``param_names`` [p] and ``meta`` (JSON: ``name``, ``family``,
+                and ``direction``, which may be ``minimize`` only).
 
         Raises:
             InvalidInputError: an array is missing, or has another shape or impossible values.
@@ -208,6 +209,12 @@ def _meta(name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidInputError(f"{name}: 'meta' must be JSON, but: {error}") from error
     if not isinstance(meta, dict):
         raise InvalidInputError(f"{name}: 'meta' must be a JSON object but got {meta!r}.")
+    direction = meta.get("direction", "minimize")
+    if direction != "minimize":
+        raise InvalidInputError(
+            f"{name}: the direction in 'meta' must be 'minimize', as lower is better, but got "
+            f"{direction!r}: for what is maximised save -value, and 'minimize'."
+        )
     return meta
 
 

@@ -9,6 +9,7 @@ import os
 import random
 import secrets
 import sys
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,57 +17,50 @@ import numpy as np
 
 from optuna_hermes.suspend._values._tree import is_sparse, leaves, mapped, storable
 
-_MERSENNE = "MT19937"
-"""NumPy's bit generator, unless ``np.random.set_bit_generator`` sets another one."""
-
 
 def rng_state(*, devices: bool = True) -> dict[str, Any]:
-    """The state of every global random number generator of this process.
+    """The state of every global random number generator of this process, of torch if it is loaded.
 
     Args:
         devices: False to leave out those of accelerators.
     """
-    import torch
+    torch, used = sys.modules.get("torch"), None
+    if devices and torch is not None:
+        from optuna_hermes.suspend._tiers._accelerators import used_accelerator
 
-    from optuna_hermes.suspend._tiers._accelerators import used_accelerator
-
-    # Asking others for their states would wake them up.
-    used = used_accelerator() if devices else None
+        used = used_accelerator()  # asking others for their states would wake them up
     version, words, next_gauss = random.getstate()
+    words = np.array(array("I", words))  # not of a tuple at once: this is done with each batch
     return {
-        "torch": torch.get_rng_state(),
+        "torch": None if torch is None else torch.get_rng_state(),
         "accelerator": {used.kind: used.rng_states()} if used is not None else {},
         "numpy": np.random.get_state(legacy=False),
-        "python": {"version": version, "words": np.array(words, np.uint32), "gauss": next_gauss},
+        "python": {"version": version, "words": words, "gauss": next_gauss},
     }
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
     """Put back what ``rng_state`` returned, in this process or in another one."""
-    import torch
+    if state["torch"] is not None:
+        import torch
 
-    from optuna_hermes.suspend._tiers._accelerators import accelerator
+        from optuna_hermes.suspend._tiers._accelerators import accelerator
 
-    torch.set_rng_state(state["torch"])
-    here = accelerator() if state["accelerator"] else None
-    if here is not None and here.kind in state["accelerator"] and here.module.is_available():
-        # The trial may be resumed on a host with fewer devices: its own is always the first.
-        here.set_rng_states(state["accelerator"][here.kind])
-    set_numpy_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        here = accelerator() if state["accelerator"] else None
+        if here is not None and here.kind in state["accelerator"] and here.module.is_available():
+            # The trial may be resumed on a host with fewer devices: its own is always the first.
+            here.set_rng_states(state["accelerator"][here.kind])
+    use_bits(state["numpy"]["bit_generator"])  # else NumPy refuses it
+    np.random.set_state(state["numpy"])
     python = state["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
 
 
-def set_numpy_state(state: dict[str, Any]) -> None:
-    """Put back what ``np.random.get_state`` returned."""
-    use_bits(state["bit_generator"])  # else NumPy refuses it
-    np.random.set_state(state)
-
-
-def use_bits(name: str) -> None:
-    """Have NumPy draw from a bit generator of this class."""
+def use_bits(name: str = "MT19937") -> None:
+    """Have NumPy draw from a bit generator of this class; its state is for the caller to set."""
     if type(np.random.mtrand.get_bit_generator()).__name__ != name:
-        np.random.mtrand.set_bit_generator(getattr(np.random, name)())
+        np.random.mtrand.set_bit_generator(getattr(np.random, name)(0))  # 0: draws no seed
 
 
 def trial_seed(seed: int, number: int) -> int:
@@ -77,7 +71,7 @@ def trial_seed(seed: int, number: int) -> int:
 def seed_everything(seed: int) -> None:
     """Seed Python, NumPy and, where it is loaded, torch."""
     random.seed(seed)
-    use_bits(_MERSENNE)  # the objective of another trial may have changed it
+    use_bits()  # the objective of another trial may have changed it
     np.random.seed(seed)
     # Not imported here: that takes seconds, and the objective may not need it.
     torch = sys.modules.get("torch")

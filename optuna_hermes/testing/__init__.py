@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.testing.session import FakeSession as FakeSession
@@ -9,6 +10,10 @@ from optuna_hermes.testing.session import RankedSession as RankedSession
 
 if TYPE_CHECKING:
     from optuna_hermes.testing.policy import PolicyContract as PolicyContract
+
+# Before the suite is imported: else its failures would show no values.
+if "pytest" in sys.modules:
+    sys.modules["pytest"].register_assert_rewrite("optuna_hermes.testing.policy")
 
 
 def __getattr__(name: str) -> Any:

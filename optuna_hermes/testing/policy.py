@@ -385,7 +385,7 @@ class PolicyContract:
             assert not self.work_conserving or len(given_out) == free
 
     def _assigned(self, snapshot: Snapshot) -> tuple[Assignment, ...]:
-        return self.policy.decide(snapshot).assignments
+        return tuple(self.policy.decide(snapshot).assignments)  # a list will do, too
 
 
 @cache

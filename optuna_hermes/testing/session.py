@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,7 @@ class FakeSession:
         self._tier_mover: TierMover | None = None
 
     def tick(self) -> None:
-        """Count a trained batch; the test's own loop calls it."""
+        """Count a trained batch; the test's own loop calls it for each, or nothing is revoked."""
         self._batches += 1
         asked = self.script.pop(self._batches, None)
         self._next_size = self.sizes.pop(self._batches, self._next_size)
@@ -105,6 +106,13 @@ class FakeSession:
 
     def report(self, *, unit: int, step: int, value: float, units_left: int | None = None) -> None:
         """See ``suspend.Session``."""
+        # The first may come before all batches, from a validation; those of a resumed one, too.
+        if self.script and len(self.reports) == 1 and not (self._batches or self.checkpoints):
+            warnings.warn(
+                f"A FakeSession of yields {self.script} suspends nothing, as no batch was counted "
+                "before the second report: call session.tick() after each.",
+                stacklevel=2,
+            )
         self.reports.append((unit, step, value))
         self.units_left.append(units_left)
 

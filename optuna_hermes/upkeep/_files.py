@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -205,7 +206,7 @@ def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
             for key, number, row in rows[first : first + _MOST_AT_ONCE]:
                 ledger.drop_checkpoint(key, number, row)
     for folder in {place.parent for place in litter.files if isinstance(place, Path)}:
-        if not any(folder.iterdir()):
+        with contextlib.suppress(OSError):  # it is not empty, or another `gc` was faster
             folder.rmdir()
 
 

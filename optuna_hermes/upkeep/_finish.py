@@ -59,6 +59,7 @@ def plan_finish(
     if numbers is None:
         numbers = [number for number, trial in trials.items() if _optuna.ours(trial)]
     places = _places(study, ledger, numbers, folders)
+    lost = ledger.lost_steps(_optuna.study_key(study), trials.keys() & numbers)
     values, refused, unwritten = {}, {}, {}
     for number in numbers:
         reason = _refusal(trials.get(number), held)
@@ -66,7 +67,11 @@ def plan_finish(
             refused[number] = reason
             continue
         found = _unwritten(places[number])
-        reported = {**trials[number].intermediate_values, **_late(found)}
+        reported = dict(trials[number].intermediate_values)
+        # Optuna keeps what an earlier life of a trial has reported, whose weights are no more.
+        for step in lost.get(number, ()):
+            reported.pop(step, None)
+        reported.update(_late(found))
         reason = _refusal_at(reported) if len(study.directions) == 1 else _NO_SINGLE_VALUE
         if reason is not None:
             refused[number] = reason

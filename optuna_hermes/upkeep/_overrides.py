@@ -20,7 +20,8 @@ from optuna_hermes.upkeep._finish import complete, plan_finish
 
 # A trial that is to be finished first leaves its device, with a checkpoint at the end of its unit.
 STOP_SECONDS = 60.0
-_POLL_SECONDS = 0.05
+_POLL_SECONDS, _MOST_POLL_SECONDS = 0.05, 1.0
+"""Time between two questions about trials that have to stop, for each of them, and at most."""
 
 
 def want(
@@ -74,30 +75,37 @@ def change_policy(key: str, policy: str) -> str:
 
 def finish_live(
     study: _optuna.Study, ledger: Ledger, numbers: Sequence[int], folders: Collection[Path] = ()
-) -> tuple[dict[int, float], dict[int, str]] | None:
+) -> tuple[dict[int, float], dict[int, str]]:
     """Finish trials, each of which has reported, that a broker of this user serves.
 
     One that cannot be finished after all has the override again that it had before.
     ``folders`` are those of ``plan_finish``.
 
     Returns:
-        The values of those that were finished, and the reasons why others were not; None if no
-        broker of this user serves the study.
+        The values of those that were finished, and the reasons why others were not.
 
     Raises:
-        InvalidInputError: the broker refuses one at once; nothing is changed.
+        InvalidInputError: the broker refuses one at once, or serves the study no more; nothing is
+            changed.
     """
     key = _optuna.study_key(study)
     with _broker_of(key) as broker:
         if broker is None:
-            return None
+            raise InvalidInputError(
+                f"No broker of yours serves {study.study_name!r} any more: say `finish` again."
+            )
         before = ledger.load_overrides(key)
         broker.want(Finish(study=key, numbers=tuple(numbers)))
         refused = _refused_to_stop(broker, key, numbers)
-        # None is held: no process has one of them any more, and the broker gives them to no other.
-        plan = plan_finish(study, ledger, numbers, (), folders)
+        try:
+            # None is held: no process has one of them, and the broker gives them to no other.
+            plan = plan_finish(study, ledger, numbers, (), folders)
+            trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
+        except Exception:  # their database is away: all are as they were
+            for number in numbers:
+                _take_back(key, broker, number, before.get(number))
+            raise
         refused.update(plan.refused)
-        trials = {trial.number: trial for trial in study.get_trials(deepcopy=False)}
         for number in numbers:
             if number not in refused:
                 try:
@@ -114,7 +122,8 @@ def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> di
     deadline = time.monotonic() + STOP_SECONDS
     # It is answered at once with whether a trial has still to stop: sent until it has.
     while waiting and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+        # Longer for many: the broker has reports to answer meanwhile.
+        time.sleep(min(_POLL_SECONDS * len(waiting), _MOST_POLL_SECONDS))
         for number in tuple(waiting):
             try:
                 stops = broker.want(Finish(study=key, numbers=(number,)))
@@ -128,12 +137,18 @@ def _refused_to_stop(broker: Connection, key: str, numbers: Sequence[int]) -> di
 
 def _close(study: _optuna.Study, broker: Connection, trial: Any, before: Override | None) -> None:
     """Report the end of a trial to the broker, or take back that it is to be finished."""
-    numbers, key = (trial.number,), _optuna.study_key(study)
-    ended = _optuna.end_of(study, _optuna.trial_id(trial)) is not None
-    override = None if before == "finishing" else before
-    back = SetOverrides(study=key, numbers=numbers, override=override)
+    key = _optuna.study_key(study)
+    if _optuna.end_of(study, _optuna.trial_id(trial)) is None:
+        _take_back(key, broker, trial.number, before)
+        return
     with contextlib.suppress(InvalidInputError):  # it knows the end already
-        broker.want(Finished(study=key, numbers=numbers) if ended else back)
+        broker.want(Finished(study=key, numbers=(trial.number,)))
+
+
+def _take_back(key: str, broker: Connection, number: int, before: Override | None) -> None:
+    override = None if before == "finishing" else before
+    with contextlib.suppress(InvalidInputError):  # it has ended meanwhile
+        broker.want(SetOverrides(study=key, numbers=(number,), override=override))
 
 
 def _said(message: SetOverrides | ChangePolicy) -> Welcome | None:

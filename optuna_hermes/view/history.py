@@ -6,11 +6,10 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from optuna_hermes._job_environment import host_name
-from optuna_hermes.model import LIVE_STATES
+from optuna_hermes.model import LIVE_STATES, add_report
 
 if TYPE_CHECKING:
     from optuna_hermes._optuna_tables import StudyFacts
@@ -262,9 +261,10 @@ def _merged(before: tuple[Point, ...], new: tuple[Point, ...]) -> tuple[Point, .
     if not new:
         # The same object: the web page sees by that that the curve has not changed.
         return before
-    # A unit that was trained again after a crash shows its later report.
-    units = {point.unit: point for point in (*before, *new)}
-    return tuple(sorted(units.values(), key=attrgetter("unit")))
+    units = {point.unit: point for point in before}
+    for point in new:
+        add_report(units, point.unit, point)
+    return tuple(units.values())
 
 
 def _bars(ledger: Ledger, key: str, before: tuple[Bar, ...]) -> tuple[Bar, ...]:

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from optuna_hermes.view import formats
 
@@ -28,22 +28,6 @@ LEGEND = "live: not finished; of these parked: suspended in memory, stored: susp
 LINE_SECONDS = 5.0
 
 
-class ProgressDisplay(Protocol):
-    """Display of a study's progress."""
-
-    def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
-        """Show the current state of the broker's devices, and of this study."""
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-
-    def warn(self, text: str) -> None:
-        """Show a line about what is lost, or keeps a study from going on well."""
-
-    def close(self) -> None:
-        """End the display."""
-
-
 def make_progress(show: bool) -> ProgressDisplay:
     """The progress that fits a notebook, or else standard error; False for warnings only."""
     # Here, since it imports this module: it draws what is written here.
@@ -51,10 +35,10 @@ def make_progress(show: bool) -> ProgressDisplay:
 
     # None as by `2>&-`; a script may have put an object in its place that can only be written to.
     if not show or sys.stderr is None or getattr(sys.stderr, "closed", False):
-        return Unfailing(None)
+        return ProgressDisplay(None)
     if in_notebook():
-        return Unfailing(Cell())
-    return Unfailing(Screen() if is_screen(sys.stderr) else Lines())
+        return ProgressDisplay(Cell())
+    return ProgressDisplay(Screen() if is_screen(sys.stderr) else Lines())
 
 
 def is_screen(stream: TextIO) -> bool:
@@ -64,8 +48,8 @@ def is_screen(stream: TextIO) -> bool:
     return is_terminal and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
-class Unfailing:
-    """Display that ends with the first error of its stream; without one all text is logged."""
+class ProgressDisplay:
+    """Display of a study that ends with the first error of its stream; without one it logs text."""
 
     # A study outlives its terminal, or the ``tee`` that Ctrl-C ends too.
 
@@ -73,19 +57,19 @@ class Unfailing:
         self._shown = shown
 
     def update(self, devices: Sequence[DeviceStatus], study: StudyStatus) -> None:
-        """See ``ProgressDisplay``."""
+        """Show the current state of the broker's devices, and of this study."""
         self._try(lambda shown: shown.update(devices, study))
 
     def note(self, text: str) -> None:
-        """See ``ProgressDisplay``."""
+        """Show a line of text."""
         self._say(logging.INFO, text)
 
     def warn(self, text: str) -> None:
-        """See ``ProgressDisplay``."""
+        """Show a line about what is lost, or keeps a study from going on well."""
         self._say(logging.WARNING, text)
 
     def close(self) -> None:
-        """See ``ProgressDisplay``."""
+        """End the display."""
         self._try(lambda shown: shown.close())
 
     def _say(self, level: int, text: str) -> None:

@@ -26,7 +26,7 @@ _LEGEND = """\
 of work: after which share of all training the best trial was finished
 best, top 3, near, auc: times as fast as fifo, geometric means over the sets
   best: the trial with the lowest final value is finished; top 3: one of three
-  near: a value 99 % of the way down from the median first one to the lowest
+  near: a value 99 % of the way from the median first one to the lowest final
   auc: mean regret of the best value
 switches: changes of a device to another trial, to a new one too
 killed: how often the best trial was stopped for good"""
@@ -34,6 +34,7 @@ killed: how often the best trial was stopped for good"""
 _LOOP_LEGEND = """\
 any: share of the budget until some value is near the best of the set
 fin: until a finished trial is; both within 5 % or 1 % of the set's span
+100.0 %: not within the budget; any5 and fin1 take that for the budget's end
 opened: trials that were begun; any5, fin1: times as fast as fifo
 geometric means over the sets; fifo and stopping rules: plain Optuna"""
 

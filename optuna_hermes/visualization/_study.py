@@ -139,9 +139,10 @@ def _replayed(
 
 
 def _check(names: Sequence[str]) -> None:
-    from optuna_hermes.replay import check_policy
+    from optuna_hermes.policies import check_simulated_policy
+    from optuna_hermes.simulator import RIVALS
 
     if isinstance(names, str):
         raise TypeError(f'against must be a list of policies but got {names!r}: ["{names}"].')
     for name in names:
-        check_policy(name)
+        check_simulated_policy(name, RIVALS)

@@ -49,6 +49,7 @@ from optuna_hermes.workers._notices import (
     DatabaseNotices,
     DeviceNotices,
     Losses,
+    Repeats,
 )
 from optuna_hermes.workers._open_study import (
     checkpoint_place,
@@ -95,6 +96,9 @@ _IMPORT_NOTED_SECONDS = 5.0
 _DELETED_SECONDS = 2.0
 """Interval at which a study is looked for in its file, in which another one may take its ids."""
 
+_POINTS_SECONDS = 0.5
+"""Interval at which a brute force is asked for points that are left."""
+
 TICK_SECONDS = 0.2
 """Longest time between two looks at the clock, at signals, and at ``study.stop()``."""
 
@@ -116,6 +120,7 @@ class Driver:
         self._note = progress.note
         self._warn = progress.warn
         self._callbacks = Callbacks(study, callbacks)
+        self._repeats = Repeats(study, self._warn)
         self._pool = pool
         self._problem: str | None = None
         self._ended_by_outage = False
@@ -141,6 +146,8 @@ class Driver:
         self._ids_return = False
         self._n_ended = 0
         self._check_at = -math.inf
+        self._tries_all = _optuna.tries_all(study.sampler)
+        self._points_at = -math.inf
 
     def run(self) -> OptimizeResult:
         """Run the study until it is done or told to stop.
@@ -156,6 +163,7 @@ class Driver:
 
     def _with_ledger(self) -> OptimizeResult:
         self._callbacks.pass_over()
+        self._repeats.pass_over()
         url = _optuna.ledger_url(self._study)
         # A server has room for few connections: none is held while another one is waited for, nor
         # while the objective is imported.
@@ -389,11 +397,13 @@ class Driver:
             pause = TICK_SECONDS
             self._check_deleted(mine)
             self._callbacks.update(mine.counts.ended)
+            self._repeats.update(mine)
             if self._stops.signal and isinstance(self._callbacks.raised, KeyboardInterrupt):
                 raise self._callbacks.raised  # the second Ctrl-C
             if given_up := self._losses.update(mine.key, mine.lost):
                 watched.tell(*given_up)
             self._losses.say_first_failure(mine)
+            self._losses.say_alike(mine)
             now = time.monotonic()
             if mine.draining:
                 drained_at = min(drained_at, now)
@@ -412,7 +422,7 @@ class Driver:
             if STOP in pool.said or self._should_stop(mine):
                 watched.tell(Drain(study=mine.key))
                 continue
-            if NOTHING_LEFT in pool.said and mine.may_open:
+            if mine.may_open and (NOTHING_LEFT in pool.said or self._is_exhausted(mine)):
                 watched.tell(structs.replace(anew(), unstarted=0, limit=0, adopted={}, ended={}))
                 told = max_alive
             if (room := starts.room(max_alive, len(self._devices), now)) != told:
@@ -446,6 +456,15 @@ class Driver:
         if self._ids_return and due and mine.outage_seconds is None:
             self._n_ended, self._check_at = n_ended, now + _DELETED_SECONDS
             self._refuse_deleted()
+
+    def _is_exhausted(self, mine: StudyStatus) -> bool:
+        """True if trials have begun at all points that the sampler tries, seen now and then."""
+        now = time.monotonic()
+        due = self._tries_all and now >= self._points_at and mine.outage_seconds is None
+        if not due:
+            return False
+        self._points_at = now + _POINTS_SECONDS
+        return _optuna.left_to_propose(self._study) == 0
 
     def _dismiss(self, watched: WatchedStudy, *, at_once: bool) -> None:
         """End every worker, and wait until the broker has recorded the state of its trial.

@@ -8,10 +8,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from optuna_hermes import _optuna
-from optuna_hermes.broker._protocol import DeviceStatus, Ending, GiveUp, StudyStatus, TrialLoss
+from optuna_hermes.broker._protocol import (
+    DeviceStatus,
+    GiveUp,
+    StudyStatus,
+    TrialCounts,
+    TrialLoss,
+)
 from optuna_hermes.ledger import FULL, is_full, outage_phrase
 from optuna_hermes.view.formats import printable
 from optuna_hermes.workers._result import one_line
@@ -23,6 +29,8 @@ STATUS_SECONDS = 2.0
 NOTED_SECONDS = 3.0
 """Shortest duration of a problem that is shown."""
 
+_FIRST_TRIALS = 3
+_MANY_ALIKE = 10
 _LAST_LINES = 5
 _LAST_BYTES = 16384
 _CRASH = "Fatal Python error"
@@ -56,7 +64,7 @@ class Losses:
         self._seen: dict[tuple[int, int, int | None], float] = {}
         self._said: set[tuple[int, int, int | None]] = set()
         self._failed: set[int] = set()
-        self._said_failure = False
+        self._said_failure = self._said_alike = False
 
     def update(self, key: str, lost: Sequence[TrialLoss]) -> list[GiveUp]:
         """Report new losses; the messages to the broker of trials that have ended in Optuna now."""
@@ -73,6 +81,17 @@ class Losses:
             error = one_line(mine.failures.error)
             why = f"{error}. Its output.log has the rest" if error else _FAILED_OUTSIDE
             self._note(f"Trial {first} has failed: {why}; others go on.")
+
+    def say_alike(self, mine: StudyStatus) -> None:
+        """Note once that trials fail alike, and few others succeed: they do not end the study."""
+        failures, done = mine.failures, mine.counts.done
+        if self._said_alike or failures.hopeless or not done < failures.alike >= _MANY_ALIKE:
+            return
+        self._said_alike = True
+        self._note(
+            f"The last {failures.alike} trials that failed did so alike, and {done} succeeded: "
+            "look into the output.log of one."
+        )
 
     def _is_settled(self, loss: TrialLoss) -> bool:
         """True if the exit status is known, or was waited for long enough."""
@@ -109,8 +128,7 @@ class Losses:
             end = _optuna.fail_trial(self._study, number)
             self._failed.add(number)
             self._note(_last_words(number, reason, self._folder / _optuna.trial_folder(number)))
-        state: Ending = "failed" if end == TrialState.FAIL else "done"
-        return GiveUp(study=key, number=number, reason=reason, state=state)
+        return GiveUp(study=key, number=number, reason=reason, state=end)
 
     def _how(self, loss: TrialLoss) -> str:
         """The cause of the end of the trial's last process, in words."""
@@ -186,6 +204,50 @@ class DatabaseNotices:
         elif seconds is None and self._in_outage:
             self._in_outage = False
             self._note("The database is back.")
+
+
+class Repeats:
+    """Notes once that the first trials of a call have the same parameters.
+
+    Each has a copy of the sampler as it was when the call began. One that is neither Optuna's nor
+    this package's may draw from a state outside of it, or go through a list.
+
+    Args:
+        study: the study.
+        note: shows a line.
+    """
+
+    def __init__(self, study: optuna.Study, note: Callable[[str], None]) -> None:
+        self._study = study
+        self._note = note
+        parts = _optuna.nested(study.sampler)
+        own = (type(each).__name__ for each in parts if not _optuna.keeps_nothing(each))
+        self._own = next(own, None)
+        self._n_existing = 0
+        self._counts: TrialCounts | None = None
+
+    def pass_over(self) -> None:
+        """Leave out the trials that are there: each call has its own copies."""
+        if self._own is not None:
+            self._n_existing = len(self._study.get_trials(deepcopy=False))
+
+    def update(self, mine: StudyStatus) -> None:
+        """Look at the trials if one has begun or ended, until the first ones are known."""
+        if self._own is None or mine.counts == self._counts or mine.outage_seconds is not None:
+            return
+        self._counts = mine.counts
+        new = self._study.get_trials(deepcopy=False)[self._n_existing :]
+        first = [*filter(_optuna.is_proposed, new)][:_FIRST_TRIALS]
+        if len(first) < _FIRST_TRIALS:
+            return
+        kind, self._own = self._own, None
+        if _optuna.repeated(first):
+            self._note(
+                f"Trials {', '.join(str(trial.number) for trial in first)} have the same "
+                f"parameters. Each has a copy of {kind} as it was when this call began: let it "
+                "draw by a numpy.random.RandomState in an attribute, or choose by trial.number, "
+                "or run study.optimize() in place of optimize()."
+            )
 
 
 class Callbacks:

@@ -258,40 +258,26 @@ def call_alike(seed: int, load: Callable[P, T], /, *args: P.args, **kwargs: P.kw
 
 @contextlib.contextmanager
 def _own_random_numbers(seed: int) -> Iterator[None]:
-    from optuna_hermes.suspend._state import entropy_of
+    from optuna_hermes.suspend._state import entropy_of, kept_rng, use_bits
 
-    torch = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state(legacy=False)
-    bits = np.random.mtrand.get_bit_generator()
-    cpu = None if torch is None else torch.get_rng_state()
-    accelerator = used_accelerator()
-    states = [] if accelerator is None else accelerator.rng_states()
-    random.seed(seed)
-    if type(bits) is not np.random.MT19937:  # the only one that can be seeded
-        np.random.mtrand.set_bit_generator(np.random.MT19937())
-    np.random.seed(seed)
+    torch, accelerator = sys.modules.get("torch"), used_accelerator()
     seed_torch = partial(_seed_torch, seed)
-    if torch is not None:
-        seed_torch(torch)
-    if accelerator is not None:
-        accelerator.seed(seed)
     # What is drawn after a call within this one must be the same in every process, too.
     seed_then, _process.seed_torch = _process.seed_torch, seed_torch
     try:
-        with entropy_of(seed), after_import("torch", seed_torch):
+        with kept_rng(), entropy_of(seed), after_import("torch", seed_torch):
+            random.seed(seed)
+            use_bits()  # others cannot be seeded
+            np.random.seed(seed)
+            if torch is not None:
+                seed_torch(torch)
+            if accelerator is not None:
+                accelerator.seed(seed)
             yield
     finally:
         _process.seed_torch = seed_then
-        random.setstate(python)
-        if np.random.mtrand.get_bit_generator() is not bits:
-            np.random.mtrand.set_bit_generator(bits)
-        np.random.set_state(numpy)
-        if torch is not None:
-            torch.set_rng_state(cpu)
-        elif (imported := sys.modules.get("torch")) is not None:
+        if torch is None and (imported := sys.modules.get("torch")) is not None:
             seed_then(imported)  # as if it had been imported before
-        if accelerator is not None:
-            accelerator.set_rng_states(states)
 
 
 def _seed_torch(seed: int, torch: Any) -> None:

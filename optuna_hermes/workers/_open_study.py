@@ -73,7 +73,7 @@ def open_study_message(
     for trial in trials:
         record = known.get(trial.number)
         if record is not None and record.state in LIVE_STATES and trial.state.is_finished():
-            ended[trial.number] = "failed" if trial.state.name == "FAIL" else "done"
+            ended[trial.number] = _optuna.ending(trial.state)
     adopted = {
         trial.number: _optuna.trial_id(trial)
         for trial in trials

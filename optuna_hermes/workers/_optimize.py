@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import optuna
 
@@ -33,6 +34,37 @@ if TYPE_CHECKING:
 __all__ = ["OptimizeResult", "TrialResult", "optimize", "run_study"]
 
 
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+_OF_OPTUNA = {
+    "n_jobs": "the devices decide how many trials train at once, so leave it out",
+    "catch": "a trial whose code raises is FAIL and the others go on, so leave it out",
+    "gc_after_trial": "each trial has a process of its own, so leave it out",
+    "show_progress_bar": "write show_progress",
+}
+"""Arguments of ``study.optimize`` alone, and what there is in their place."""
+
+
+def _refuse_options_of_optuna(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """Answer arguments of ``study.optimize`` that a function does not have by what to write."""
+
+    @functools.wraps(function)
+    def refusing(*args: _Arguments.args, **options: _Arguments.kwargs) -> _Result:
+        for name, instead in _OF_OPTUNA.items():
+            if name in options:
+                raise InvalidInputError(f"optimize() has no {name}: {instead}.")
+        try:
+            return function(*args, **options)
+        except InvalidInputError as error:
+            raise error.with_traceback(None) from None  # the mistake is in the caller's line
+
+    return refusing
+
+
+@_refuse_options_of_optuna
 def optimize(
     study: optuna.Study,
     objective: Objective | str,
@@ -136,8 +168,6 @@ def optimize(
             result = run_study(study, pool, settings, progress, functions)
         if result.outlook:
             (progress.warn if result.begins_anew else progress.note)(result.outlook)
-    except InvalidInputError as error:
-        raise error.with_traceback(None) from None  # the mistake is in the caller's line, not here
     finally:
         progress.close()
     if result.interrupted:
@@ -202,14 +232,10 @@ def _refuse_unshared(study: optuna.Study) -> None:
         )
 
 
-_LEARN_FROM_THE_STUDY = ("optuna", "optuna_integration", "optuna_hermes")
-"""Packages whose samplers and pruners keep nothing of a trial in themselves that matters later."""
-
-
 def _check_parts(study: optuna.Study, progress: ProgressDisplay) -> None:
     """Refuse a pruner that would stop suspended trials; name parts that do not fit."""
     for part in (*_optuna.nested(study.sampler), *_optuna.nested_pruners(study.pruner)):
-        if type(part).__module__.split(".")[0] not in _LEARN_FROM_THE_STUDY:
+        if not _optuna.keeps_nothing(part):
             progress.note(
                 f"Each trial has a copy of {type(part).__name__} as it was when this call began. "
                 "If it keeps what it learns in itself, and does not read it from the study, it "

@@ -19,24 +19,9 @@ MOST_HANG_SECONDS = 1e7
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizeSettings:
-    """Arguments of one call of ``optimize``, checked.
+    """Arguments of one call of ``optimize``, checked: see there.
 
     Args:
-        n_trials: number of trials that the study shall have in the end; those it has count, so
-            that the same call carries on after a crash. None for no bound.
-        timeout: seconds after which every trial is suspended, from the call on.
-        device_seconds: device time of this call after which every trial is suspended.
-        devices: as ``--devices``.
-        policy: as ``--policy``.
-        slice_seconds: least length of a slice.
-        seed: source of all random numbers of sampler and trials; None for the one that the study
-            has, at first its sampler's, or one that is drawn.
-        checkpoint_dir: folder or URL for suspended trials; None for beside the database.
-        ledger: URL of the database for the ledger of a study that has none; None for a file.
-        hang_seconds: a process that trains, and neither reports nor computes for so long, is
-            killed; None for 300 s.
-        grace: seconds from a signal to the end of all processes, in which every trial is suspended;
-            None for what the surroundings say.
         power: the commands that power devices down and up, None if there are none.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -27,9 +28,16 @@ from optuna.trial import TrialState
 from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_with_retry, sessions
 from optuna_hermes.broker._devices._visible import environment
-from optuna_hermes.broker._election import lock, runtime_dir
+from optuna_hermes.broker._election import WAY_OUT, runtime_dir
+from optuna_hermes.broker._privacy import open_private
 from optuna_hermes.broker._protocol import Grant, Ready, SetUp
-from optuna_hermes.errors import CheckpointError, CheckpointUnreachableError, HermesError, Suspended
+from optuna_hermes.errors import (
+    CheckpointError,
+    CheckpointUnreachableError,
+    HermesError,
+    ObjectiveError,
+    Suspended,
+)
 from optuna_hermes.model import TrialStatus
 from optuna_hermes.suspend._state import end_entropy, seed_entropy, seed_everything, trial_seed
 from optuna_hermes.suspend._tiers._disk import remove_copies
@@ -61,9 +69,6 @@ CHANGE_SECONDS = 5.0
 """
 LEAVE_SECONDS = 1.0
 """Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
-
-_LOCK_TRIES = 10
-"""Times that the folder of a lock may vanish meanwhile: no cleaner comes as often."""
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -129,6 +134,8 @@ def serve(
         try:
             with contextlib.suppress(Exception):
                 _end_daemons()
+            with contextlib.suppress(Exception):
+                _end_idle_pools()
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # the objective may have closed or replaced it
                     stream.flush()
@@ -141,6 +148,22 @@ def _end_daemons() -> None:
     for child in multiprocessing.active_children():
         if child.daemon and child._parent_pid == os.getpid():  # type: ignore[attr-defined]
             child.terminate()
+
+
+def _end_idle_pools() -> None:
+    """End joblib's pool, as joblib does at Python's exit: it would stay for 5 minutes.
+
+    An objective cannot be asked to: scikit-learn begins one for ``n_jobs``, and says nothing.
+    """
+    for package in ("joblib.externals.loky", "loky"):
+        pool = getattr(sys.modules.get(f"{package}.reusable_executor"), "_executor", None)
+        manager = getattr(pool, "_executor_manager_thread", None)
+        # That of the process that this one was forked from does not run here.
+        if pool is not None and manager is not None and manager.is_alive():
+            end = partial(pool.shutdown, kill_workers=True)
+            thread = threading.Thread(target=end, daemon=True)
+            thread.start()
+            thread.join(LEAVE_SECONDS)
 
 
 def work(job: WorkerInput, objective: Objective, say: Say, study: optuna.Study) -> None:
@@ -241,7 +264,7 @@ class _TrialExecution:
         """End a trial that has ended in Optuna; False if it has not."""
         end = _optuna.end_of(self._study, _optuna.trial_id(trial))
         if end is not None:
-            self._session.end("failed" if end == TrialState.FAIL else "done")
+            self._session.end(end)
         return end is not None
 
     def _trial(self, grant: Grant | SetUp) -> optuna.Trial:
@@ -273,10 +296,12 @@ class _TrialExecution:
         except (Exception, SystemExit) as raised:  # errors of the trial's own code mean FAIL
             if self._is_not_the_trial_s(raised):
                 raise
+            _refuse_sampler(raised)
             traceback.print_exc()
             if self._goes_on(trial.number, raised):
                 return
-            state, error = TrialState.FAIL, text_of(raised)
+            advice = _optuna.choices_advice(self._study, raised)
+            state, error = TrialState.FAIL, text_of(raised) + advice
         self._leave_if_taken()
         if self._ends(trial):  # somebody has told it while it trained, so it takes no more
             return
@@ -341,14 +366,14 @@ class _TrialExecution:
             if is_first(self._job.checkpoint_root, "after_trial"):
                 text = f"then its sampler raised {text_of(raised)}"
                 self._say(NOTE, f"Trial {trial.number} has ended, {text}")
-            self._session.end("failed" if end == TrialState.FAIL else "done", error)
+            self._session.end(end, error)
             return
         if self._session.checkpoint_url is not None and self._session.checkpoint_dir is not None:
             remove_copies(self._session.checkpoint_dir)
-        failed = told.state == TrialState.FAIL
-        if failed and error is None:
+        end = _optuna.ending(told.state)
+        if end == "failed" and error is None:
             error = f"the objective returned {values!r}"
-        self._session.end("failed" if failed else "done", error)
+        self._session.end(end, error)
 
     @property
     def _returns(self) -> bool:
@@ -404,21 +429,33 @@ def _creation_lock(root: Path) -> Iterator[None]:
     """Lock the opening of trials of this study against other workers of its broker."""
     # Not in ``root``, which hosts may share: one that hangs must not hold up the others. A study in
     # SQLite has one broker, and other databases lock the row of a trial that waits.
-    with contextlib.ExitStack() as locked:
-        for left in reversed(range(_LOCK_TRIES)):
-            try:
-                locked.enter_context(lock(runtime_dir() / f"open-{root.name}.lock", timeout=-1))
-                break
-            except FileNotFoundError:  # a cleaner has removed the folder: it is made again
-                if not left:
-                    raise
-        yield
+    path = runtime_dir() / f"open-{root.name}.lock"
+    with os.fdopen(open_private(path, os.O_RDWR | os.O_CREAT, WAY_OUT), "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # of the open file: a cleaner may remove its folder
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # also where a sampler has forked a process
 
 
 def _leave_if_deleted(study: optuna.Study, job: WorkerInput) -> None:
     """End at once if the study was deleted: another one may have its trials' ids by now."""
     if _optuna.is_deleted(study, job.spec.key):
         os._exit(1)  # its driver says why
+
+
+def _refuse_sampler(raised: BaseException) -> None:
+    """End the call if a package is missing that its sampler imports: all trials need it.
+
+    Raises:
+        ObjectiveError: that is so.
+    """
+    sampler = _optuna.raised_in(raised) if isinstance(raised, ImportError) else None
+    if sampler is not None:
+        raise ObjectiveError(
+            f"its sampler {type(sampler).__name__} raises {text_of(raised)[:LONGEST_REASON]}: "
+            "install what that needs, then run the same command again."
+        ) from raised
 
 
 def _die(words: str) -> NoReturn:

@@ -132,7 +132,7 @@ def test_a_requeue_that_fails_is_said(
     assert stopped.returncode == 75, stopped.stderr
     assert "SIGUSR1: suspending every live trial, within 25 s." in stopped.stderr
     assert stopped.stderr.endswith(
-        "`scontrol requeue 17` has failed (Requeue is disabled): submit the job again yourself.\n"
+        "Submit the job again yourself: `scontrol requeue 17` failed: Requeue is disabled\n"
     )
     assert not (tmp_path / "slurm/squeue.told").exists()
 

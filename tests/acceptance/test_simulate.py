@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import psutil
 import pytest
 
@@ -199,7 +200,7 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "no seeds": (["a1.npz", "--seeds", "0"], "--seeds"),
     "seeds that are none": (["a1.npz", "--seeds", "1,x"], "'1,x'"),
     "a seed of very many digits": (["a1.npz", "--seeds", "9" * 5000], "must be a number"),
-    "a seed twice": (["a1.npz", "--seeds", "1,1"], "'1,1'"),
+    "a seed twice": (["a1.npz", "--seeds", "1,1"], "'1,1': `--seeds 2` means 0,1."),
     "a negative cost": (["a1.npz", "--switch-cost", "-1"], "--switch-cost"),
     "a cost that is no number": (["a1.npz", "--switch-cost", "nan"], "--switch-cost"),
     "no policy": (["a1.npz", "--policy", ""], "one of hermes, "),
@@ -212,6 +213,10 @@ BAD_WORDS: dict[str, tuple[list[str], str]] = {
     "no list to foresee": (
         ["a1.npz", "--sampler", "TPESampler", "--policy", "oracle"],
         "With a sampler a policy must be one of hermes, ",
+    ),
+    "a pruner that is not there": (
+        ["a1.npz", "--sampler", "TPESampler", "--policy", "median-stopp"],
+        "did you mean 'median-stop'?",
     ),
     "a class that is no policy": (["a1.npz", "--policy", "mine:NoPolicy"], "mine:NoPolicy"),
 }
@@ -292,9 +297,13 @@ def test_a_study_of_ones_own(cli: Cli, tmp_path: Path, storage_url: str) -> None
     own = ("--policy", "mymodule:MyPolicy", "--devices", "cpu:2")
     trained = cli("optimize", "train.py:objective", *where, "--n-trials", 6, *own)
     assert trained.returncode == 0, trained.stderr
+    study = optuna.load_study(study_name="mine", storage=storage_url)
+    study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
     done = cli("simulate", *where, "--policy", "hermes", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
+    says = "1 trial left out (6) that failed, or have no recorded value.\n"
+    assert (done.returncode, done.stderr) == (0, says)
     document = strict_json(done.stdout)
+    assert document["settings"]["left_out"] == 1
     assert document["settings"]["sets"] == [{"name": "mine", "family": "study", "trials": 6}]
     assert document["settings"]["trials"] == 6, "all of them, however many"
     (oracle,) = (each for each in document["results"] if each["policy"] == "oracle")

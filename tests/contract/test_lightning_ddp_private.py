@@ -163,10 +163,13 @@ def test_no_weights_are_handed_over_without_a_function() -> None:
 
 
 def test_scripts_are_started_by_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strategy ``ddp`` starts nothing before ``launch``."""
+    """Strategy ``ddp`` starts nothing before ``launch``, and its launcher has no start method."""
     monkeypatch.setattr(_SubprocessScriptLauncher, "launch", lambda *args, **kwargs: "launched")
     monkeypatch.setattr(subprocess, "Popen", None)
-    trainer_of("ddp").fit(BoringModel())
+    trainer = trainer_of("ddp")
+    trainer.fit(BoringModel())
+    assert isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher)
+    assert not hasattr(trainer.strategy.launcher, "_start_method")
 
 
 @pytest.mark.parametrize(

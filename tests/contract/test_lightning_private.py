@@ -33,7 +33,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-from lightning.pytorch.loops import training_epoch_loop
+from lightning.pytorch.loops import fit_loop, training_epoch_loop
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.profilers import SimpleProfiler
@@ -48,7 +48,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 from lightning.pytorch.trainer.states import RunningStage
 from rich.progress import Progress
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 from torchmetrics import MeanMetric
 
 from optuna_hermes._lightning._callbacks import _FIELDS
@@ -300,6 +300,21 @@ def test_hook_between_loaders_and_their_iterators() -> None:
 
     fit(At("setup", watch))
     assert seen == [(1, True)]
+
+
+def test_the_epoch_is_set_in_samplers() -> None:
+    """One function sets it, once each, in that of a loader and in that of its batch sampler."""
+    seen: list[int] = []
+
+    class Epochs(SequentialSampler):
+        def set_epoch(self, epoch: int) -> None:
+            seen.append(epoch)
+
+    points = range(4)
+    fit_loop._set_sampler_epoch(DataLoader(points, sampler=Epochs(points)), 3)
+    batches = BatchSampler(Epochs(points), 2, drop_last=False)
+    fit_loop._set_sampler_epoch(DataLoader(points, batch_sampler=batches), 4)
+    assert seen == [3, 4]
 
 
 def test_iterators_over_training_loaders() -> None:

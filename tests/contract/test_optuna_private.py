@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -166,6 +167,49 @@ def test_a_grid_has_an_end() -> None:
     assert _optuna.left_to_propose(optuna.create_study(sampler=HermesSampler())) is None
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_brute_force_has_an_end_once_trials_have_begun_everywhere() -> None:
+    """Trials that have reported have all their parameters; failed ones without any are nowhere."""
+    sampler = HermesSampler(optuna.samplers.BruteForceSampler(seed=0))
+    study = optuna.create_study(sampler=sampler)
+    study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
+    assert _optuna.left_to_propose(study) is None
+    study = optuna.create_study(sampler=sampler)
+    left = [_optuna.left_to_propose(study)]
+    for _ in range(3):
+        trial = study.ask()
+        if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+            trial.suggest_int("depth", 1, 2)
+        left.append(_optuna.left_to_propose(study))
+        trial.report(0.0, 1)
+    assert left == [None] * 4
+    assert _optuna.left_to_propose(study) == 0
+    assert {trial.state.name for trial in study.trials} == {"RUNNING"}
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical distribution:UserWarning")
+@pytest.mark.parametrize(
+    ("first", "second", "advice"),
+    [
+        ([(1,), (1, 2)], [(1,), (1, 2)], "let choices be text"),
+        (["a", "b"], ["a", "c"], ""),
+    ],
+    ids=["tuples", "other choices"],
+)
+def test_choices_that_a_storage_gives_back_as_others(
+    first: list[Any], second: list[Any], advice: str, study: optuna.Study, storage_url: str
+) -> None:
+    """Optuna's error says nothing of tuples, which are lists in each other process."""
+    study.tell(study.ask({"x": optuna.distributions.CategoricalDistribution(first)}), 0.0)
+    study = optuna.load_study(study_name="s", storage=storage_url)
+    with pytest.raises(ValueError, match="dynamic value space") as error:
+        study.ask().suggest_categorical("x", second)
+    said = _optuna.choices_advice(study, error.value)
+    assert advice in said
+    assert bool(advice) == bool(said)
+    assert _optuna.choices_advice(study, ValueError("x")) == ""
+
+
 @pytest.mark.parametrize("url", [None, "sqlite"])
 def test_states_of_trials_are_read_without_the_rest(url: str | None, storage_url: str) -> None:
     """They are those of ``get_trials``, of this study only, in a database and in memory."""
@@ -268,13 +312,13 @@ class WithOwnNumbers(optuna.samplers.BaseSampler):
 
 class WithHiddenNumbers(WithOwnNumbers):
     def __init__(self) -> None:
-        self._hidden = [np.random.RandomState(0)]
+        self._hidden = SimpleNamespace(numbers=np.random.RandomState(0))
 
     def reseed_rng(self) -> None:
-        self._hidden[0].seed()
+        self._hidden.numbers.seed()
 
     def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> float:
-        return float(self._hidden[0].uniform())
+        return float(self._hidden.numbers.uniform())
 
 
 @pytest.mark.parametrize(
@@ -290,6 +334,54 @@ def test_samplers_of_users_draw_anew_for_each_trial(numbers: Any) -> None:
 
     assert draw(1, 2) == draw(1, 2)
     assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
+
+
+@pytest.mark.parametrize("held", [list, tuple, lambda each: {"a": [*each]}])
+def test_random_numbers_in_lists_are_found(held: Any) -> None:
+    """A sampler that takes turns with several has them in a list, or in a dictionary by name."""
+
+    class TakesTurns(WithOwnNumbers):
+        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+            inner = self._numbers["a"] if isinstance(self._numbers, dict) else self._numbers
+            return inner[0].sample_independent(study, trial, name, distribution)
+
+    def draw(seed: int, number: int) -> float:
+        sampler = HermesSampler(TakesTurns(held([optuna.samplers.RandomSampler(seed=0)])))
+        _optuna.reseed(sampler, seed, number)
+        return optuna.create_study(sampler=sampler).ask().suggest_float("x", 0, 1)
+
+    assert draw(1, 2) == draw(1, 2)
+    assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
+
+
+def test_a_generator_of_torch_is_seeded() -> None:
+    """One of the kinds of random numbers that a sampler may have."""
+    torch = pytest.importorskip("torch")
+
+    def draw(seed: int, number: int) -> float:
+        numbers = torch.Generator().manual_seed(0)
+        _optuna.reseed(WithOwnNumbers([numbers]), seed, number)
+        return float(torch.rand(1, generator=numbers))
+
+    assert draw(1, 2) == draw(1, 2)
+    assert len({draw(1, 2), draw(1, 3), draw(2, 2)}) == 3
+
+
+@pytest.mark.parametrize("kind", ["Sobol", "Halton"])
+def test_each_trial_has_its_point_of_a_sequence(kind: str) -> None:
+    """As if all were drawn one after the other; a trial that goes on takes no point twice."""
+    qmc = pytest.importorskip("scipy.stats.qmc")
+    points = getattr(qmc, kind)(1, seed=0)
+
+    def draw(number: int, n_given: int = 0) -> float:
+        sampler = pickle.loads(pickle.dumps(WithOwnNumbers(points)))
+        _optuna.reseed(sampler, 1, number, n_given)
+        return float(sampler._numbers.random(1)[0, 0])
+
+    one_by_one = getattr(qmc, kind)(1, seed=0)
+    expected = [float(one_by_one.random(1)[0, 0]) for _ in range(4)]
+    assert [draw(number) for number in range(4)] == pytest.approx(expected)
+    assert draw(2, 1) == draw(3)
 
 
 def test_samplers_whose_random_numbers_are_not_found_reseed_themselves() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from optuna_hermes.model import Decision, Snapshot
+from optuna_hermes.model import Assignment, Decision, Snapshot
 from optuna_hermes.policies import (
     POLICIES,
     Asha,
@@ -68,6 +68,27 @@ def test_that_trials_are_left_is_noticed() -> None:
 
     with pytest.raises(AssertionError):
         Conserving().test_every_trial_ends()  # type: ignore[call-arg]  # Hypothesis gives them
+
+
+class Listing(Fifo):
+    """Returns a list, and the one device where nothing waits."""
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        given = [*super().decide(snapshot).assignments]
+        if snapshot.devices and not given:
+            given.append(Assignment(trial=None, devices=(snapshot.devices[0].id,)))
+        return Decision(assignments=given)  # type: ignore[arg-type]
+
+
+def test_a_failure_shows_what_was_decided() -> None:
+    """Its values are in the error, as in a user's own tests; a list is as good as a tuple."""
+
+    class Lists(PolicyContract):
+        policy = Listing()
+
+    Lists().test_without_devices_nothing_is_assigned()
+    with pytest.raises(AssertionError, match=r"Assignment\(trial=None, devices=\('cpu:0',\)"):
+        Lists().test_without_runs_nothing_is_assigned()
 
 
 class TestRoundRobin(PolicyContract):

@@ -170,6 +170,28 @@ def test_a_grid_is_trained_once(storage_url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_a_brute_force_opens_few_trials_more_than_there_are_points(storage_url: str) -> None:
+    """Also while none has ended: suspended ones are known, and what they were given."""
+    study = make_study(optuna.samplers.BruteForceSampler(seed=0), storage_url)
+
+    def train(trial: optuna.Trial) -> float:
+        x, value = trial.suggest_int("x", 1, 4), 0.0
+        for unit in range(1, 9):
+            time.sleep(0.2)
+            value = x + 1 / unit
+            trial.report(value, unit)
+            if trial.should_prune():
+                raise optuna.TrialPruned
+        return value
+
+    optimize(study, train, devices="cpu:2", slice_seconds=0.2, show_progress=False)
+    assert {trial.params["x"] for trial in study.trials} == {1, 2, 3, 4}
+    assert {*states(study)} == {"COMPLETE"}
+    assert len(study.trials) <= 8
+
+
+@pytest.mark.slow
 def test_enqueued_trials_are_opened_best_first(storage_url: str) -> None:
     """After the first ones, those whose parameters look good; all of them as they were enqueued."""
     study = make_study(optuna.samplers.RandomSampler(seed=0), storage_url)

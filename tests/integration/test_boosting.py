@@ -29,7 +29,7 @@ xgboost = pytest.importorskip("xgboost")
 
 from optuna_hermes.lightgbm import HermesCallback as LightGBMCallback  # noqa: E402
 from optuna_hermes.xgboost import HermesCallback as XGBoostCallback  # noqa: E402
-from optuna_hermes.xgboost import _values  # noqa: E402
+from optuna_hermes.xgboost import _metric, _values  # noqa: E402
 
 ROUNDS = 20
 LIGHTGBM = {"num_threads": 1, "verbosity": -1, "deterministic": True, "force_row_wise": True}
@@ -407,6 +407,28 @@ def test_a_metric_that_the_study_is_optimised_away_from() -> None:
         train(None, "lightgbm-plain", params={"metric": "auc"})
     trial = optuna.create_study(direction="maximize").ask()
     assert train(None, "lightgbm-plain", trial=trial, params={"metric": "auc"})[0].value > 0.9
+
+
+def test_xgboost_s_own_metrics_have_a_direction() -> None:
+    """What a study maximises by mistake would be stopped where it is best."""
+    with pytest.raises(InvalidInputError, match=r"'valid-auc' is better higher.*'maximize'"):
+        train(None, monitor="valid-auc", params={"eval_metric": "auc"})
+    higher = optuna.create_study(direction="maximize")
+    assert train(None, trial=higher.ask(), monitor="valid-auc", params={"eval_metric": "auc"})
+    several = optuna.create_study(directions=["minimize", "maximize"])
+    with pytest.raises(InvalidInputError, match="of several objectives that of the first one"):
+        train(None, trial=several.ask(), monitor="valid-auc", params={"eval_metric": "auc"})
+    with pytest.raises(InvalidInputError, match=r"'valid-logloss' is better lower.*'minimize'"):
+        train(None, trial=higher.ask())
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [("valid-ndcg@5-", "ndcg"), ("my-valid-rmse", "rmse"), ("valid-map", "map"), ("auc", "auc")],
+)
+def test_the_metric_of_a_value_of_xgboost(name: str, metric: str) -> None:
+    """Behind the name of the data, and before its place in a ranking."""
+    assert _metric(name) == metric
 
 
 def test_features_that_nothing_can_be_split_by() -> None:

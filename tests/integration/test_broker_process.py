@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -85,9 +86,20 @@ def test_other_devices_are_refused_while_it_is_used(broker: Connection) -> None:
         connect_or_start("viewer", "cpu:3")
     assert str(error.value) == (
         f"A broker (process {broker.welcome.pid}) is at work with devices 'cpu:2' but 'cpu:3' was "
-        "asked for: use --devices auto, wait until it is idle, or give this one another "
-        "OPTUNA_HERMES_RUNTIME_DIR."
+        "asked for: name the devices 'auto' to take it as it is, wait until it is idle, or give "
+        "this one another OPTUNA_HERMES_RUNTIME_DIR."
     )
+
+
+def test_threads_that_begin_at_once_are_not_in_each_other_s_way(runtime_dir: Path) -> None:
+    """None is taken for one that uses the broker, which is idle and has other devices."""
+    connect_or_start("viewer", "cpu:2").close()
+    with ThreadPoolExecutor(12) as pool:
+        found = [pool.submit(connect_or_start, "plain", "cpu:3") for _ in range(12)]
+    connections = [each.result() for each in found]
+    assert {len(each.welcome.device_ids) for each in connections} == {3}
+    for each in connections:
+        each.close()
 
 
 def test_the_next_broker_has_the_devices_of_the_one_before(runtime_dir: Path) -> None:

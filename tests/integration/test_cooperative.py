@@ -58,6 +58,16 @@ def train(shown: dict[str, Any], session: FakeSession | None) -> tuple[float, by
     return value, population.members.tobytes()
 
 
+def test_a_session_whose_batches_nobody_counts_is_named(shown: dict[str, Any]) -> None:
+    """Such a test would pass without a single suspension."""
+    loop = shown["Evolution"](
+        optuna.create_study().ask(), shown["Population"](16, 0.5), FakeSession({1: "resident"})
+    )
+    with pytest.warns(UserWarning, match="suspends nothing, .* call session.tick()") as told:
+        loop.run(Ticking(None), GENERATIONS)
+    assert len(told) == 1
+
+
 def test_a_new_process_after_each_unit_changes_nothing(
     shown: dict[str, Any], tmp_path: Path
 ) -> None:

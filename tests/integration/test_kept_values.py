@@ -403,6 +403,29 @@ def test_a_kept_object_that_is_not_made_anew_is_named(arcade: Any, tmp_path: Pat
         list(run.epochs(3))
 
 
+def adding(session: FakeSession, make: Callable[[], Any]) -> Any:
+    """A loop that keeps a second environment, and a sum that it reads before it begins."""
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
+    env, total = run.kept.setdefault("env", make()), run.kept.get("total", 0.0)
+    for _ in run.epochs(3):
+        other = run.kept.setdefault("other", make())
+        for _ in run.batches(BATCHES):
+            run.kept["total"] = total = total + env.step() + other.step()
+            run.kept["last"] = [other.env.last]
+            session.tick()
+        run.report(total)
+    return total, run.kept["last"] == [other.env.last]
+
+
+@pytest.mark.parametrize("stops", [(2, 3), (5, 1)], ids=str)
+def test_values_beside_one_that_comes_back_with_the_loop_are_there_before(
+    stops: tuple[int, ...], arcade: Any, tmp_path: Path
+) -> None:
+    """But for what refers to a part of it, which comes with it."""
+    train = functools.partial(adding, make=arcade)
+    assert by_way_of_disk(train, tmp_path, *stops) == train(FakeSession())
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["of functions", "after the loop began"])
 def test_an_environment_that_cannot_be_kept_is_refused(
     late: bool, arcade: Any, tmp_path: Path
@@ -457,13 +480,22 @@ class Patience:
         return float(self.code.get("scale", abs)(self.best + self.counts[-1]))
 
 
-def patient(session: FakeSession, code: dict[str, Any], *, late: bool) -> Any:
+class Shown(Patience):
+    """Has a ``state_dict`` to be looked at, and no way to load it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+
+def patient(
+    session: FakeSession, code: dict[str, Any], *, late: bool, kind: type[Patience] = Patience
+) -> Any:
     run = PyTorchLoop(optuna.create_study().ask(), {}, session)
     if not late:
-        run.kept.setdefault("stop", Patience(**code))
+        run.kept.setdefault("stop", kind(**code))
     seen = run.kept.setdefault("seen", [])
     for epoch in run.epochs(3):
-        stop = run.kept.setdefault("stop", Patience(**code))
+        stop = run.kept.setdefault("stop", kind(**code))
         for x in run.batches(BATCHES):
             seen.append(stop((epoch * 7 + x * 5) % 11))
             session.tick()
@@ -471,11 +503,14 @@ def patient(session: FakeSession, code: dict[str, Any], *, late: bool) -> Any:
     return told(seen), stop.best, stop.counts, stop.code
 
 
+@pytest.mark.parametrize("kind", [Patience, Shown])
 @pytest.mark.parametrize("late", [False, True], ids=["before the loop", "in it"])
-def test_functions_that_have_a_name_come_back_in_kept_objects(late: bool, tmp_path: Path) -> None:
+def test_functions_that_have_a_name_come_back_in_kept_objects(
+    late: bool, kind: type[Patience], tmp_path: Path
+) -> None:
     """``print``, a comparison of NumPy, a logger and its methods; one's own if kept before."""
     code = {} if late else {"scale": fraction}
-    train = functools.partial(patient, code=code, late=late)
+    train = functools.partial(patient, code=code, late=late, kind=kind)
     assert by_way_of_disk(train, tmp_path, 2, 4, 3) == train(FakeSession())
 
 
@@ -523,6 +558,36 @@ def test_a_function_in_the_place_of_a_kept_one_is_refused(within: bool, tmp_path
     with pytest.raises(UnstorableError, match=reason):
         train()
     assert [value for _, _, value in session.reports] == [0, 1, 2]
+
+
+class Best(NamedTuple):
+    value: float = 0.0
+
+
+@pytest.mark.parametrize("kind", [Patience, Best])
+@pytest.mark.parametrize("count", [1, 40])
+def test_an_object_of_a_local_class_in_the_place_of_a_kept_one_is_refused(
+    count: int, kind: type[Any], tmp_path: Path
+) -> None:
+    """No other process finds that class, though the object before it could be made again."""
+    session = FakeSession(checkpoint_dir=tmp_path)
+    run = PyTorchLoop(optuna.create_study().ask(), {}, session)
+
+    class Local(kind):  # type: ignore[misc]
+        pass
+
+    def train() -> None:
+        for epoch, each in enumerate(run.epochs(3)):
+            run.kept["it"] = [(Local if epoch else kind)() for _ in range(count)]
+            for _ in run.batches(BATCHES):
+                session.tick()
+            run.report(each)
+
+    run.kept["it"] = [kind()]
+    reason = r"^run\.kept\['it'\] could not be made again: it holds a .*<locals>\.Local, "
+    with pytest.raises(UnstorableError, match=reason):
+        train()
+    assert [value for _, _, value in session.reports] == [0]
 
 
 def test_what_must_be_there_to_be_loaded_is_not_to_be_kept(

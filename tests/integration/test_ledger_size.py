@@ -61,7 +61,7 @@ def least_seconds(read: Callable[[], Any]) -> float:
 
 @pytest.mark.slow
 def test_ten_thousand_trials_are_read_within_a_second(ledger_url: str) -> None:
-    """All of 10,000 trials and their 200,000 reports is read in a second, and what is shown too."""
+    """All of 10,000 trials and their 200,000 reports is read in a second."""
     with closing(Ledger(ledger_url)) as ledger:
         fill(ledger)
         read = {
@@ -69,17 +69,11 @@ def test_ten_thousand_trials_are_read_within_a_second(ledger_url: str) -> None:
             "checkpoints": lambda: ledger.load_checkpoints("study"),
             "curves": lambda: ledger.load_curves("study"),
         }
-        shown = {
-            **read,
-            "curves": lambda: ledger.last_values("study"),
-            "best": lambda: ledger.lowest_values("study"),
-        }
-        assert {len(load()) for load in (*read.values(), *shown.values())} == {RUNS_HELD}
+        assert {len(load()) for load in read.values()} == {RUNS_HELD}
         assert ledger.load_curves("study")[7].values == tuple(1 / unit for unit in range(1, 21))
-        for loads in (read, shown):
-            taken = {name: round(least_seconds(load), 3) for name, load in loads.items()}
-            print(taken)
-            assert sum(taken.values()) < PROMISED_SECONDS, taken
+        taken = {name: round(least_seconds(load), 3) for name, load in read.items()}
+        print(taken)
+        assert sum(taken.values()) < PROMISED_SECONDS, taken
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from optuna_hermes.ledger import (
     SCHEMA_VERSION,
     CheckpointRecord,
     EventRecord,
-    HostRecord,
     LeaseRecord,
     Ledger,
     ReportRecord,
@@ -59,13 +58,6 @@ CHECKPOINT = CheckpointRecord(
     checkpoint=Checkpoint(path="/c/1", units=2, size_bytes=1024, sha256="abc"),
     at=4.5,
 )
-ADDED = (
-    ("hermes_schema", "last_change"),
-    ("hermes_schema", "forgotten_change"),
-    ("hermes_trials", "changed"),
-)
-"""Columns of version 2, by their tables."""
-
 PARKED = EventRecord(study="key", number=0, kind="parked", at=5.5, detail={"x": 1})
 
 
@@ -145,7 +137,7 @@ def assert_tables_are_complete(url: str) -> None:
                 assert found[column.name]._type_affinity == declared._type_affinity
 
 
-@pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1])
+@pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
 def test_another_version_is_refused_and_left_alone(url: str, version: int) -> None:
     """Nothing is added to a ledger of another version or lost; the error says what to do."""
     fill(url)
@@ -161,64 +153,6 @@ def test_another_version_is_refused_and_left_alone(url: str, version: int) -> No
     assert "\n" not in str(caught.value)
     assert schema_version(url) == version
     assert dump(url) == before
-
-
-def downgrade(url: str, version: int = 1) -> None:
-    """Make the ledger one of version 1 or 2, as an earlier release has left it."""
-    with connected(url) as connection:
-        (live,) = (each for each in _schema.LEASES.indexes if each.name == "ix_hermes_leases_live")
-        live.drop(connection)
-        for index in _schema.TRIALS.indexes if version == 1 else ():
-            index.drop(connection)
-        for table, column in ADDED if version == 1 else ():
-            connection.execute(text(f"ALTER TABLE {table} DROP COLUMN {column}"))
-        connection.execute(text(f"UPDATE hermes_schema SET schema_version = {version}"))
-
-
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_ledger_of_version_1_is_upgraded(url: str, interrupted: bool) -> None:
-    """Nothing in it is lost, also if the process that began it died; changes are counted on."""
-    fill(url)
-    downgrade(url)
-    if interrupted:
-        with connected(url) as connection:
-            added = "ALTER TABLE hermes_schema ADD COLUMN last_change BIGINT NOT NULL DEFAULT 0"
-            connection.execute(text(added))
-    with closing(open_ledger(url)) as ledger:
-        assert_all_is_there(ledger)
-        assert ledger.change_mark().change == 0
-        ledger.save_trial(RUN)
-        assert ledger.load_changed("key", 0) == [("held", RUN)]
-    assert versions(url) == [SCHEMA_VERSION]
-    assert_tables_are_complete(url)
-
-
-def test_a_ledger_of_version_2_is_upgraded(url: str) -> None:
-    """It gets the index of live leases."""
-    fill(url)
-    downgrade(url, 2)
-    with closing(open_ledger(url)) as ledger:
-        assert_all_is_there(ledger)
-    assert versions(url) == [SCHEMA_VERSION]
-    assert_tables_are_complete(url)
-
-
-def test_a_ledger_is_not_upgraded_under_a_broker_at_work(url: str) -> None:
-    """A broker of an earlier release writes no change numbers: it has to be ended first."""
-    fill(url)
-    with closing(open_ledger(url)) as ledger:
-        ledger.beat(HostRecord(name="a", instance="a1"))
-    downgrade(url)
-    before = dump(url)
-    with pytest.raises(
-        LedgerError, match=r"brokers of an earlier .* at work at .*\. End them, and"
-    ):
-        open_ledger(url)
-    assert dump(url) == before
-    with connected(url) as connection:
-        connection.execute(text("UPDATE hermes_hosts SET seen = seen - 60"))
-    with closing(open_ledger(url)) as ledger:
-        assert_all_is_there(ledger)
 
 
 def test_tables_without_a_version_are_finished(url: str) -> None:

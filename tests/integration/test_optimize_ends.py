@@ -72,6 +72,21 @@ def test_a_worker_that_outlasts_the_call_is_ended_before_its_result_is_read(
     assert lease.ended is not None
 
 
+def test_processes_of_joblib_end_with_their_trials(study: optuna.Study, tmp_path: Path) -> None:
+    """As scikit-learn starts them for ``n_jobs``; each trial has its own."""
+    joblib = pytest.importorskip("joblib")
+
+    def begins_a_pool(trial: optuna.Trial) -> float:
+        pids = joblib.Parallel(n_jobs=2)(joblib.delayed(os.getpid)() for _ in range(2))
+        (tmp_path / f"pids-{trial.number}").write_text(" ".join(map(str, pids)))
+        return 0.0
+
+    run(study, begins_a_pool)
+    pids = [int(pid) for each in tmp_path.glob("pids-*") for pid in each.read_text().split()]
+    assert len(pids) == 6
+    assert not any(map(psutil.pid_exists, pids))
+
+
 # A process that is forked from this one takes warnings for errors, too.
 @pytest.mark.filterwarnings("ignore:The reported value is ignored")
 def test_a_trial_that_can_only_wait_in_memory_begins_again(

@@ -1397,11 +1397,13 @@ def test_modules_and_optimizers_in_lists_come_back_with_all_that_is_theirs(
 
 
 class SelfTrained(nn.Module):
-    """A layer that trains itself, and remembers things in attributes that are no buffers."""
+    """A layer that trains itself, and remembers things in attributes, also of its tensors."""
 
     def __init__(self, *before: nn.Module) -> None:
         super().__init__()
-        self.net = nn.Linear(3, 3)
+        self.net: Any = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.ones(1))
+        self.scale.uses = 0
         self.optimizer = torch.optim.Adagrad(self.parameters(), lr=0.1)
         self.before = before  # in a tuple, so that they are no parts
         self.chosen = [self.net.bias]
@@ -1413,7 +1415,11 @@ class SelfTrained(nn.Module):
         self.seen["calls"] += 1
         if self.seen["calls"] == 3:
             self.chosen = [self.net.weight]
-        loss = (self.net(x) + self.trace - self.chosen[0].sum()).square().sum()
+        self.scale.uses += 1
+        old = getattr(self.net.weight, "old", torch.zeros(3))  # no copy of a parameter has it
+        self.net.weight.old = 0.5 * old + self.scale.uses * self.trace
+        target = self.chosen[0].sum() + 0.01 * self.net.weight.old
+        loss = (self.net(x) + self.trace - target).square().sum()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -1459,13 +1465,89 @@ def layered(session: FakeSession) -> list[float]:
 def test_attributes_of_modules_in_lists_come_back(
     after: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their optimizers, tensors and containers, and references to other such modules."""
+    """Their optimizers, tensors with attributes, containers, and references to such modules."""
     expected = layered(FakeSession())
     assert loops.by_way_of_disk(layered, tmp_path / "loop", *after) == expected
     whole = fit(FakeSession(), Layered, [])
     model = by_way_of_disk(tmp_path / "fit", Layered, list, *after)
     assert model.losses == whole.losses
     assert said(caplog) == []
+
+
+class Population(nn.Module):
+    """Layers that train themselves in several lists, which share them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = [SelfTrained() for _ in range(3)]
+        self.all = [*self.order]
+        self.elite = self.all[:2]
+
+
+def selected(session: FakeSession, change: Callable[[Any], None]) -> list[float]:
+    """A loop that changes which layers are in which list in its second epoch."""
+    torch.manual_seed(1)
+    model = Population()
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+    losses = run.kept.setdefault("losses", [])
+    for epoch in run.epochs(EPOCHS):
+        for x in run.batches([0.5, 1.0, 1.5, 2.0, 2.5]):
+            if (epoch, x) == (1, 1.0):
+                change(model)
+            sums = [each(torch.full((3,), n * x)).sum() for n, each in enumerate(model.all)]
+            sums += [each.trace.sum() * n for n, each in enumerate((*model.order, *model.elite))]
+            sums += [each(torch.full((3,), 0.1 * x)).sum() for each in model.elite]
+            losses.append(sum(sums).item())  # type: ignore[union-attr]
+            session.tick()
+        run.report(losses[-1])
+    return losses
+
+
+def elect(model: Any) -> None:
+    model.elite = [model.all[2], model.all[0]]
+
+
+def shuffle(model: Any) -> None:
+    model.order.sort(key=lambda each: each is not model.all[1])
+
+
+def shorten(model: Any) -> None:
+    del model.order[0]
+
+
+def renew(model: Any) -> None:
+    layers = copy.deepcopy(model.all[1:])
+    model.order, model.all = layers, [*layers]
+    model.elite.clear()
+
+
+@pytest.mark.parametrize("change", [elect, shuffle, shorten, renew])
+@pytest.mark.parametrize("after", [(8,), (1, 8, 6)])
+def test_modules_that_lists_share_come_back_as_one(
+    after: tuple[int, ...],
+    change: Callable[[Any], None],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A list that holds other ones by then fills none of those that another list holds."""
+    train = functools.partial(selected, change=change)
+    assert loops.by_way_of_disk(train, tmp_path / "loop", *after) == train(FakeSession())
+    assert said(caplog) == []
+
+
+def test_a_module_whose_place_another_has_keeps_a_trial_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next process has one in both places, which cannot be both of them."""
+
+    def change(model: Any) -> None:
+        model.order[0] = copy.deepcopy(model.order[1])
+        model.elite.clear()
+
+    session = FakeSession({8: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    assert selected(session, change) == selected(FakeSession(), change)
+    assert session.parks == ["resident"]
+    assert "put into model.all.0, model.order.0 what no checkpoint can hold" in caplog.text
 
 
 class Forgetful(nn.Module):

@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,10 +125,18 @@ def test_a_second_name_of_a_buffer_is_not_deleted() -> None:
     assert list(module._buffers) == ["a", "b"]
 
 
+class UsersLayer(nn.Module):
+    """One whose attributes are all the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.weight = 0, nn.Parameter(torch.zeros(1))
+
+
 def test_modules_that_are_gone_from_a_list_are_let_go() -> None:
-    """Their memory may be needed, and they are no part of the state."""
+    """At once: their memory may be needed; and they are no part of the state."""
     module: Any = nn.Module()
-    module.copies = [nn.Identity() for _ in range(2)]
+    module.copies = [UsersLayer() for _ in range(2)]
     gone = weakref.ref(module.copies[1])
     changes = ChangedAttributes(lambda: {"": Attributes("module", module)})
     changes.begin()
@@ -136,8 +145,84 @@ def test_modules_that_are_gone_from_a_list_are_let_go() -> None:
     key = "inner  copies.{}."
     assert {*changes.state_dict()} == {"", key.format(0), key.format(1)}
     del each, module.copies[1]
-    assert {*changes.state_dict()} == {"", key.format(0)}
     assert gone() is None
+    assert {*changes.state_dict()} == {"", key.format(0)}
+
+
+def after_restart(made: Callable[[], Any], change: Callable[[Any], None]) -> tuple[Any, Any]:
+    """What a training has changed, and what the next process has instead of it."""
+
+    def watched() -> tuple[Any, ChangedAttributes]:
+        owner = made()
+        changes = ChangedAttributes(lambda: {"": Attributes("owner", owner)})
+        changes.begin()
+        return owner, changes
+
+    (owner, changes), (again, others) = watched(), watched()
+    change(owner)
+    assert changes.unmade() == []
+    others.load_state_dict(changes.state_dict())
+    assert changes.lost == others.lost == []
+    return owner, again
+
+
+def test_modules_that_have_changed_places_in_objects_are_read() -> None:
+    """The first that is replaced is in no object until the second has it."""
+    owner, again = after_restart(
+        lambda: SimpleNamespace(agents=[SimpleNamespace(net=nn.Linear(1, 1)) for _ in range(2)]),
+        lambda owner: owner.agents.reverse(),
+    )
+    pairs = zip(owner.agents, again.agents, strict=True)
+    assert all(torch.equal(one.net.weight, other.net.weight) for one, other in pairs)
+
+
+def test_parameters_that_lists_share_come_back_as_one() -> None:
+    """A list that has another one by then fills none that another list has."""
+
+    def made() -> Any:
+        prompts = [nn.Parameter(torch.full((1,), 1.0 * n)) for n in range(3)]
+        return SimpleNamespace(prompts=prompts, best=prompts[:1], worst=[])
+
+    def change(owner: Any) -> None:
+        owner.best[0], owner.worst = owner.prompts[1], owner.prompts[2:]
+
+    _, again = after_restart(made, change)
+    assert [each.item() for each in again.prompts] == [0, 1, 2]
+    assert (again.best[0], again.worst[0]) == (again.prompts[1], again.prompts[2])
+
+
+def test_references_to_parts_that_were_swapped_are_to_those_in_their_places() -> None:
+    """The modules that have the parts load these states by their places, too."""
+
+    def made() -> Any:
+        agent = nn.ModuleDict({"net": nn.Linear(1, 1), "old": nn.Linear(1, 1)})
+        return SimpleNamespace(agents=[agent], chosen=[agent["net"]])
+
+    def change(owner: Any) -> None:
+        (agent,) = owner.agents
+        agent["net"], agent["old"] = agent["old"], agent["net"]
+        owner.chosen = [agent["net"]]
+
+    owner, again = after_restart(made, change)
+    assert again.chosen == [again.agents[0]["net"]]
+    pairs = zip(owner.agents[0].parameters(), again.agents[0].parameters(), strict=True)
+    assert all(map(torch.equal, *zip(*pairs, strict=True)))
+
+
+def test_a_module_that_is_in_its_list_again_is_saved() -> None:
+    """The next process has it as it was before it was changed, whenever that was."""
+    module: Any = nn.Module()
+    module.copies = [UsersLayer()]
+    changes = ChangedAttributes(lambda: {"": Attributes("module", module)})
+    changes.begin()
+    layer = module.copies[0]
+    layer.seen = 1
+    before = changes.state_dict()
+    module.copies.remove(layer)
+    changes.state_dict()
+    module.copies.append(layer)
+    assert before["inner  copies.0."] == {"seen": ["plain", 1]}
+    assert changes.state_dict()["inner  copies.0."] == before["inner  copies.0."]
 
 
 class Lazy(LazyModuleMixin, nn.Module):

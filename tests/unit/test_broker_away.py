@@ -247,6 +247,28 @@ def test_a_lease_that_never_was_leaves_its_trial_as_it_was() -> None:
     broker.check()
 
 
+def test_a_drain_right_before_an_outage_sends_to_disk_who_waits_for_its_grant() -> None:
+    """It cannot hear of a lease that is not written; killed for that, it would lose its work."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    first, epoch = training(broker)
+    second = broker.worker()
+    broker.advance(SLICE)
+    parked = wire.TierChanged(
+        epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True, can_offload=True
+    )
+    broker.say(first, parked)
+    other = broker.last(second, "Grant").epoch
+    broker.say(second, wire.Begin(epoch=other, number=1, trial_id=1))
+    broker.say(second, wire.Ended(epoch=other, state="done"))
+    again = broker.last(first, "Grant").epoch
+    broker.say(1, wire.Drain(study="s"))
+    broker.apply(away(again))
+    assert Withdraw(epoch=again) in broker.log
+    assert broker.last(first, "Move") == wire.Move(epoch=epoch, tier="disk")
+    broker.check()
+
+
 def test_what_is_refused_without_a_lease_ends_its_study() -> None:
     """A checkpoint that the ledger will not have is a reason to stop, and to say so."""
     broker = FakeBroker(devices=1)

@@ -225,8 +225,10 @@ class Placing(Policy):
     def decide(self, snapshot: Snapshot) -> Decision:
         free = {device.id for device in free_devices(snapshot)}
         given = {number: id_ for number, id_ in self.places.items() if id_ in free}
+        # As its memory changes it may give none: a broker takes it that it will, later.
         return Decision(
-            assignments=tuple(Assignment(trial=n, devices=(id_,)) for n, id_ in given.items())
+            assignments=tuple(Assignment(trial=n, devices=(id_,)) for n, id_ in given.items()),
+            memory=(snapshot.memory or 0) + 1,
         )
 
 
@@ -615,6 +617,7 @@ def test_a_trial_that_outgrew_its_memory_is_tried_again_alone() -> None:
     grant = broker.last(second, "Grant")
     assert grant.alone is False
     after = train(broker, second, need=70)
+    broker.advance(0.5)  # so that the first one has waited longer
     broker.say(second, wire.Saved(epoch=after, checkpoint=checkpoint()))
     broker.poll(GPU, memory_free_bytes=0)
     broker.say(second, wire.Released(epoch=after, reason="out of memory", outgrown=True))

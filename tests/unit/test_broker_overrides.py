@@ -11,6 +11,7 @@ import pytest
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._boosts import boosted_first
+from optuna_hermes.broker._core._events import OutageBegan, OutageEnded
 from optuna_hermes.model import Checkpoint, Decision, Device, Snapshot, TrialView
 from optuna_hermes.policies import Policy, make_policy, place, unopened
 from support.broker import FakeBroker
@@ -285,6 +286,18 @@ def test_a_trial_that_trains_is_stored_and_then_done() -> None:
     assert broker.handler.status(broker.now).studies[0].finished
 
 
+def test_who_waits_for_a_trial_to_stop_causes_no_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks many times a second, and nothing has changed."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    training(broker, 0)
+    ask, decided = asking(broker), list[object]()
+    monkeypatch.setattr(broker.handler._scheduler, "schedule", decided.append)
+    for _ in range(10):
+        assert ask(FINISH) == wire.Accepted(waits=True)
+    assert len(decided) == 1
+
+
 def test_who_has_ordered_a_trial_to_finish_may_take_it_back() -> None:
     """It cannot be finished after all, and goes on; nobody else may do so."""
     broker = FakeBroker(devices=1)
@@ -297,6 +310,24 @@ def test_who_has_ordered_a_trial_to_finish_may_take_it_back() -> None:
     assert ask(wire.SetOverrides(study="s", numbers=(0,))) == wire.Accepted()
     assert broker.ledger.load_overrides("s") == {}
     assert broker.last(broker.worker(), "Grant").number == 0
+
+
+def test_who_has_ordered_a_trial_to_finish_goes_on_while_the_database_is_away() -> None:
+    """A few seconds of that are no reason to give up: refused, the trial would stay on hold."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1, slice_seconds=100.0)
+    worker, _ = training(broker, 0)
+    override(broker, 0, "boosted")
+    ask = asking(broker)
+    ask(FINISH)
+    broker.apply(OutageBegan(studies=("s",), reason="Locked."))
+    assert ask(FINISH) == wire.Accepted(waits=True)
+    assert "is away" in refused(want(broker, FINISH))
+    back = wire.SetOverrides(study="s", numbers=(0,), override="boosted")
+    assert ask(back) == wire.Accepted()
+    broker.apply(OutageEnded(studies=("s",)))
+    broker.hang_up(worker)
+    assert broker.ledger.load_overrides("s") == {0: "boosted"}
 
 
 def test_a_parked_trial_leaves_by_way_of_the_disk() -> None:

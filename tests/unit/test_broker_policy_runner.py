@@ -254,6 +254,49 @@ def test_a_policy_that_prunes_ends_its_study_only(broker: FakeBroker) -> None:
     assert broker.last(other, "Refused") is None
 
 
+class Stopping(Policy):
+    """First in, first out, until a trial has had so many units."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        over = any(trial.curve.units >= self.most for trial in snapshot.trials)
+        return Decision() if self.most == 0 or over else Fifo().decide(snapshot)
+
+
+def test_a_policy_that_lets_all_wait_for_ever_ends_its_study(broker: FakeBroker) -> None:
+    """Once no device is leased, nothing would happen that could change its mind."""
+    study = broker.handler.state.studies["s"]
+    study.policy = Stopping(1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    broker.say(worker, wire.Report(epoch=epoch, unit=1, step=1, value=0.5))
+    broker.advance(1.0)
+    assert study.problem is None, "its trial is on its way"
+    broker.say(
+        worker, wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.0, can_store=True)
+    )
+    assert study.problem is not None
+    assert "Policy 'fifo' must serve every trial" in study.problem
+
+
+@pytest.mark.parametrize("waits_for", ["nothing", "a process", "a timeout", "a device", "no trial"])
+def test_a_policy_may_wait_for_what_is_to_come(waits_for: str) -> None:
+    """It may want several processes at once, and a device that another study has."""
+    broker = FakeBroker(devices=2)
+    broker.driver(policy="fifo", unstarted=0 if waits_for == "no trial" else 4, max_alive=2)
+    state = broker.handler.state
+    study, runner = state.studies["s"], PolicyRunner(state)
+    study.policy = Stopping(0)
+    study.idle_workers = [90] if waits_for == "a process" else [90, 91]
+    if waits_for == "a timeout":
+        study.ends_at = 100.0
+    slots = list(state.slots.values())[waits_for == "a device" :]
+    assert runner.decide(study, slots, 0.0) == Decision()
+    assert (study.problem is not None) == (waits_for == "nothing")
+
+
 GPUS = tuple(Device(id=f"GPU-{index}", kind="gpu", free=True) for index in range(2))
 BOUND = TrialView(number=0, state="parked", bound_to=("GPU-1",))
 LISTED = TrialView(number=7, state="pending")

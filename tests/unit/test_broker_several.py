@@ -44,7 +44,8 @@ class Wanting(Policy):
             if len(free) >= count > 0:
                 given.append(Assignment(trial=number, devices=tuple(free[:count])))
                 free = free[count:]
-        return Decision(assignments=tuple(given))
+        # As its memory changes it may give none: a broker takes it that it will, later.
+        return Decision(assignments=tuple(given), memory=(snapshot.memory or 0) + 1)
 
     def trial(self, number: int) -> TrialView:
         return next(trial for trial in self.seen.trials if trial.number == number)

@@ -896,6 +896,8 @@ def test_finish_leaves_a_trial_that_trains_until_it_has_stopped(
         seen.append(_journal.find(folder).unwritten)
         return {1: 1.5}, {}
 
+    served = broker_status(study_status(key=_optuna.study_key(suspended)))
+    monkeypatch.setattr("optuna_hermes.cli._upkeep.broker_status", lambda: served)
     monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1}))
     monkeypatch.setattr(upkeep, "finish_live", stop)
     assert run(["finish", *OPTIMIZE[2:], "1"]) == 0
@@ -912,6 +914,8 @@ def test_finish_names_live_trials_that_it_could_not_finish(
     trial = _optuna.open_trial(suspended)
     trial.report(3.0, 1)
     lives: list[Any] = [({1: 2.0}, {2: "it is late"})] * 2 + [({}, {1: "nan", 2: "nan"})]
+    served = broker_status(study_status(key=_optuna.study_key(suspended)))
+    monkeypatch.setattr("optuna_hermes.cli._upkeep.broker_status", lambda: served)
     monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1, 2}))
     monkeypatch.setattr(upkeep, "finish_live", lambda *_: lives.pop(0))
     words = ("finish", *OPTIMIZE[2:], "1", "2")
@@ -932,7 +936,7 @@ def test_finish_says_what_is_wrong_with_a_trial_of_ones_own_broker(
     _optuna.open_trial(suspended)
     monkeypatch.setattr(upkeep, "held_trials", lambda *_: frozenset({1, 2}))
     words = ("finish", *OPTIMIZE[2:], "1", "2")
-    assert "trial 2: held by a live process" in refuse(*words)
+    assert "trials 1, 2: held by a live process" in refuse(*words)
     key = _optuna.study_key(suspended)
     served = broker_status(study_status(key=key))
     monkeypatch.setattr("optuna_hermes.cli._upkeep.broker_status", lambda: served)

@@ -86,7 +86,7 @@ def test_anybody_can_see_what_it_is(tmp_path: Path) -> None:
     with safe_open(stored(tmp_path).path, "pt") as file:
         assert file.metadata() == {
             "format": "optuna-hermes checkpoint",
-            "version": "9",
+            "version": "10",
             "trial": RUN,
         }
         assert file.get_tensor("0").tolist() == [1.0] * 4
@@ -390,7 +390,7 @@ def of_another_trial(path: Path) -> None:
 
 
 def of_another_version(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"version":"9"', b'"version":"8"'))
+    path.write_bytes(path.read_bytes().replace(b'"version":"10"', b'"version":"09"'))
 
 
 def of_someone_else(path: Path) -> None:
@@ -433,7 +433,7 @@ def of_nothing(path: Path) -> None:
     ("wrote", "reason"),
     [
         (of_another_trial, "must be of trial 7 but is of trial 8"),
-        (of_another_version, "must have format version 9 but has 8"),
+        (of_another_version, "must have format version 10 but has 09"),
         (of_someone_else, "must be a file that optuna-hermes wrote"),
         (without_metadata, "must be a file that optuna-hermes wrote"),
         (without_a_tree, "cannot be decoded: KeyError"),

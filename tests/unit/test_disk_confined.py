@@ -43,7 +43,7 @@ def forged(tree: object, **header: Any) -> bytes:
     """A file in the format of checkpoints with this tree."""
     text = json.dumps(tree).encode()
     parts = {
-        "__metadata__": {"format": "optuna-hermes checkpoint", "version": "9", "trial": RUN},
+        "__metadata__": {"format": "optuna-hermes checkpoint", "version": "10", "trial": RUN},
         "tree": {"dtype": "U8", "shape": [len(text)], "data_offsets": [0, len(text)]},
     }
     head = json.dumps(parts | header).encode()

@@ -6,6 +6,8 @@ import copy
 import functools
 import io
 import logging
+import operator
+import random
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum, Flag
@@ -28,7 +30,8 @@ from optuna_hermes.suspend._modules._module_state import (
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
 from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._custom import ValueReader, ValueWriter
-from optuna_hermes.suspend._values._kept import can_keep, sharing
+from optuna_hermes.suspend._values._generators import generator_state
+from optuna_hermes.suspend._values._kept import can_keep
 from optuna_hermes.suspend._values._objects import Objects
 from optuna_hermes.suspend._values._tree import frozen, pack, unpack
 
@@ -532,12 +535,6 @@ def test_tied_weights_are_stored() -> None:
     assert not it[2].requires_grad
 
 
-def test_who_shares_memory_is_told_by_keys_alone() -> None:
-    """Values that refer to a part twice, to one of another value, or to one that is elsewhere."""
-    memories = {"alone": [1], "twice": [2, 2], "one": [3, 4], "two": [5, 3], "part": [6]}
-    assert sharing(memories, {6}.__contains__) == ["twice", "one", "two", "part"]
-
-
 def test_an_array_and_its_transpose_share_memory_again() -> None:
     """They have the same numbers in the order of memory, not in that of their indices."""
     table = np.arange(6.0).reshape(2, 3)
@@ -618,6 +615,25 @@ def test_functions_of_kept_values_are_found_without_writing_these(
     assert again.kept["itself"] is can_keep
 
 
+class Shown(Own):
+    """Has a ``state_dict`` for its log alone: nothing is loaded by it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": vars(self)["best"]}
+
+
+def test_functions_of_an_object_that_loads_no_state_are_found() -> None:
+    """It is written by its attributes, as if it had no ``state_dict``."""
+    classes = Classes([globals()], [__name__])
+    named = NamedObjects({}, classes)
+    named.kept["stop"] = Shown(metric=stored, best=1.0)
+    named.note_kept()
+    tree = stored(named.state_dict())
+    again = NamedObjects({}, classes)
+    again.load_state_dict(tree)
+    assert (again.kept["stop"].metric, again.kept["stop"].best) == (stored, 1.0)
+
+
 def test_functions_that_lie_behind_code_are_none_of_a_kept_value() -> None:
     """Else all of a module that holds another one could be named by a checkpoint."""
     classes = Classes([globals()], [__name__])
@@ -644,6 +660,35 @@ def test_generators_have_the_same_children_afterwards(bits: Any) -> None:
         assert present.spawn(2)[1].random() == each.spawn(2)[1].random()
         assert present.random() == each.random()
         assert through_disk([each])[0].spawn(1)[0].random() == each.spawn(1)[0].random()
+
+
+def test_generators_of_the_process_stay_these() -> None:
+    """What draws from one goes on to draw from it."""
+    there = [torch.default_generator, np.random.mtrand._rand, random.seed.__self__]  # type: ignore[attr-defined]
+    assert all(map(operator.is_, through_disk(there), there))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(np.random.default_rng, np.random.RandomState, random.Random),
+        *(lambda seed: torch.Generator().manual_seed(seed),),
+        *(lambda seed: np.random.Generator(np.random.Philox(seed)),),
+    ],
+)
+def test_two_generators_do_not_become_the_one_that_is_there(make: Any) -> None:
+    """It becomes the first of them; one of another kind does not."""
+    tree = stored(ValueWriter().write_only("it", [make(1), make(2)]))
+    there = make(3)
+    one, other = ValueReader(HERE).node(tree, [there, there])
+    assert one is there
+    assert states(one) == states(make(1))
+    assert states(other) == states(make(2))
+    assert ValueReader(HERE).node(tree, [np.random.Generator(np.random.SFC64(0))])[0] is not there
+
+
+def states(generator: Any) -> Any:
+    return pack(generator_state(generator), "it")[1]
 
 
 def test_generators_without_seeds_come_back() -> None:

@@ -21,7 +21,7 @@ from optuna_hermes._job_environment import (
     time_of,
 )
 from optuna_hermes.broker import _election as election
-from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.errors import BrokerError, InvalidInputError, LaunchError
 from optuna_hermes.workers import _worker_pool
 
 JOB = {"SLURM_JOB_ID": "17", "SLURMD_NODENAME": "n1"}
@@ -226,22 +226,26 @@ def test_without_squeue_the_end_is_not_known(monkeypatch: pytest.MonkeyPatch) ->
     """A container of a job may lack SLURM's programs."""
     monkeypatch.setenv("PATH", "/nowhere")
     assert end_of_job(job_environment(JOB)) is None
-    assert "scontrol" in (requeue("17") or "")
+    with pytest.raises(LaunchError, match="'scontrol' cannot be run here"):
+        requeue("17")
 
 
 def test_a_requeued_job(fake: Fake) -> None:
     """``scontrol`` gets the job's id; where it fails, its message is the reason."""
     told = fake("scontrol", "")
-    assert requeue("17_2") is None
+    requeue("17_2")
     assert told.read_text() == "requeue 17_2\n"
     fake("scontrol", "echo 'Requested operation is presently disabled' >&2\nexit 1")
-    assert requeue("17_2") == "Requested operation is presently disabled"
+    with pytest.raises(LaunchError, match="requeue 17_2` failed: Requested operation is presently"):
+        requeue("17_2")
     fake("scontrol", "exit 4")
-    assert requeue("17_2") == "its exit status is 4"
+    with pytest.raises(LaunchError, match="exit status 4"):
+        requeue("17_2")
 
 
 def test_a_scontrol_that_hangs_is_given_up(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason says how long it was waited for."""
-    monkeypatch.setattr(_job_environment, "_ASK_SECONDS", 0.2)
+    monkeypatch.setattr(_job_environment, "_ASK_SECONDS", 0.6)
     fake("scontrol", "exec sleep 30")
-    assert "timed out" in (requeue("17") or "")
+    with pytest.raises(LaunchError, match="`scontrol` has not answered for 1 s"):
+        requeue("17")

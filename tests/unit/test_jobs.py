@@ -301,6 +301,38 @@ def test_of_a_ranked_queue_a_part_is_enough(
     assert part == whole
 
 
+def test_a_ranked_policy_that_decides_itself_sees_all_jobs() -> None:
+    """As in a broker: it may count those that run, wait or are over."""
+    seen: list[tuple[list[str], int]] = []
+
+    class Mine(Arrival):
+        def decide(self, snapshot: Snapshot) -> Decision:
+            states = sorted(each.state for each in snapshot.trials)
+            seen.append((states, len(snapshot.finished)))
+            return super().decide(snapshot)
+
+    jobs = [job(0, 0, 1), job(1, 0, 9), *(job(n, 0, 5) for n in range(2, 6))]
+    JobSimulator(Mine(), jobs, groups={None: [2]}).run()
+    assert seen[:2] == [(["pending"] * 6, 0), (["pending"] * 4 + ["running"], 1)]
+
+
+def test_jobs_that_are_over_are_not_copied_for_a_ranked_policy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not look at them: with 1.7 million jobs the copies would take hours."""
+    shown: list[int] = []
+    decide = Ranked.decide
+
+    def spy(self: Ranked, snapshot: Snapshot) -> Decision:
+        shown.append(len(snapshot.finished))
+        return decide(self, snapshot)
+
+    monkeypatch.setattr(Ranked, "decide", spy)
+    jobs = [job(n, 0, 1) for n in range(5)]
+    JobSimulator(Fifo(), jobs, groups={None: [1]}).run()
+    assert shown == [0] * 5
+
+
 @settings(max_examples=100, deadline=None)
 @given(jobs=lists, slices=st.sampled_from([None, 3.0]))
 def test_no_device_is_used_twice_and_every_job_is_done(

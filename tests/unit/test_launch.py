@@ -15,10 +15,10 @@ from unittest import mock
 import pytest
 import yaml
 
+from optuna_hermes._programs import ask
 from optuna_hermes.cli._app import run
 from optuna_hermes.errors import ExitStatus, InvalidInputError, LaunchError
 from optuna_hermes.launch import LAUNCHERS, Job, Launch, kept, launcher, record
-from optuna_hermes.launch._programs import ask
 
 URL = "postgresql+psycopg://user:secret@db/optuna"
 ARGUMENTS = ("train.py:objective", "--study-name", "digits", "--n-trials", "64")

@@ -139,6 +139,11 @@ def test_an_unknown_sampler_is_named_with_those_there_are() -> None:
         make_sampler("Tpe", 0)
 
 
+def test_the_own_sampler_has_the_name_that_optimize_has_for_it() -> None:
+    """Its class there is that of the sampler which wraps it."""
+    assert type(make_sampler("HermesSampler", 0)) is type(make_sampler("surrogate", 0))
+
+
 def test_a_sampler_that_needs_a_package_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error comes before anything is simulated, and says what to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -117,7 +117,8 @@ def test_a_new_estimator_goes_on_as_the_old_one(model: Any) -> None:
         (["object", "sklearn.preprocessing", "StandardScaler", []], "another class"),
         (["made", "sklearn.linear_model._ridge", "Ridge", ["tuple", []]], "would call"),
         (["made", "builtins", "exec", ["tuple", [["plain", "1"]]]], "not only"),
-        (["generator", "seed", ["dict", []]], "no generator"),
+        (["drawing", "seed", {}], "no generator"),
+        (["drawing", "BitGenerator", {}], "no generator"),
         (["call", "max"], "does not know"),
     ],
 )

@@ -19,6 +19,7 @@ import pytest
 
 import optuna_hermes
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.suspend._state import entropy_of
 from optuna_hermes.workers import _fork_server, _once
 from optuna_hermes.workers._successor import Successor
 from optuna_hermes.workers._words import NOTE
@@ -111,6 +112,30 @@ def test_the_trial_s_random_numbers_go_on_as_if_nothing_had_been_called() -> Non
     assert draw(True) == without  # computed
     assert draw(True) == without  # known
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("bits", [np.random.PCG64, np.random.SFC64])
+def test_another_bit_generator_of_numpy_changes_nothing(bits: Any, process: Any) -> None:
+    """The value is the same, and the trial's own numbers go on, those of its seed too."""
+    first = np.random.mtrand.get_bit_generator()
+
+    def draw(called: bool) -> tuple[Any, ...]:
+        np.random.mtrand.set_bit_generator(bits(3))
+        with entropy_of(3):
+            value = _once.once(draws_entropy) if called else None
+            return value, float(np.random.rand()), float(np.random.default_rng().random())
+
+    try:
+        without, called = draw(False), draw(True)
+    finally:
+        np.random.mtrand.set_bit_generator(first)
+    assert called[1:] == without[1:]
+    process.values.clear()
+    assert _once.once(draws_entropy) == called[0]
+
+
+def draws_entropy() -> tuple[float, float]:
+    return float(np.random.rand()), float(np.random.default_rng().random())
 
 
 def test_the_value_s_random_numbers_do_not_depend_on_the_trial(process: Any) -> None:

@@ -32,6 +32,7 @@ from optuna_hermes.policies import (
     make_policy,
 )
 from optuna_hermes.policies._trial_table import TrialTable, seconds_to_end
+from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
 from optuna_hermes.testing.policy import snapshots
 
 
@@ -117,6 +118,16 @@ def test_round_robin_goes_round() -> None:
     """Every trial is opened, then each gets a slice in turn until it is over."""
     trace = replay(RoundRobin(), {0: [1] * 3, 1: [1] * 2, 2: [1] * 3}, slices=9)
     assert trace == [0, 1, 2, 0, 1, 2, 0, 2]
+
+
+def test_round_robin_goes_round_on_devices_whose_slices_end_at_once() -> None:
+    """Of trials that have waited equally long, the one that has had least is next."""
+    recordings = [Recording(values=(1.0,) * 4, seconds=(1.0,) * 4) for _ in range(3)]
+    trace = TrialSimulator(RoundRobin(), FixedList(recordings), n_devices=2).run()
+    slices: dict[float, set[int]] = {}
+    for each in trace.slices:
+        slices.setdefault(each.start, set()).add(each.number)
+    assert list(slices.values()) == [{0, 1}, {0, 2}, {1, 2}] * 2
 
 
 def test_round_robin_opens_before_anybody_goes_on() -> None:

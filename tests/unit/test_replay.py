@@ -25,20 +25,21 @@ from rich.console import Console
 from optuna_hermes import _optuna
 from optuna_hermes.errors import HermesError, InvalidInputError, UnknownPolicyError
 from optuna_hermes.ledger import Ledger, ReportRecord, open_ledger
+from optuna_hermes.policies import check_simulated_policy
 from optuna_hermes.replay import (
     REFERENCES,
     Result,
     SimulationRules,
     check_names,
-    check_policy,
     curve_set_of,
+    left_out_trials,
     read_curve_set,
     simulate_one,
     tabulate,
     unfinished_trials,
 )
 from optuna_hermes.replay._processes import parallel_map
-from optuna_hermes.simulator import CurveSet, Metrics, Recording
+from optuna_hermes.simulator import RIVALS, CurveSet, Metrics, Recording
 from optuna_hermes.view import simulation
 
 
@@ -234,13 +235,15 @@ def test_a_study_is_a_curve_set(house: House) -> None:
 def test_trials_that_were_cut_short_are_named(house: House) -> None:
     """Suspended and pruned trials end where they were trained; failed and silent ones are out."""
     house.train(0.5, 0.4, 0.3, state=TrialState.COMPLETE)
-    house.train(0.5, state=TrialState.FAIL)
+    failed = house.train(0.5, state=TrialState.FAIL)
     suspended = house.train(0.5, 0.4, state=None)
-    house.train(state=None)
+    silent = house.train(state=None)
     pruned = house.train(0.7, state=TrialState.PRUNED)
+    house.study.enqueue_trial({"x": 0.5})
     found = curve_set_of(house.study, house.ledger)
     assert [len(each.values) for each in found.recordings] == [3, 2, 1]
     assert unfinished_trials(house.study, house.ledger) == (suspended, pruned)
+    assert left_out_trials(house.study, house.ledger) == (failed, silent)
 
 
 def test_reports_at_one_moment_are_units_all_the_same(house: House) -> None:
@@ -386,9 +389,11 @@ def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], says: str) -> N
 def test_an_unknown_policy_is_answered_with_all_there_are() -> None:
     """Those that trial live, and those that only the simulator has."""
     with pytest.raises(UnknownPolicyError, match=r"hermes, .*oracle.* but got 'best'"):
-        check_policy("best")
+        check_simulated_policy("best", RIVALS)
     with pytest.raises(UnknownPolicyError, match=r"did you mean 'oracle'\?$"):
-        check_policy("oracel")
+        check_simulated_policy("oracel", RIVALS)
+    with pytest.raises(UnknownPolicyError, match=r"no device .* 'energy:las': name 'las' alone\.$"):
+        check_simulated_policy("energy:las", RIVALS)
 
 
 def test_sets_of_one_name_are_refused() -> None:

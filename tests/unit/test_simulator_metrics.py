@@ -261,6 +261,10 @@ class TestCurveSet:
             ({"value": np.full((2, 3), np.nan)}, "some trial must end with a finite value"),
             ({"meta": np.array("{")}, "'meta' must be JSON"),
             ({"meta": np.array("[1]")}, r"'meta' must be a JSON object but got \[1\]"),
+            (
+                {"meta": np.array('{"direction": "maximize"}')},
+                "must be 'minimize', .* but got 'maximize': for what is maximised save -value",
+            ),
             ({"params": np.zeros((2, 3))}, r"params \[2, 2\].*has \(2, 3\)"),
             (
                 {"value": np.zeros((2, 1)), "seconds": np.zeros((2, 0))},

@@ -23,6 +23,7 @@ from optuna_hermes.ledger import (
     CheckpointRecord,
     HostRecord,
     Ledger,
+    ReportRecord,
     TrialRecord,
     open_ledger,
 )
@@ -101,6 +102,19 @@ class House:
         folder.mkdir(parents=True)
         _journal.change(folder, unwritten=unwritten)
         return folder
+
+    def report(self, number: int, unit: int, value: float) -> None:
+        """A report in the ledger, of the step that is the unit."""
+        made = ReportRecord(
+            study=self.key,
+            number=number,
+            unit=unit,
+            step=unit,
+            value=value,
+            device_seconds=1.0,
+            at=OLD,
+        )
+        self.ledger.add_report(made)
 
     def finish(self, number: int) -> None:
         """Set a suspended trial to COMPLETE."""
@@ -198,6 +212,17 @@ def test_finish_completes_at_the_last_value(house: House) -> None:
     assert (run.state, run.tier, run.device_seconds) == ("done", None, 3.5)
     (event,) = house.ledger.load_events(house.key, number)
     assert (event.kind, event.detail) == ("finished", {"value": 2.5})
+
+
+def test_finish_takes_no_value_that_only_a_lost_process_has_reached(house: House) -> None:
+    """A trial that begins anew has the weights of its second life; Optuna keeps all values."""
+    number, whole = house.suspended(0.9, 0.8, 0.1), house.suspended(0.9, 0.8, 0.1)
+    for step, value in ((1, 0.9), (2, 0.8), (3, 0.1), (1, 0.9), (2, 0.8)):
+        house.report(number, step, value)
+    house.report(whole, 1, 0.9)  # the ledger may lack what was reported last
+    house.finish(number)
+    house.finish(whole)
+    assert [trial.value for trial in house.study.trials] == [0.8, 0.1]
 
 
 def test_a_broker_that_owned_a_finished_trial_does_so_no_more(house: House) -> None:
@@ -329,9 +354,8 @@ def test_live_trials_are_finished_whatever_becomes_of_the_others(
 
     monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_overrides, "STOP_SECONDS", 0.2)
-    live = upkeep.finish_live(house.study, house.ledger, [ends, diverges, hangs, healthy])
-    assert live is not None
-    values, refused = live
+    named = [ends, diverges, hangs, healthy]
+    values, refused = upkeep.finish_live(house.study, house.ledger, named)
     assert values == {healthy: 0.9}
     assert sorted(refused) == [ends, diverges, hangs]
     assert "not suspended but COMPLETE" in refused[ends]
@@ -344,6 +368,22 @@ def test_live_trials_are_finished_whatever_becomes_of_the_others(
         (Finished, healthy, ""),
     ]
     assert [trial.value for trial in house.study.trials] == [0.7, None, None, 0.9]
+
+
+def test_of_many_live_trials_each_is_asked_about_more_rarely(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker has the reports of those that train to answer."""
+    asked = list[int]()
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            asked.extend(message.numbers)
+            return True
+
+    monkeypatch.setattr(_overrides, "STOP_SECONDS", 0.5)
+    refused = _overrides._refused_to_stop(Broker(), house.key, range(20))  # type: ignore[arg-type]
+    assert sorted(refused) == sorted(asked) == [*range(20)]
 
 
 def test_a_live_trial_that_ends_at_the_last_moment_is_named(
@@ -365,9 +405,43 @@ def test_a_live_trial_that_ends_at_the_last_moment_is_named(
     monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
     monkeypatch.setattr(_optuna, "write_value", end_first)
     live = upkeep.finish_live(house.study, house.ledger, [late, healthy])
-    assert live is not None
     assert live[0] == {healthy: 0.8}
     assert "cannot be finished" in live[1][late]
+
+
+def test_a_broker_that_has_just_ended_finishes_no_live_trial(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says what to do, and nothing is changed."""
+    number = house.suspended(0.9)
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(None))
+    with pytest.raises(InvalidInputError, match="any more: say `finish` again"):
+        upkeep.finish_live(house.study, house.ledger, [number])
+    assert not house.study.trials[number].state.is_finished()
+
+
+def test_live_trials_go_on_if_the_database_is_away_as_they_are_to_be_finished(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would stay on hold: nothing of them has been changed."""
+    boosted, other = house.suspended(0.9), house.suspended(0.8)
+    house.ledger.save_override(house.key, boosted, "boosted")
+    said: list[tuple[Any, ...]] = []
+
+    class Broker:
+        def want(self, message: Any) -> bool:
+            if isinstance(message, SetOverrides):
+                said.append((*message.numbers, message.override))
+            return False
+
+    def fail(*arguments: Any) -> None:
+        raise StorageError("it is away")
+
+    monkeypatch.setattr(_overrides, "_broker_of", lambda key: contextlib.nullcontext(Broker()))
+    monkeypatch.setattr(_overrides, "plan_finish", fail)
+    with pytest.raises(StorageError, match=r"^it is away$"):
+        upkeep.finish_live(house.study, house.ledger, [boosted, other])
+    assert said == [(boosted, "boosted"), (other, None)]
 
 
 def test_finish_all_takes_what_is_suspended(house: House) -> None:
@@ -428,6 +502,20 @@ def test_gc_removes_checkpoints_of_finished_trials(house: House) -> None:
     assert not lonely.parent.exists()
     assert house.ledger.load_checkpoints(house.key) == []
     assert house.litter().files == {}
+
+
+def test_two_gc_at_once_are_no_error(house: House) -> None:
+    """Both have found the same files: the rows go, too, whoever was faster with these."""
+    number, mixed = house.finished(), house.finished()
+    for each in (number, mixed):
+        house.checkpoint(each)
+    printed = house.file(mixed, "output.log")
+    mine, its = house.litter(), house.litter()
+    upkeep.remove(house.study, house.ledger, its)
+    assert not (house.root / f"trial-{number:05d}").exists()
+    upkeep.remove(house.study, house.ledger, mine)
+    assert house.ledger.load_checkpoints(house.key) == []
+    assert printed.exists()
 
 
 def test_gc_keeps_what_a_suspended_trial_needs(house: House) -> None:

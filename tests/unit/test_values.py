@@ -331,6 +331,9 @@ _LIKE = {
     "all the same": lambda: [np.zeros(3)] * 20,
     "None": lambda: [(None, None)] * 20,
     "rows of one array": lambda: list(_BIG),
+    "rows of lists": lambda: [(float(n), f"{n}", [n]) for n in range(20)],
+    "lists twice": lambda: [[n] for n in range(20)] * 2,
+    "dictionaries": lambda: [{"loss": n / 3, "n": n, n: None} for n in range(20)],
     "a row twice": lambda: [Step(np.zeros(3), 1, 2, 3)] * 20,
     "other shapes": lambda: [np.zeros(n) for n in range(20)],
     "other classes": lambda: [np.zeros(2) if n % 2 else torch.zeros(2) for n in range(20)],
@@ -338,7 +341,7 @@ _LIKE = {
     "with gradients": lambda: [torch.zeros(2, requires_grad=True) for _ in range(20)],
     "large": lambda: [np.zeros(1000) for _ in range(20)],
     "order of Fortran": lambda: [np.ones((2, 2), order="F") for _ in range(20)],
-    "rows of lists": lambda: [(float(n), f"{n}", [n]) for n in range(20)],
+    "lists of lists": lambda: [[[n]] for n in range(20)],
     "few": lambda: [np.zeros(2) for _ in range(3)],
     "one memory twice": lambda: [each.reshape(2, 1) for each in list(_BIG[:20]) * 2],
     "columns": lambda: list(np.ones((3, 20)).T),
@@ -364,7 +367,7 @@ def taken_apart(tree: Any) -> Any:
 def test_like_items_are_written_together_as_if_each_had_a_node(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small arrays, tensors, numbers and tuples of these; others still have a node each."""
+    """Small arrays, lists, numbers and tuples of these; others still have a node each."""
     value = _LIKE[case]()
     together = frozen(ValueWriter().write("it", value))
     tensors, text = pack(together, "t")
@@ -440,6 +443,8 @@ def test_like_items_must_not_overlap_and_are_counted(monkeypatch: pytest.MonkeyP
     assert held[3].tolist() == [-1.0, *apart[3][1:]]
     rows = [(0, each) for each in apart]
     ValueWriter(most=3 * 20 + 1).write_only("it", rows)
+    with pytest.raises(CheckpointError, match="more than 59 parts"):
+        ValueWriter(most=59).write_only("it", [[n, n] for n in range(20)])
     monkeypatch.setattr(_custom, "stack_or_node", None)  # each save would do this in vain
     with pytest.raises(CheckpointError, match="more than 60 parts"):
         ValueWriter(most=60).write_only("it", rows)

@@ -178,7 +178,6 @@ def test_progress_fits_standard_error(
 ) -> None:
     """Without a terminal it is plain lines; when nothing shall be shown it is silent."""
     shown = progress.make_progress(True)
-    assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
     silent = progress.make_progress(False)
     with monkeypatch.context() as closed:
@@ -213,7 +212,6 @@ def test_a_terminal_without_a_screen_has_plain_lines(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", term)
     shown = progress.make_progress(True)
-    assert isinstance(shown, progress.Unfailing)
     assert isinstance(shown._shown, progress.Lines)
     monkeypatch.setenv("TERM", "xterm")
     assert progress.is_screen(sys.stderr)

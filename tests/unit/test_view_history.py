@@ -54,6 +54,15 @@ def test_curves_show_each_unit_as_last_reported(ledger: Ledger) -> None:
     assert (first.record.device_seconds, second.state) == (3.0, "done")
 
 
+def test_a_trial_that_went_back_has_the_curve_of_its_present_life(ledger: Ledger) -> None:
+    """What a process that was lost had reported beyond is gone, also if it was read before."""
+    before = read_history(ledger, facts())
+    ledger.add_report(report(1, 0.7, at=6.0, device_seconds=4.0))
+    after = read_history(ledger, facts(), before=before)
+    assert after.trials[0].points == ((1, 0.7, 4.0, 6.0),)
+    assert after == read_history(ledger, facts())
+
+
 def test_values_of_a_maximised_study_are_the_users_own(ledger: Ledger) -> None:
     """The ledger has them turned round; its reader turns them back, and higher is better."""
     history = read_history(ledger, facts(sign=-1.0))

@@ -198,6 +198,23 @@ def test_parts_of_a_study_that_know_of_no_turns_are_named(notes: Notes) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("n_jobs", "the devices decide how many trials train at once, so leave it out"),
+        ("catch", "a trial whose code raises is FAIL and the others go on, so leave it out"),
+        ("gc_after_trial", "each trial has a process of its own, so leave it out"),
+        ("show_progress_bar", "write show_progress"),
+    ],
+)
+def test_options_that_only_optuna_has(name: str, instead: str) -> None:
+    """A call is changed from ``study.optimize``: what has become of its other arguments."""
+    given: dict[str, Any] = {name: 4}
+    with pytest.raises(InvalidInputError) as error:
+        optimize(optuna.create_study(), lambda trial: 0.0, 3, **given)
+    assert str(error.value) == f"optimize() has no {name}: {instead}."
+
+
 @pytest.mark.parametrize("pruner", [HermesPruner(), optuna.pruners.NopPruner()])
 @pytest.mark.parametrize("sampler", [HermesSampler(), optuna.samplers.RandomSampler()])
 def test_parts_of_a_study_that_do_no_harm_are_not_named(

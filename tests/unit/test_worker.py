@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +13,18 @@ from typing import Any
 
 import filelock
 import optuna
+import psutil
 import pytest
 from optuna.trial import TrialState
 
-from optuna_hermes import _optuna
-from optuna_hermes.workers._worker import _creation_lock, _Notes, _TrialExecution
+from optuna_hermes import HermesSampler, _optuna
+from optuna_hermes.errors import ObjectiveError
+from optuna_hermes.workers._worker import (
+    _creation_lock,
+    _end_idle_pools,
+    _Notes,
+    _TrialExecution,
+)
 
 
 def test_another_host_cannot_keep_trials_from_being_opened(tmp_path: Path) -> None:
@@ -50,23 +59,49 @@ def test_one_worker_of_a_study_opens_a_trial_at_a_time(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_the_lock_is_removed_under_one_that_waits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    runtime_dir: Path, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
-    """It waits in the new folder; one that vanishes each time is an error, not waited for."""
-    vanishes = [True] * 100
-    look = filelock.FileLock._acquire
+    """It has its turn all the same, and who comes later makes the folder again."""
+    entered = threading.Event()
 
-    def look_later(held: filelock.FileLock) -> None:
-        if vanishes.pop():
-            shutil.rmtree(Path(held.lock_file).parent)
-        look(held)
+    def work() -> None:
+        with _creation_lock(tmp_path):
+            entered.set()
 
-    monkeypatch.setattr(filelock.FileLock, "_acquire", look_later)
-    with pytest.raises(FileNotFoundError), _creation_lock(tmp_path):
-        pass
-    vanishes = [False, True]
     with _creation_lock(tmp_path):
-        assert vanishes == []
+        threading.Thread(target=work, daemon=True).start()
+        wait_for(lambda: _n_open(runtime_dir) == 2)
+        shutil.rmtree(runtime_dir)
+        assert not entered.is_set()
+    assert entered.wait(10.0)
+    with _creation_lock(tmp_path):
+        assert len(list(runtime_dir.glob("open-*.lock"))) == 1
+
+
+def _n_open(folder: Path) -> int:
+    """The number of files in a folder that this process has open."""
+    return sum(f"{folder}/" in os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+
+
+def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """A sampler may start one that lives on."""
+    with _creation_lock(tmp_path):
+        child = os.fork()
+        if child == 0:
+            while True:
+                signal.pause()
+    try:
+        entered = threading.Event()
+
+        def work() -> None:
+            with _creation_lock(tmp_path):
+                entered.set()
+
+        threading.Thread(target=work, daemon=True).start()
+        assert entered.wait(10.0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_no_thread_can_be_started_for_notes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +152,47 @@ def test_an_error_without_a_text_fails_its_trial(storage_url: str) -> None:
     study = optuna.create_study(storage=storage_url)
     assert ends_of(study, objective) == [("failed", "TextlessError")]
     assert study.trials[0].state.name == "FAIL"
+
+
+def test_a_pool_of_joblib_ends_with_its_worker() -> None:
+    """It would keep its processes for five minutes, a trial's beside the next trial's."""
+    joblib = pytest.importorskip("joblib")
+    pids = {*joblib.Parallel(n_jobs=2)(joblib.delayed(os.getpid)() for _ in range(4))}
+    assert os.getpid() not in pids
+    _end_idle_pools()
+    assert not any(map(psutil.pid_exists, pids))
+    _end_idle_pools()
+    assert joblib.Parallel(n_jobs=2)(joblib.delayed(abs)(-1) for _ in range(2)) == [1, 1]
+    _end_idle_pools()
+
+
+class NeedsPackageSampler(optuna.samplers.RandomSampler):
+    """A sampler that imports what is not installed once it proposes."""
+
+    def sample_independent(self, *args: Any) -> Any:
+        raise ModuleNotFoundError("No module named 'cmaes'")
+
+
+def suggests(trial: optuna.Trial) -> float:
+    return trial.suggest_float("x", 0, 1)
+
+
+def imports(trial: optuna.Trial) -> float:
+    raise ModuleNotFoundError("No module named 'cmaes'")
+
+
+def test_a_package_that_its_sampler_needs_is_no_fault_of_a_trial(storage_url: str) -> None:
+    """All other trials would fail for it, too; one that an objective imports fails its trial."""
+    sampler = HermesSampler(NeedsPackageSampler())
+    study = optuna.create_study(storage=storage_url, sampler=sampler)
+    with pytest.raises(ObjectiveError) as error:
+        ends_of(study, suggests)
+    assert str(error.value) == (
+        "its sampler NeedsPackageSampler raises ModuleNotFoundError(\"No module named 'cmaes'\"): "
+        "install what that needs, then run the same command again."
+    )
+    assert study.trials[0].state.name == "RUNNING"
+    assert [end for end, _ in ends_of(study, imports)] == ["failed"]
 
 
 @pytest.mark.parametrize(("state", "end"), [("COMPLETE", "done"), ("FAIL", "failed")])

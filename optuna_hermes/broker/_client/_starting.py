@@ -21,6 +21,7 @@ from optuna_hermes.broker._client._connection import (
     Connection,
     OnSilence,
     connect,
+    connect_if_any,
 )
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, hidden, is_gpu
 from optuna_hermes.broker._privacy import open_private
@@ -42,6 +43,9 @@ START_SECONDS = 60.0
 
 TURN_SECONDS = START_SECONDS + 5.0
 """Time for which a client waits for another one that starts a broker."""
+
+_QUIT_TRIES = 10
+"""Times that a broker may say that it is in use: others are connected for a moment, to look."""
 
 _MAX_WORDS_BYTES = 1_000_000
 
@@ -93,15 +97,26 @@ def connect_or_start(
             _start_one(*start_with)
             time.sleep(POLL_SECONDS)  # its socket may be the dying one of an older broker
             continue
-        if devices not in ("auto", connection.welcome.devices):
-            has = f"devices {connection.welcome.devices!r} but {devices!r} was asked for"
-            _make_way(connection, f"{has}: use --devices auto")
-        elif devices == "auto" and hidden(connection.welcome.device_ids):
-            _make_way(connection, "GPUs that CUDA_VISIBLE_DEVICES does not show here: name others")
-        elif texts not in ((), connection.welcome.power):
-            _make_way(connection, "other power commands: leave these out")
-        else:
+        difference = _difference(connection.welcome, devices, texts)
+        if difference is None:
             return connection
+        # Others may find the same at this moment: none of them is to be taken for one that uses it.
+        connection.close()
+        _make_way(connection.welcome.pid, difference, on_silence)
+
+
+def _difference(has: wire.Welcome, devices: str, texts: tuple[str, ...]) -> str | None:
+    """How a broker differs from the wanted one, and what to do about it; None if it does not."""
+    if devices not in ("auto", has.devices):
+        return (
+            f"devices {has.devices!r} but {devices!r} was asked for: name the devices 'auto' to "
+            "take it as it is"
+        )
+    if devices == "auto" and hidden(has.device_ids):
+        return "GPUs that CUDA_VISIBLE_DEVICES does not show here: name others"
+    if texts not in ((), has.power):
+        return "other power commands: leave these out"
+    return None
 
 
 def end_idle(on_silence: OnSilence | None = None) -> None:
@@ -115,9 +130,9 @@ def end_idle(on_silence: OnSilence | None = None) -> None:
     """
     with contextlib.suppress(BrokerError):  # there is none, or it is in use
         connection = connect("viewer", on_silence)
-        if with_other_devices(connection.welcome):
-            _make_way(connection, "other devices")
         connection.close()
+        if with_other_devices(connection.welcome):
+            _make_way(connection.welcome.pid, "other devices", on_silence)
 
 
 def with_other_devices(welcome: wire.Welcome) -> bool:
@@ -142,19 +157,17 @@ def _start_one(devices: str, power: Sequence[str]) -> None:
         ) from error
 
 
-def _make_way(connection: Connection, difference: str) -> None:
+def _make_way(pid: int, difference: str, on_silence: OnSilence | None) -> None:
     """End a broker that differs from the wanted one, if it is not in use; wait until it is gone."""
-    pid = connection.welcome.pid
-    connection.send(wire.Quit())
-    refused = False
-    with contextlib.suppress(BrokerError):  # it hangs up when it agrees
-        refused = isinstance(connection.receive(), wire.Refused)
-    connection.close()
-    if refused:
-        raise BrokerConflictError(
-            f"A broker (process {pid}) is at work with {difference}, wait until it is idle, or "
-            f"give this one another {election.RUNTIME_DIR_VARIABLE}."
-        )
+    tries = 0
+    while _is_in_use(pid, on_silence):
+        tries += 1
+        if tries == _QUIT_TRIES:
+            raise BrokerConflictError(
+                f"A broker (process {pid}) is at work with {difference}, wait until it is idle, or "
+                f"give this one another {election.RUNTIME_DIR_VARIABLE}."
+            )
+        time.sleep(POLL_SECONDS)
     directory = election.runtime_dir()
     deadline = time.monotonic() + CONNECT_SECONDS
     while (election.holder_card(directory) or {}).get("pid") == pid:
@@ -163,6 +176,18 @@ def _make_way(connection: Connection, difference: str) -> None:
                 f"The idle broker (process {pid}) does not end: end it with `kill -9 {pid}`."
             )
         time.sleep(POLL_SECONDS)
+
+
+def _is_in_use(pid: int, on_silence: OnSilence | None) -> bool:
+    """Ask a broker to end, as a viewer, which it does not count; True if it refuses."""
+    connection = connect_if_any("viewer", on_silence)
+    if connection is None:
+        return False
+    with contextlib.closing(connection), contextlib.suppress(BrokerError):
+        if connection.welcome.pid == pid:
+            connection.send(wire.Quit())
+            return isinstance(connection.receive(), wire.Refused)  # it hangs up when it agrees
+    return False
 
 
 def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:

@@ -69,8 +69,6 @@ class Drains:
 
     def go_on(self, turn: Turn, study: Study) -> None:
         """Let the next parked trials go to disk, as others have arrived there."""
-        for lease in self._state.leases_of(study):  # an outage may have kept one from hearing of it
-            self._scheduler.ask_to_yield(turn, lease)
         if study.problem and study.is_plain:
             self._send_away(turn, study, study.problem)
         parked = study.parked

@@ -148,7 +148,8 @@ class EventHandler:
             self._devices.polled(turn, event.devices)
             self._scheduler.schedule(turn)
         elif isinstance(event, events.WritesFailed):
-            self._writes_refused(turn, event)
+            self._ends.writes_refused(turn, event)
+            self._drain_again(turn)
         elif isinstance(event, events.Refreshed):
             self._sharing.refreshed(turn, event)
             self._overrides.refreshed(turn, event)
@@ -158,6 +159,7 @@ class EventHandler:
             self._scheduler.schedule(turn)
         elif isinstance(event, events.OutageBegan):
             outage.begin(turn, event)
+            self._drain_again(turn)
         elif isinstance(event, events.OutageEnded):
             outage.end(turn, event)
             self._scheduler.schedule(turn)
@@ -168,10 +170,10 @@ class EventHandler:
         elif isinstance(event, events.Tick):
             self._tick(turn)
 
-    def _writes_refused(self, turn: Turn, event: events.WritesFailed) -> None:
-        self._ends.writes_refused(turn, event)
+    def _drain_again(self, turn: Turn) -> None:
+        """Let what has waited in vain for a database, with its lease or its yield, leave anew."""
         for study in self.state.studies.values():
-            if study.draining:  # what waited for a lease is to leave, or go to disk
+            if study.draining:
                 self._drains.begin(turn, study.spec.key)
 
     def _tick(self, turn: Turn) -> None:

@@ -34,8 +34,10 @@ class Overrides:
     def carry_out(self, turn: Turn, connection: int, message: wire.UserCommand) -> None:
         """Carry out a request, or refuse it with the reason."""
         answer = self._answer(turn, connection, message)
-        self.enforce(turn)
-        self._scheduler.schedule(turn)
+        # Who waits for trials to stop asks again and again, mostly in vain.
+        if turn.commands or not isinstance(message, wire.Finish):
+            self.enforce(turn)
+            self._scheduler.schedule(turn)
         turn.send(connection, answer)
 
     def enforce(self, turn: Turn) -> None:
@@ -111,11 +113,12 @@ class Overrides:
             turn.log(trial.study, trial.number, "finished", {"units": trial.curve.units})
 
     def _refusal(self, study: Study, asker: Client, message: wire.UserCommand) -> str | None:
-        if study.outage_since is not None:
+        numbers = () if isinstance(message, wire.ChangePolicy) else message.numbers
+        # What the asker has begun goes on, or is taken back: else the trials would stay on hold.
+        begun = numbers and asker.finishes.issuperset((message.study, each) for each in numbers)
+        if study.outage_since is not None and not begun:
             return f"The database of study {study.spec.name!r} is away: try again when it is back."
-        if isinstance(message, wire.ChangePolicy):
-            return None
-        reasons = (self._refusal_of(study, asker, each, message) for each in message.numbers)
+        reasons = (self._refusal_of(study, asker, each, message) for each in numbers)
         return next((reason for reason in reasons if reason is not None), None)
 
     def _refusal_of(

@@ -20,10 +20,13 @@ from optuna_hermes.model import (
     TrialView,
     Unstarted,
 )
+from optuna_hermes.policies.base import opened, place, unopened
 from optuna_hermes.policies.decisions import check, plain, raised
 
 if TYPE_CHECKING:
     from optuna_hermes.broker._core._power import Power
+
+_WAY_OUT = "mend it, or choose another with --policy, and run the same command again."
 
 _PREFERENCE: dict[Override | None, int] = {"boosted": 0, None: 1, "held": 2, "finishing": 2}
 
@@ -62,10 +65,33 @@ class PolicyRunner:
             snapshot = replace(snapshot, trials=tuple(trials))
         boosted = frozenset(n for n, override in study.overrides.items() if override == "boosted")
         if study.draining or study.problem or not boosted:
-            return ask(study, snapshot)
-        from optuna_hermes.broker._core._boosts import boosted_first  # few trials are boosted
+            decision = ask(study, snapshot)
+        else:
+            from optuna_hermes.broker._core._boosts import boosted_first  # few are boosted
 
-        return boosted_first(partial(ask, study), snapshot, boosted)
+            decision = boosted_first(partial(ask, study), snapshot, boosted)
+        if not decision.assignments and self._waits_in_vain(study, snapshot, decision):
+            study.problem = (
+                f"Policy {study.spec.policy!r} must serve every trial in the end but, with all "
+                f"devices free, assigns none: {_WAY_OUT}"
+            )
+        return decision
+
+    def _waits_in_vain(self, study: Study, snapshot: Snapshot, decision: Decision) -> bool:
+        """True if trials would wait for ever: the policy would see the same the next time."""
+        to_open = _at_most(study.may_open, len(snapshot.devices))
+        may_change = (
+            study.draining
+            or study.problem
+            or decision.memory != snapshot.memory
+            or snapshot.left.seconds is not None  # the study ends all the same
+            or self._state.leases()
+            or not all(device.free and device.healthy for device in snapshot.devices)
+            or any(trial.state == "running" for trial in snapshot.trials)
+            # Processes are starting, or a trial is opened later.
+            or (snapshot.unstarted.count or 0) < (to_open.count or 0)
+        )
+        return not may_change and bool(place(snapshot, [*opened(snapshot), *unopened(snapshot)]))
 
     def wanted_last(self, trials: Iterable[LiveTrial], now: float) -> list[LiveTrial]:
         """The trials, of any studies, from the one that will be wanted last to the first.
@@ -290,10 +316,7 @@ def ask(study: Study, snapshot: Snapshot) -> Decision:
         decision = _without_parts(decision, snapshot)
     # A policy is the user's code: it may not end the broker.
     except (Exception, SystemExit) as error:
-        study.problem = (
-            f"Policy {study.spec.policy!r} raised {raised(error)}: mend it, or choose another "
-            "with --policy, and run the same command again."
-        )
+        study.problem = f"Policy {study.spec.policy!r} raised {raised(error)}: {_WAY_OUT}"
         return Decision(memory=study.memory)
     return decision
 

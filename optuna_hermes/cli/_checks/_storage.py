@@ -44,18 +44,7 @@ def storage(url: str) -> Iterator[Check]:
 def study(url: str, name: str) -> Iterator[Check]:
     """Check that the newest checkpoints of a study's stored trials exist."""
     from optuna_hermes import _optuna
-    from optuna_hermes.ledger import (
-        SCHEMA_VERSION,
-        UPGRADED_VERSIONS,
-        is_database,
-        schema_version,
-    )
 
-    version = schema_version(url) if is_database(url) else None
-    if version in UPGRADED_VERSIONS:  # to open it would upgrade it
-        words = f"its ledger's version {version} becomes {SCHEMA_VERSION} when it is used"
-        yield good(f"study {name!r}", f"not looked into: {words}")
-        return
     if study_facts(url, name).ledger_url is None:
         yield good(f"study {name!r}", "not trained yet: `optimize` makes its ledger")
         return
@@ -100,12 +89,7 @@ def _trials(numbers: list[int]) -> str:
 
 def _ledger(url: str) -> Iterator[Check]:
     from optuna_hermes.errors import LedgerError
-    from optuna_hermes.ledger import (
-        SCHEMA_VERSION,
-        UPGRADED_VERSIONS,
-        is_database,
-        schema_version,
-    )
+    from optuna_hermes.ledger import SCHEMA_VERSION, is_database, schema_version
 
     try:
         version = schema_version(url)
@@ -121,7 +105,7 @@ def _ledger(url: str) -> Iterator[Check]:
         return
     other = (
         ""
-        if version in (SCHEMA_VERSION, *UPGRADED_VERSIONS)
+        if version == SCHEMA_VERSION
         else f"This optuna-hermes reads version {SCHEMA_VERSION}: use the one that made it."
     )
     yield judged("ledger", f"schema version {version}", problem=other, state="fail")

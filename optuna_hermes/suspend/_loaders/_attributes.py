@@ -29,7 +29,7 @@ from optuna_hermes.suspend._values._generators import (
     set_states,
     states_of,
 )
-from optuna_hermes.suspend._values._tree import NUMBERS, frozen, leaves
+from optuna_hermes.suspend._values._tree import NUMBERS, frozen, leaves, same
 
 _ARRAYS = (torch.Tensor, np.ndarray)
 _PLAIN = (*NUMBERS, list, tuple, set, frozenset, dict, deque, np.generic, *_ARRAYS)
@@ -161,7 +161,7 @@ class _PlainAttributes:
         """Restore what ``values`` returned."""
         own, now = getattr(self._owner(), "__dict__", {}), self.values()
         for name, tree in values.items():
-            if _same(tree, now.get(name)):
+            if same(tree, now.get(name)):
                 continue
             if tree[0] == "plain":
                 own[name] = tree[1]
@@ -172,7 +172,7 @@ class _PlainAttributes:
 
     def state(self) -> dict[str, Any]:
         now = self.values()
-        self._changed |= {n for n, tree in now.items() if not _same(tree, self._first.get(n))}
+        self._changed |= {n for n, tree in now.items() if not same(tree, self._first.get(n))}
         changed: dict[str, Any] = frozen({n: now[n] for n in now if n in self._changed})
         return changed
 
@@ -334,16 +334,3 @@ def _codes_of(kind: type, name: str) -> Iterator[types.CodeType]:
         for code in codes:
             yield code
             codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-
-
-def _same(one: Any, other: Any) -> bool:
-    """True for two trees of the same values."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and bool(np.array_equal(one, other))
-    if type(one) is not list or NUMBERS.issuperset(map(type, one)):
-        return bool(one == other)
-    return len(one) == len(other) and all(map(_same, one, other))

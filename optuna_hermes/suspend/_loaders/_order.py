@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from optuna_hermes.suspend._state import copied
-from optuna_hermes.suspend._values._tree import frozen, storable
+from optuna_hermes.suspend._values._tree import frozen, same, storable
 
 _PARTS = ("batch_sampler", "sampler", "dataset")
 SAMPLES = ("data_source", "dataset")
@@ -34,7 +34,7 @@ def set_order(loaders: Any, order: dict[str, dict[str, Any]]) -> None:
     for place, own in _samplers(loaders).items():
         for name, value in frozen(order.get(place, {})).items():
             present = own.get(name)
-            if _same(_stored(present), value):
+            if same(_stored(present), value):
                 continue
             # In place where it can be: the objective may hold the same list.
             if type(present) is list and isinstance(value, np.ndarray | torch.Tensor):
@@ -76,8 +76,8 @@ def joined(items: list[Any]) -> Any:
         return np.asarray(items)  # of objects, if a number is too large
     # As of ``list(order)``.
     if kind is torch.Tensor and not any(each.ndim for each in items):
-        same = len({(each.dtype, each.device) for each in items}) == 1
-        return torch.stack(items) if same and all(map(storable, items)) else None
+        alike = len({(each.dtype, each.device) for each in items}) == 1
+        return torch.stack(items) if alike and all(map(storable, items)) else None
     return None
 
 
@@ -87,9 +87,3 @@ def _stored(value: Any) -> Any:
         value = joined(value)
     numbers = type(value) is np.ndarray and value.dtype.kind in "biuf"  # in memory, not in a file
     return value if numbers or type(value) in (bool, int, float) or storable(value) else None
-
-
-def _same(present: Any, value: Any) -> bool:
-    if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
-        return present.dtype == value.dtype and torch.equal(present.cpu(), value)
-    return bool(np.array_equal(present, value))

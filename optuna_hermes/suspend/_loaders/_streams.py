@@ -9,14 +9,11 @@ numbers between two fetches, the state under which each batch was fetched is sto
 from __future__ import annotations
 
 import logging
-import random
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from optuna_hermes import _heap
@@ -26,7 +23,6 @@ from optuna_hermes.suspend._modules._unsaved import Attributes, reachable
 from optuna_hermes.suspend._state import (
     kept_rng,
     rng_state,
-    set_numpy_state,
     set_rng_state,
 )
 from optuna_hermes.suspend._values._fingerprint import fingerprint
@@ -36,7 +32,7 @@ from optuna_hermes.suspend._values._generators import (
     set_states,
     states_of,
 )
-from optuna_hermes.suspend._values._tree import frozen, mapped
+from optuna_hermes.suspend._values._tree import frozen, same
 
 log = logging.getLogger(__name__)
 
@@ -167,11 +163,11 @@ class _Attributes(Attributes):
     data: Callable[[], Any]
 
     @property
-    def _owner(self) -> Any:
+    def owner(self) -> Any:
         return self.data()
 
-    @_owner.setter
-    def _owner(self, owner: object) -> None:
+    @owner.setter
+    def owner(self, owner: object) -> None:
         self.data = weakref.ref(owner)
 
 
@@ -204,8 +200,8 @@ class Stream:
         self._shared: list[int] = []
         self._before = self._fetched = 0
         self._seconds = 0.0
-        self._under: dict[int, _Numbers] = {}
-        self._after: _Numbers | None = None
+        self._under: dict[int, dict[str, Any]] = {}
+        self._after: dict[str, Any] | None = None
         self._drawn = False
         self._whole = False
         self._beside = False
@@ -250,7 +246,7 @@ class Stream:
             "skip": skip,
             # One that ``ends_here`` has fetched will be fetched again, under the states before it.
             "ahead": self._fetched - skip if self.before_next is None else 0,
-            "under": [[number, each.tree()] for number, each in self._under.items()],
+            "under": [list(each) for each in self._under.items()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -367,15 +363,15 @@ class Stream:
         """Fetch the next batch; remember the random state if the training has drawn before."""
         # Worker processes have random states of their own, which their seed gives again.
         in_process = not self._loader().num_workers  # type: ignore[union-attr]
-        before = _Numbers() if in_process else None
+        before = rng_state(devices=False) if in_process else None
         began = time.perf_counter()
         batch = next(iterator)
         self._seconds += time.perf_counter() - began
         if before is not None:
-            after = _Numbers()
+            after = rng_state(devices=False)
             # Until a fetch draws: the fetches between, which do not, need no state.
-            self._drawn = self._drawn or before != self._after
-            if self._drawn and before != after and len(self._under) <= MOST_STATES:
+            self._drawn = self._drawn or not same(before, self._after)
+            if self._drawn and len(self._under) <= MOST_STATES and not same(before, after):
                 self._under[self._fetched] = before
                 self._drawn = False
             self._after = after
@@ -399,7 +395,7 @@ class Stream:
         loader = self._loader()
         assert loader is not None
         iterator = DataLoader._get_iterator(loader)
-        self._after, self._drawn = _Numbers(), False
+        self._after, self._drawn = rng_state(devices=False), False
         return iterator
 
     def _marks(self) -> list[int]:
@@ -446,34 +442,3 @@ class _Batches:
             return True
         self._stream.before_next = before
         return False
-
-
-class _Numbers:
-    """The states of the generators that a data set may draw from."""
-
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._numpy: Any = np.random.get_state(legacy=False)
-        self._python = random.getstate()
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Numbers)
-            and torch.equal(self._torch, other._torch)
-            and mapped(self._numpy, _plain) == mapped(other._numpy, _plain)
-            and self._python == other._python
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def tree(self) -> dict[str, Any]:
-        """The states in the form of ``rng_state``, without those of devices."""
-        with kept_rng():
-            torch.set_rng_state(self._torch)
-            set_numpy_state(self._numpy)
-            random.setstate(self._python)
-            return rng_state(devices=False)
-
-
-def _plain(leaf: Any) -> Any:
-    return leaf.tolist() if isinstance(leaf, np.ndarray) else leaf

@@ -44,11 +44,12 @@ class Locals:
         """Fingerprints of the attributes of each ``self``, by its id."""
         self._lost_attributes: set[str] = set()
         self._referred: frozenset[int] | None = None
+        """Ids of the objects of which it counts which one a variable refers to."""
         self._kept_then: Mapping[str, str] = {}
         self._loaded: Mapping[str, object] = {}
 
     def epoch(self, frame: FrameType | None, known: Mapping[int, object]) -> None:
-        """Begin an epoch, which the loop of ``frame`` waits for; see ``carried``."""
+        """Begin an epoch, which the loop of ``frame`` waits for."""
         if self._referred is None:  # of each process: what the training makes may be kept
             own = (key for key, each in known.items() if _lasts(each, known))
             self._referred = frozenset(own)
@@ -116,7 +117,26 @@ class Locals:
     def _carried(
         self, frame: FrameType | None, known: Collection[int], *, cells: bool = False
     ) -> dict[_Key, int]:
-        return carried(frame, known, self._lost, self._referred or (), cells=cells)
+        """The variables that the loops of a user carry on from here, each with a fingerprint.
+
+        Args:
+            frame: that of a generator's caller, which waits for the next item.
+            known: ids of objects that are saved elsewhere.
+            cells: True for all variables that functions close over, too, which one that the loop is
+                still to make may read.
+        """
+        found: dict[_Key, int] = {}
+        held = _held(frame)
+        if held:  # all variables are in there, also those that each round sets anew
+            known = {*known, *held}
+        for key, value in _live(frame, cells=cells):
+            if key[1] in self._lost:
+                continue
+            if id(value) not in known:
+                found[key] = fingerprint(value, known, with_processes=True)
+            elif id(value) in (self._referred or ()):
+                found[key] = id(value)
+        return found
 
 
 def _selves(frame: FrameType | None) -> Iterator[object]:
@@ -145,38 +165,6 @@ def _lasts(value: object, known: Collection[int]) -> bool:
     """True for an object that stays the same one: no tensor that a training may make anew."""
     anew = issubclass(type(value), torch.Tensor) and not isinstance(value, nn.Parameter)
     return is_referred_to(value, known) and not anew
-
-
-def carried(
-    frame: FrameType | None,
-    known: Collection[int],
-    without: Collection[str] = (),
-    referred: Collection[int] = (),
-    *,
-    cells: bool = False,
-) -> dict[_Key, int]:
-    """The variables that the loops of a user carry on from here, each with a fingerprint.
-
-    Args:
-        frame: that of a generator's caller, which waits for the next item.
-        known: ids of objects that are saved elsewhere.
-        without: names to leave out.
-        referred: ids of those of which it counts which a variable refers to.
-        cells: True for all variables that functions close over, too, which one that the loop is
-            still to make may read.
-    """
-    found: dict[_Key, int] = {}
-    held = _held(frame)
-    if held:  # all variables are in there, also those that each round sets anew
-        known = {*known, *held}
-    for key, value in _live(frame, cells=cells):
-        if key[1] in without:
-            continue
-        if id(value) not in known:
-            found[key] = fingerprint(value, known, with_processes=True)
-        elif id(value) in referred:
-            found[key] = id(value)
-    return found
 
 
 def _live(frame: FrameType | None, *, cells: bool = False) -> Iterator[tuple[_Key, Any]]:

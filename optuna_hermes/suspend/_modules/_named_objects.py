@@ -35,6 +35,7 @@ from optuna_hermes.suspend._state import copied
 from optuna_hermes.suspend._values._kept import SMALL_BYTES, KeptValues, size_of
 from optuna_hermes.suspend._values._tree import (
     frozen,
+    same,
     with_references,
     without_references,
 )
@@ -235,7 +236,7 @@ class NamedObjects:
         changed: _Plain = {}
         for place, own in self._plain().items():
             first = self._plain_at_start.get(place, {})
-            others = {n: each for n, each in own.items() if not _is_same(each, first.get(n, first))}
+            others = {n: each for n, each in own.items() if not same(each, first.get(n, first))}
             if others:
                 changed[place] = others
         return changed
@@ -382,10 +383,6 @@ def _trained(owners: Mapping[str, Any]) -> dict[str, list[torch.Tensor]]:
         for name, owner in owners.items()
         if isinstance(owner, torch.optim.Optimizer)
     }
-
-
-def _is_same(one: object, other: object) -> bool:
-    return type(one) is type(other) and one == other
 
 
 def _check(name: str, owner: object) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 from optuna_hermes.errors import CheckpointError
 from optuna_hermes.suspend._modules._hooks import Hooks
+from optuna_hermes.suspend._modules._inner_names import InnerNames
 from optuna_hermes.suspend._values._fingerprint import (
     CODE,
     DATA,
@@ -49,11 +50,18 @@ _GONE = ["gone"]
 
 
 class NameTable:
-    """Known objects by names that are the same in each process: references are stored so."""
+    """Known objects by names that are the same in each process: references are stored so.
 
-    def __init__(self, objects: Mapping[str, object] | None = None) -> None:
+    Args:
+        made: ids of those that each process makes, and that are saved wherever they are held.
+    """
+
+    def __init__(
+        self, objects: Mapping[str, object] | None = None, made: Collection[int] = ()
+    ) -> None:
         self.objects = objects or {}
         self.names = {id(each): name for name, each in self.objects.items()}
+        self.made = made
 
 
 class Attributes:
@@ -83,9 +91,11 @@ class Attributes:
         """The known objects that may be referred to by their names."""
         self._there: dict[_Place, object] | None = None
         self._name = name
-        self._owner = owner
+        self.owner = owner
+        """The object whose attributes they are."""
         self._ignores = ignores
-        self._known = known
+        self.known = known
+        """Ids of objects that are saved elsewhere."""
         self._always = always
         self._makes = makes
         self._at_start: dict[str, int] | None = None
@@ -99,7 +109,7 @@ class Attributes:
         return {
             (name, *place): kind
             for name, value in self.watched().items()
-            for place, kind in _classes_in(value, self._known).items()
+            for place, kind in _classes_in(value, self.known).items()
         }
 
     def note(self, there: dict[_Place, object]) -> None:
@@ -115,34 +125,28 @@ class Attributes:
             new = (each for each in self.classes().items() if each not in before.items())
             self._there.update(new)
 
-    @property
-    def owner(self) -> object:
-        """The object whose attributes they are."""
-        return self._owner
-
-    @property
-    def known(self) -> Collection[int]:
-        """Ids of objects that are saved elsewhere."""
-        return self._known
-
-    @known.setter
-    def known(self, known: Collection[int]) -> None:
-        self._known = known
+    def said(self, place: str) -> str:
+        """A place in the values, for messages."""
+        return f"{self._name}.{place}"
 
     def inner(
         self,
         place: str,
-        module: nn.Module,
+        owner: object,
         ignores: Callable[[str, Any], bool],
         known: Collection[int],
     ) -> Attributes:
-        """The attributes of a module that one of the values holds, at a place."""
-        name = f"{self._name}.{place}"
-        return Attributes(name, module, ignores, known, self._always, makes=self._makes)
+        """The attributes of an object that one of the values holds, at a place."""
+        name = self.said(place)
+        return Attributes(name, owner, ignores, known, self._always, makes=self._makes)
 
     def move_to(self, other: Attributes) -> None:
         """Go on with the object of ``other``, which is in the place of this one by now."""
-        self._owner, self._ignores, self._known = other._owner, other._ignores, other._known
+        self.owner, self._ignores, self.known = other.owner, other._ignores, other.known
+
+    def let_go(self) -> None:
+        """Hold the object and its values no more, until ``move_to`` gives it back."""
+        self.owner, self._ignores, self.named = None, lambda name, value: False, NameTable()
 
     def start(self) -> None:
         """Note the attributes where a process that resumes does not change them any more."""
@@ -198,7 +202,7 @@ class Attributes:
         """Names of those that hold what the next process would lack at present; see ``note``."""
         # At each suspension, not with each checkpoint only: so what takes long is left out.
         attributes = self.watched().items()
-        self._trees({name: each for name, each in attributes if not _is_simple(each, self._known)})
+        self._trees({name: each for name, each in attributes if not _is_simple(each, self.known)})
         return self.unmade
 
     def _trees(self, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -225,7 +229,7 @@ class Attributes:
         """True if it has since the first batch; else the objective makes it again."""
         if name not in self._changed:
             same = self._before.get(name) == self._fingerprint(value)
-            if same and id(value) not in self._known and _has_gradient(value):
+            if same and id(value) not in self.known and _has_gradient(value):
                 same = False  # of batches before the one that changes the tensor
             if same or (name not in self._before and self._makes_again(name, value)):
                 return False
@@ -264,10 +268,10 @@ class Attributes:
         self._given = given
 
     def _fingerprint(self, value: Any) -> int:
-        known = self._known
+        known = self.known
         if bound_to(value) is not None:  # which may be the value of another attribute
             others = [each for each in self.watched().values() if each is not value]
-            known = {*known, id(self._owner), *reachable(others, known=known)}
+            known = {*known, id(self.owner), *reachable(others, known=known)}
         return fingerprint(value, known)
 
     def _makes_again(self, name: str, value: Any) -> bool:
@@ -275,12 +279,12 @@ class Attributes:
 
         These are cached ones, and methods that libraries put over themselves, as DDP's ``forward``.
         """
-        if isinstance(getattr(type(self._owner), name, None), functools.cached_property):
+        if isinstance(getattr(type(self.owner), name, None), functools.cached_property):
             return isinstance(value, CODE)
         if not isinstance(value, types.MethodType):
             return False
         owner = value.__self__
-        is_known = owner is self._owner or id(owner) in self._known
+        is_known = owner is self.owner or id(owner) in self.known
         return is_known and value.__func__ is getattr(type(owner), name, None)
 
     def _written(self, name: str, value: Any) -> list[Any]:
@@ -292,12 +296,10 @@ class Attributes:
         from optuna_hermes.suspend._values._custom import UnrestorableParts, ValueWriter
 
         unmade = None
-        if self._there is not None and not _is_simple(value, self._known):
-            unmade = UnrestorableParts(
-                self._there, self._nameable(), self._known, makes=self._makes
-            )
+        if self._there is not None and not _is_simple(value, self.known):
+            unmade = UnrestorableParts(self._there, self._nameable(), self.known, makes=self._makes)
         writer = ValueWriter(
-            self._known,
+            self.known,
             made=self._made,
             unmade=unmade,
             named=self.named,
@@ -313,7 +315,7 @@ class Attributes:
         """The classes that the owner's code can name."""
         from optuna_hermes.suspend._values._classes import Classes
 
-        return Classes.of(self._owner)
+        return Classes.of(self.owner)
 
     def _is_there(self, name: str, value: Any) -> bool:
         """True if each process makes a value of this kind, as far as that was noted."""
@@ -329,12 +331,12 @@ class Attributes:
         return {name: value for name, value in every if not self._ignores(name, value)}
 
     def _all(self) -> dict[str, Any]:
-        return vars(self._owner)
+        return vars(self.owner)
 
     def _arrays(self) -> WeakValueDictionary[int, Any]:
         """The arrays and tensors in the attributes that are not from a checkpoint, by ``id``."""
         roots = [each for each in self.watched().values() if not outside(each)]
-        found = reachable(roots, known=self._known)
+        found = reachable(roots, known=self.known)
         return WeakValueDictionary(
             (key, each)
             for key, each in found.items()
@@ -562,23 +564,27 @@ class ChangedAttributes:
         self._named = named
         self._hooked = hooked
         self._parts: dict[str, Attributes] = {}
-        self._inner_keys: set[str] = set()
-        self._inner_named: dict[str, object] = {}
+        self._inner: dict[str, Attributes] = {}
+        """Those of objects in lists, which hold these while they are looked at only."""
+        self._names = InnerNames()
+        self._clashes: list[str] = []
+        self._has_inner = False
         self._hooks = Hooks({})
         self._noted = self._begun = False
 
     @property
     def lost(self) -> list[str]:
         """Names of attributes and hooks that have changed and cannot be stored."""
-        attributes = (name for part in self._parts.values() for name in part.lost)
-        return sorted([*attributes, *self._hooks.lost])
+        parts = (*self._parts.values(), *self._inner.values())
+        return sorted([*(name for part in parts for name in part.lost), *self._hooks.lost])
 
     def note(self) -> None:
         """Note what each process makes or registers before it trains."""
         self._noted = True
         self._hooks = Hooks(self._hooked())
-        for part in self._present().values():
-            part.note(part.classes())
+        with self._present(first=True) as parts:
+            for part in parts.values():
+                part.note(part.classes())
 
     @contextlib.contextmanager
     def note_more(self) -> Iterator[None]:
@@ -586,15 +592,18 @@ class ChangedAttributes:
         if not self._noted:
             yield
             return
-        before = {key: part.classes() for key, part in self._present().items()}
+        with self._present() as parts:
+            before = {key: part.classes() for key, part in parts.items()}
         yield
-        for key, part in self._present().items():
-            part.note_more(before.get(key, {}))
+        with self._present() as parts:
+            for key, part in parts.items():
+                part.note_more(before.get(key, {}))
 
     def note_made(self) -> None:
         """Note the arrays that each process makes, if not those before the first batch."""
-        for part in self._present().values():
-            part.note_made()
+        with self._present() as parts:
+            for part in parts.values():
+                part.note_made()
 
     def start(self, but: Collection[str] = ()) -> None:
         """Note attributes where a trial that is resumed has not what the first epoch changes.
@@ -602,14 +611,18 @@ class ChangedAttributes:
         Args:
             but: keys of those that each process changes.
         """
-        for key, part in self._present().items():
-            if key not in but:
-                part.start()
+        with self._present() as parts:
+            for key, part in parts.items():
+                if key not in but:
+                    part.start()
 
     def unmade(self) -> list[str]:
         """Names of attributes that hold what the next process would lack at present."""
-        # At each suspension: looking for other parts is left to ``state_dict``.
-        return sorted(name for part in self._with_names().values() for name in part.find_unmade())
+        # At each suspension: looking for other parts is left to ``state_dict`` where it can be.
+        same = contextlib.nullcontext(self._with_names(self._parts))
+        with self._present() if self._has_inner else same as parts:
+            names = {name for part in parts.values() for name in part.find_unmade()}
+        return sorted(names.union(self._clashes))
 
     def begin(self, *, resumed: bool = True) -> None:
         """Begin to watch, before the first batch.
@@ -619,41 +632,59 @@ class ChangedAttributes:
         """
         if not self._noted:
             self.note()
-        for part in self._present().values():
-            part.begin(resumed=resumed)
+        with self._present() as parts:
+            for part in parts.values():
+                part.begin(resumed=resumed)
         self._begun = True
 
     def state_dict(self) -> dict[str, Any]:
-        states = {key: part.state_dict() for key, part in self._present().items()}
+        with self._present() as parts:
+            states = {key: part.state_dict() for key, part in parts.items()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        parts = self._present()
-        for key, saved in state.items():
-            if key in parts:
-                parts[key].load_state_dict(saved)
+        with self._present(first=not self._noted) as parts:  # later they may be elsewhere
+            for key, saved in state.items():
+                if key in parts:
+                    parts[key].load_state_dict(saved)
 
-    def _present(self) -> dict[str, Attributes]:
-        """The parts as of this moment: there may be new ones, and others in their places."""
+    @contextlib.contextmanager
+    def _present(self, *, first: bool = False) -> Iterator[dict[str, Attributes]]:
+        """The parts as of this moment: there may be new ones, and others in their places.
+
+        Args:
+            first: True where each process has the same objects in lists: these have their names.
+        """
         # Loaded on first use: it imports this module.
         from optuna_hermes.suspend._modules._inner import InnerModules
 
         outer = self._make()
-        inner = InnerModules(outer)
-        for key in self._inner_keys - inner.attributes.keys():
-            self._parts.pop(key, None)  # else it would keep a module that is gone
-        self._inner_keys, self._inner_named = {*inner.attributes}, inner.named
-        for key, found in {**outer, **inner.attributes}.items():
-            if key not in self._parts:
-                self._parts[key] = found
-                if self._begun:
-                    found.begin()
-            self._parts[key].move_to(found)
-        return self._with_names()
+        inner = InnerModules(outer, self._names)
+        self._clashes, self._has_inner = inner.clashes, bool(inner.named)
+        if first:
+            inner.note_names()
+        for parts, found in ((self._parts, outer), (self._inner, inner.attributes)):
+            for key, each in found.items():
+                if key not in parts:
+                    parts[key] = each
+                    if self._begun:
+                        each.begin()
+                parts[key].move_to(each)
+        here = {key: self._inner[key] for key in inner.attributes}
+        yield self._with_names({**self._parts, **here}, inner.named, inner.made)
+        # Not until the next time: the training may drop objects to have their memory.
+        for part in here.values():
+            part.let_go()
+        self._with_names(self._parts)
 
-    def _with_names(self) -> dict[str, Attributes]:
+    def _with_names(
+        self,
+        parts: dict[str, Attributes],
+        inner: Mapping[str, object] | None = None,
+        made: Collection[int] = (),
+    ) -> dict[str, Attributes]:
         """The parts, which know the named objects of this moment: each may be another by now."""
-        named = NameTable({**self._inner_named, **self._named()})
-        for part in self._parts.values():
+        named = NameTable({**(inner or {}), **self._named()}, made)
+        for part in parts.values():
             part.named = named
-        return self._parts
+        return parts

@@ -31,7 +31,7 @@ from optuna_hermes.suspend._values._tree import pack, unpack
 if TYPE_CHECKING:
     import torch
 
-_FORMAT = {"format": "optuna-hermes checkpoint", "version": "9"}
+_FORMAT = {"format": "optuna-hermes checkpoint", "version": "10"}
 _TREE = "tree"
 _SUFFIX = ".safetensors"
 _PARTIAL = ".partial"

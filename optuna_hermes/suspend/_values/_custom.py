@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import operator
 import random
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -41,8 +40,6 @@ from optuna_hermes.suspend._values._classes import Classes
 from optuna_hermes.suspend._values._fingerprint import BUFFERS, SCALARS, is_iterator, outside
 from optuna_hermes.suspend._values._functions import (
     FUNCTIONS,
-    FunctionName,
-    name_of,
     node_of,
     value_of,
 )
@@ -55,6 +52,7 @@ from optuna_hermes.suspend._values._generators import (
 from optuna_hermes.suspend._values._objects import (
     Region,
     RegionKey,
+    UnknownClassError,
     _Reader,
     _Writer,
     key_of_array,
@@ -62,10 +60,9 @@ from optuna_hermes.suspend._values._objects import (
 from optuna_hermes.suspend._values._owned import (
     NamedTensors,
     key_of_tensor,
-    memory_of,
     region_of_tensor,
 )
-from optuna_hermes.suspend._values._stacks import LEAST, Stack, stack_or_node, unstacked
+from optuna_hermes.suspend._values._stacks import CONTAINERS, LEAST, Stack, stack_or_node, unstacked
 from optuna_hermes.suspend._values._tree import NUMBERS, is_numpy_dtype, is_sparse, storable
 
 _MAPPINGS: dict[str, type] = {kind.__name__: kind for kind in (OrderedDict, Counter, defaultdict)}
@@ -80,8 +77,16 @@ _REUSED = {
     *("reshaped tensor", "drawing", "buffer"),
 }
 """Nodes that may become the object that is there."""
+_MISSING = object()
+"""In the place of a part of a value that was not read."""
 _LOADED = ("stateful", "metrics")
 """Nodes of objects that must be there, as no checkpoint makes them."""
+_UNSURE = {
+    **dict.fromkeys(("object", "named tuple", "enum", "flag", "function", "mapping"), 3),
+    **dict.fromkeys(("array of", "drawing"), 2),
+    **dict.fromkeys(("deque", "part", "present"), 1),
+}
+"""Nodes that are perhaps not readable, each with the length of its begin that decides on it."""
 _PLAIN_SIZE = type("", (), {}).__basicsize__
 """Size of the objects of classes that Python code defines without slots."""
 
@@ -114,7 +119,7 @@ class UnrestorableParts:
     def note(self, node: list[Any], value: object, place: tuple[str, ...]) -> None:
         """Note the part of a node if an object must be there that is not."""
         needed = node[0] in self._needed
-        needed = needed or (node[:2] == ["mapping", "defaultdict"] and node[3] not in _FACTORIES)
+        needed = needed or (node[:2] == ["mapping", "defaultdict"] and node[2] not in _FACTORIES)
         if node[0] in ("object", "named tuple", "enum", "flag"):
             needed = not self.can_make(node)
         if needed and self._there.get(place) != needed_of(value, self._known):
@@ -151,9 +156,10 @@ class ValueWriter(_Writer):
         most: float = math.inf,
     ) -> None:
         super().__init__(())
-        self.functions: set[FunctionName] = set()
-        """Names of the functions that can only be read where they were kept before the loop."""
+        self.unsure: set[tuple[str | None, ...]] = set()
+        """A value's name, and the begin of a node, for all nodes that are perhaps not readable."""
         self._names = {} if named is None else named.names
+        self._held = () if named is None else named.made
         self._unmade = unmade
         self._known = known
         self._whole = whole
@@ -180,9 +186,14 @@ class ValueWriter(_Writer):
 
     def node(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         node = self._node(value, place)
+        if id(value) in self._held and node[0] not in ("known", "same", "present"):
+            # The next process may have another one at this place.
+            return ["into", self._names[id(value)], node]
         if self._whole and node[0] in _LOADED:
             kind = type(value)
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
+        if node[0] in _UNSURE:
+            self.unsure.add((place[0], *node[: _UNSURE[node[0]]]))
         if self._unmade is not None:
             self._unmade.note(node, value, place)
         return node
@@ -209,11 +220,7 @@ class ValueWriter(_Writer):
 
     def _function(self, value: Any) -> list[Any] | None:
         """The node of a function that has a name; None for what is none."""
-        node = node_of(value)
-        name = name_of(node)
-        if name is not None:
-            self.functions.add(name)
-        return node
+        return node_of(value)
 
     def _count(self, parts: int, place: tuple[str, ...]) -> None:
         self._refuse_more(parts, place)
@@ -223,21 +230,25 @@ class ValueWriter(_Writer):
         if self._parts + parts > self._most:
             raise CheckpointError(f"{place[0]} has more than {self._most} parts")
 
-    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
+    def _items(
+        self, items: Iterable[Any], place: tuple[str, ...], names: Iterable[Any] | None = None
+    ) -> list[Any]:
         found = list(items)
         if not (found and NUMBERS.issuperset(map(type, found))):
-            return self._stacked(found, place) or super()._items(found, place)
+            return self._stacked(found, place) or super()._items(found, place, names)
         self._count(len(found), place)
         return ["numbers", found]
 
     def _stacked(self, items: list[Any], place: tuple[str, ...]) -> list[Any] | None:
-        """Many like items as few arrays; None for others, which have a node each."""
+        """Many like items together; None for others, which have a node each."""
         row = _row_of(items) if len(items) >= LEAST else None
         if row is None or not self._are_new(row, items):
             return None
-        n_parts = len(items) * (1 + len(items[0]) if row else 1)
-        self._refuse_more(n_parts, place)  # before the work, which each save would do in vain
         columns = list(zip(*items, strict=True)) if row else [items]
+        filled = (each for column in columns for each in column if type(each) in CONTAINERS)
+        n_parts = len(items) * (1 + len(items[0]) if row else 1)
+        n_parts += sum({id(each): len(each) for each in filled}.values())
+        self._refuse_more(n_parts, place)  # before the work, which each save would do in vain
         parts = [stack_or_node(each) for each in columns]
         if None in parts:
             return None
@@ -247,6 +258,8 @@ class ValueWriter(_Writer):
         if keys is None:
             return None
         self._count(n_parts, place)
+        if row[1:]:
+            self.unsure.add((place[0], *row))
         name = ".".join(place)
         # In the order in which a node for each item would be read.
         for n, item in enumerate(items):
@@ -269,12 +282,13 @@ class ValueWriter(_Writer):
     def _new_keys(self, values: Iterable[Any]) -> dict[int, RegionKey] | None:
         """The keys of arrays without a node by ``id``; None if memory is shared, or is known."""
         new = {id(each): each for each in values if each is not None}
-        if any(key in self._known for key in new):
+        if any(key in self._known or key in self._held for key in new):
             return None
         new = {key: each for key, each in new.items() if key not in self._seen}
-        if self._owned is not None and any(map(self._owned.holds, map(memory_of, new.values()))):
+        if self._owned is not None and self._owned.holds(new.values()):
             return None
-        keys = {key: _key_of(each) for key, each in new.items()}
+        arrays = {key: each for key, each in new.items() if type(each) not in CONTAINERS}
+        keys = {key: _key_of(each) for key, each in arrays.items()}
         found = set(keys.values())
         return keys if len(found) == len(keys) and found.isdisjoint(self._regions) else None
 
@@ -284,7 +298,9 @@ class ValueWriter(_Writer):
             stack.refer(number)
             return
         stack.add(value, in_place=self._made.get(id(value)) is value)
-        self._regions[keys[id(value)]] = self._number(value), name, value
+        number = self._number(value)
+        if id(value) in keys:
+            self._regions[keys[id(value)]] = number, name, value
 
     def _region(self, value: Any) -> Region:
         is_tensor = isinstance(value, torch.Tensor)
@@ -303,7 +319,7 @@ class ValueWriter(_Writer):
         own = self._of_library(value, place)
         if own is not None:
             return own
-        if kind is np.ndarray or isinstance(value, np.random.RandomState | np.random.Generator):
+        if kind is np.ndarray or kind in GENERATORS or isinstance(value, np.random.RandomState):
             return super()._object(value, place)
         name = [kind.__module__, kind.__qualname__]
         if isinstance(value, Flag):
@@ -358,10 +374,8 @@ class ValueWriter(_Writer):
             made = getattr(getattr(value, "default_factory", None), "__name__", None)
             pairs = self._pairs(value, place)
             # A module's state_dict has the versions of its parts in one.
-            return ["mapping", kind.__name__, pairs, made, self._pairs(dict_of(value), place)]
-        if kind in (torch.Generator, random.Random):
-            return ["drawing", kind.__name__, generator_state(value)]
-        if isinstance(value, torch.Generator | random.Random):
+            return ["mapping", kind.__name__, made, pairs, self._pairs(dict_of(value), place)]
+        if kind not in GENERATORS and isinstance(value, torch.Generator | random.Random):
             name = [kind.__module__, kind.__qualname__]
             return ["stateful", *name, self.node(generator_state(value), place)]
         if isinstance(value, PurePath):
@@ -398,58 +412,43 @@ class ValueReader(_Reader):
         self._given = dict(given or {})
         self._owned = owned or NamedTensors(dict)
         self._taken: dict[int, object] = {}
-        self._plain: list[object] = []
         self._parts: set[int] = set()
 
     @property
     def arrays(self) -> list[Any]:
         """The arrays and tensors that were read, without those of named objects."""
-        read = (each for each in self._seen if id(each) not in self._parts)
-        return [
-            each for each in (*read, *self._plain) if isinstance(each, np.ndarray | torch.Tensor)
-        ]
+        read = (each for each in self._seen if isinstance(each, np.ndarray | torch.Tensor))
+        return [each for each in read if id(each) not in self._parts]
 
-    def plain(self, value: Any, present: Any = None) -> Any:
-        """Return a value of numbers, containers and arrays, in the containers that are there.
+    def read(self, first: int, node: list[Any], present: Any = None) -> Any:
+        """Read one of several values, of which those before it may not have been read.
 
-        Only given arrays and tensors are filled: others may be parts of a model.
+        Args:
+            first: number of its first part.
+
+        Raises:
+            UnknownClassError: it needs a class that is not known, or a part of such a value.
         """
-        kind = type(value)
-        if kind is tuple:
-            items = self._plain_items(value, present)
-            same = type(present) is tuple and len(present) == len(items)
-            return present if same and all(map(operator.is_, present, items)) else tuple(items)
-        if kind is list:
-            there = self._reused(list, present)  # first: an item of it may be the list itself
-            there[:] = self._plain_items(value, present)
-            return there
-        if kind is dict:
-            before = present if type(present) is dict else {}
-            there = self._reused(dict, present)
-            read = {key: self.plain(each, before.get(key)) for key, each in value.items()}
-            return filled(there, dict, read)
-        if not isinstance(value, np.ndarray | torch.Tensor):
-            return value
-        if id(present) in self._given and self._take(present):
-            value = copied(present, value)
-        self._plain.append(value)
-        return value
-
-    def _plain_items(self, values: list[Any] | tuple[Any, ...], present: Any) -> list[Any]:
-        there = _as_long(present, values)
-        pairs = zip(values, there, strict=True)
-        return [each if type(each) in NUMBERS else self.plain(each, at) for each, at in pairs]
+        self._seen += [_MISSING] * (first - len(self._seen))
+        try:
+            return self.node(node, present)
+        except UnknownClassError:
+            del self._seen[first:]
+            raise
 
     def node(self, node: list[Any], present: Any = None) -> Any:
         kind = node[0]
+        if kind == "same" and self._seen[node[1]] is _MISSING:
+            raise UnknownClassError("it refers to a part of another value, which cannot be read")
         if kind == "in place":
             if isinstance(present, np.ndarray | torch.Tensor):
                 self._given[id(present)] = present
             return self.node(node[1], present)
-        if kind == "known":
+        if kind in ("known", "into"):
             if node[1] not in self._named:
                 raise SuspendError(f"it refers to {node[1]}, which is not there")
-            return self._named[node[1]]
+            there = self._named[node[1]]
+            return there if kind == "known" else self.node(node[2], there)
         if kind in FUNCTIONS:
             return value_of(node, self._classes.functions)
         if kind in _REUSED and not self._take(present):
@@ -483,7 +482,7 @@ class ValueReader(_Reader):
             same = type(present) is deque and present.maxlen == rest[1]
             return filled(present, deque, ring) if same else ring
         if kind == "mapping":
-            name, pairs, factory, own = rest
+            name, factory, pairs, own = rest
             same = type(present) is _MAPPINGS[name]
             if not same and name == "defaultdict" and factory not in _FACTORIES:
                 raise SuspendError("it holds a defaultdict, and what makes its values is not known")
@@ -493,11 +492,6 @@ class ValueReader(_Reader):
             filled(there, type(there), self._pairs(pairs, there))
             filled(dict_of(there), dict, self._pairs(own, dict_of(there)))
             return there
-        if kind == "drawing":
-            made = {"Generator": torch.Generator, "Random": random.Random}[rest[0]]
-            generator = present if type(present) is made else made()
-            set_generator_state(generator, rest[1])
-            return generator
         if kind == "made of":
             made = _OF_LIBRARY[rest[0]](*self.node(rest[1]))
             return self._in_array(made, present) if type(made) is array else made
@@ -584,14 +578,6 @@ class ValueReader(_Reader):
             nodes = unstacked(*nodes[1:])
         there = _as_long(present, nodes)
         return [self.node(node, each) for node, each in zip(nodes, there, strict=True)]
-
-    def _pairs(self, pairs: list[Any], present: Any) -> dict[Any, Any]:
-        there = present if isinstance(present, Mapping) else {}
-        found = {}
-        for key_node, node in pairs:
-            key = self.node(key_node)
-            found[key] = self.node(node, there.get(key))
-        return found
 
 
 def _row_of(items: list[Any]) -> list[Any] | None:

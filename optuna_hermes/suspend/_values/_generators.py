@@ -22,15 +22,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from optuna_hermes.errors import SuspendError
+
 log = logging.getLogger(__name__)
 
-# A torch generator's kind is its device.
-_KINDS: dict[str, Any] = {
-    "Generator": np.random.Generator,
-    "RandomState": np.random.RandomState,
-    "Random": random.Random,
-}
-GENERATORS = (torch.Generator, *_KINDS.values())
+_KINDS: dict[str, Any] = {"RandomState": np.random.RandomState, "Random": random.Random}
+GENERATORS = (torch.Generator, np.random.Generator, *_KINDS.values())
 _BITS: dict[str, Any] = {
     each.__name__: each
     for each in (
@@ -42,11 +39,12 @@ _BITS: dict[str, Any] = {
     )
 }
 # Their states are of the process, see ``rng_state``; scikit-learn puts one into attributes.
-_GLOBAL: tuple[Any, ...] = (
-    np.random.mtrand._rand,
-    torch.default_generator,
-    random.seed.__self__,  # type: ignore[attr-defined]
-)
+GLOBALS: dict[str, Any] = {
+    "RandomState": np.random.mtrand._rand,
+    "Random": random.seed.__self__,  # type: ignore[attr-defined]
+    "cpu": torch.default_generator,
+}
+"""The generators of the process by their kinds."""
 _PLAIN = (bool, int, float, complex, str, bytes, torch.Tensor, np.ndarray)
 _LEAVES = (type(None), *_PLAIN, types.ModuleType, DataLoader, *GENERATORS)
 _OUTSIDE = ("logging", "optuna", "optuna_hermes")
@@ -158,7 +156,7 @@ def states_of(holders: Iterable[GeneratorOwner]) -> list[Any]:
         for name, value in _items(owner).items():
             if _is_own(value) and id(value) not in seen:
                 seen.add(id(value))
-                states.append([place, name, _kind(value), generator_state(value)])
+                states.append([place, name, kind_of(value), generator_state(value)])
     return states
 
 
@@ -166,7 +164,7 @@ def set_states(holders: Iterable[GeneratorOwner], states: Iterable[Any]) -> None
     """Restore what ``states_of`` returned, and make generators that are not yet made here."""
     owners = _by_place(holders)
     for place, name, kind, state in states:
-        if not _restored(owners.get(place), name, kind, state):
+        if not _restored_in(owners.get(place), name, kind, state):
             _warn_of_missing(f"{place}.{name}")
 
 
@@ -176,7 +174,7 @@ def generator_state(generator: Any) -> Any:
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
         bits = generator.bit_generator
-        return {**bits.state, "seeds": seeds_of(bits)}
+        return {**bits.state, "seeds": _seeds_of(bits)}
     if isinstance(generator, np.random.RandomState):
         return generator.get_state(legacy=False)
     return generator.getstate()
@@ -198,7 +196,21 @@ def set_generator_state(generator: Any, state: Any) -> None:
         generator.setstate((version, tuple(words), gauss))
 
 
-def seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
+def restored(present: Any, kind: str, state: Any) -> Any:
+    """A generator with this state: ``present``, if it is of the same kind, or a new one.
+
+    Raises:
+        SuspendError: there is no such generator.
+    """
+    try:
+        generator = present if _is_own(present) and kind_of(present) == kind else _made(kind)
+    except RuntimeError as error:
+        raise SuspendError(f"it holds a {kind}, which is no generator here") from error
+    set_generator_state(generator, state)
+    return generator
+
+
+def _seeds_of(bits: np.random.BitGenerator) -> dict[str, Any] | None:
     """The seeds that ``spawn`` makes children from, which a generator's state is without."""
     seeds = bits.seed_seq
     if type(seeds) is not np.random.SeedSequence:
@@ -211,7 +223,7 @@ def _is_own(value: object) -> bool:
     # Not isinstance: it reads __class__, which runs the code of proxies.
     if not issubclass(type(value), GENERATORS) or isinstance(value, random.SystemRandom):
         return False
-    return all(value is not each for each in _GLOBAL)
+    return all(value is not each for each in GLOBALS.values())
 
 
 class _Kinds:
@@ -417,20 +429,23 @@ def _numbered(place: str, number: int) -> str:
     return place if number == 1 else f"{place}#{number}"
 
 
-def _kind(generator: Any) -> str:
+def kind_of(generator: Any) -> str:
+    """The name of a generator's class, of its bit generator (NumPy), or of its device (torch)."""
+    if isinstance(generator, np.random.Generator):
+        return type(generator.bit_generator).__name__
     names = (name for name, kind in _KINDS.items() if isinstance(generator, kind))
     return next(names, None) or str(generator.device)
 
 
-def _restored(owner: Any, name: Any, kind: str, state: Any) -> bool:
+def _restored_in(owner: Any, name: Any, kind: str, state: Any) -> bool:
     """Set the state of one generator; False if there is none and none can be made."""
     items = _items(owner)
     generator = items.get(name)
     if generator is None:  # made with its first number, or in an epoch
-        generator = _made(kind, state)
+        generator = _made(kind)
         if not _put(owner, name, generator):
             return False
-    if not isinstance(generator, _KINDS.get(kind, torch.Generator)):
+    if not _is_own(generator) or kind_of(generator) != kind:
         return False
     set_generator_state(generator, state)
     return True
@@ -466,9 +481,9 @@ def _put_in_function(function: types.FunctionType, name: str, generator: Any) ->
     return True
 
 
-def _made(kind: str, state: Any) -> Any:
-    if kind == "Generator":
-        return np.random.Generator(_BITS[state["bit_generator"]]())
+def _made(kind: str) -> Any:
+    if kind in _BITS:
+        return np.random.Generator(_BITS[kind]())
     return _KINDS[kind]() if kind in _KINDS else torch.Generator(kind)
 
 

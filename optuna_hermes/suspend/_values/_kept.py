@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._state import moved, on_device
-from optuna_hermes.suspend._values._fingerprint import BUFFERS, CODE, outside
+from optuna_hermes.suspend._values._fingerprint import BUFFERS, outside
 from optuna_hermes.suspend._values._generators import dict_of
-from optuna_hermes.suspend._values._tree import (
-    NUMBERS,
-    each_once,
-    frozen,
-    is_array,
-    is_scalar,
-    sparse_parts,
-)
+from optuna_hermes.suspend._values._tree import each_once, frozen, sparse_parts
 
 # Else imported inside of functions: a trial that keeps nothing needs none of it.
 if TYPE_CHECKING:
     from optuna_hermes.suspend._values._classes import Classes
-    from optuna_hermes.suspend._values._custom import ValueWriter
     from optuna_hermes.suspend._values._functions import FunctionName
-    from optuna_hermes.suspend._values._owned import Memory, NamedTensors
+    from optuna_hermes.suspend._values._owned import NamedTensors
 
 _CONTAINERS = (list, tuple, dict)
-_LEAVES = (*NUMBERS, torch.Size, torch.dtype, torch.device)
 SMALL_BYTES = 1 << 20
 """Most bytes that are copied of all values, or of an object's state, at each epoch's begin."""
 _PLAIN_BYTES, _PART_BYTES, _ARRAY_BYTES = 8, 64, 256
@@ -52,7 +42,7 @@ class KeptValues:
         self.values: dict[str, Any] = {}
         self._classes = classes
         self._foreign: set[str] | None = None
-        self._readable: set[str] = set()
+        self._readable: set[tuple[str | None, ...]] = set()
         self._given: dict[int, object] = {}
 
     def note_packages(self) -> None:
@@ -104,25 +94,17 @@ class KeptValues:
         from optuna_hermes.suspend._values._objects import UnknownClassError
         from optuna_hermes.suspend._values._owned import NamedTensors
 
-        later = False
         kept = {name: self.values[name] for name in order if name in self.values}
         reader = ValueReader(self._classes, self._given, NamedTensors(tensors))
-        for name, (value, was_on_device, is_tree) in nodes.items():
-            present = self.values.get(name)
-            if not is_tree:
-                if was_on_device:
-                    value = moved(value, torch.accelerator.current_accelerator())
-                kept[name] = reader.plain(value, present)
-            elif not later:
-                try:
-                    kept[name] = reader.node(value, present)
-                except UnknownClassError as error:
-                    if self._foreign is not None:
-                        raise SuspendError(
-                            f"run.kept[{name!r}] is restored only where your code puts such an "
-                            f"object there before the loop: {error}"
-                        ) from error
-                    later = True  # also of those after it, which may refer to its parts
+        for name, (first, node) in nodes.items():
+            try:
+                kept[name] = reader.read(first, node, self.values.get(name))
+            except UnknownClassError as error:
+                if self._foreign is not None:  # else it is restored once the loop begins
+                    raise SuspendError(
+                        f"run.kept[{name!r}] is restored only where your code puts such an "
+                        f"object there before the loop: {error}"
+                    ) from error
         # In place: the objective may hold the dictionary.
         self.values.clear()
         self.values.update({name: kept[name] for name in order if name in kept})
@@ -130,59 +112,41 @@ class KeptValues:
         self._given |= {id(each): each for each in reader.arrays}
 
     def _written(self, names: list[str], tensors: _Tensors) -> dict[str, list[Any]]:
-        """The kept values of these names, trees in the order in which they must be read.
+        """The number of the first part of each value, and its tree, in the order to be read.
 
         They may be parts of these ``tensors`` of the named objects, which are written elsewhere.
         """
         if not names:
             return {}
         from optuna_hermes.suspend._values._custom import ValueWriter
-        from optuna_hermes.suspend._values._owned import Memory, NamedTensors, memory_of
+        from optuna_hermes.suspend._values._owned import NamedTensors
 
         owned = NamedTensors(tensors)
         writer = ValueWriter(whole=True, owned=owned)
-        memories = ((name, _memories_of_plain(self.values[name])) for name in names)
-        plain = {name: found for name, found in memories if found is not None}
+        nodes = {}
         # Those last that may be restored later: none is read before one that it refers to.
-        names = sorted(names, key=lambda name: name in (self._foreign or ()))
-        trees = {name: self._tree(writer, name) for name in names if name not in plain}
-        in_trees = {memory_of(each) for each in writer.objects}
-        shared = sharing(plain, lambda memory: memory in in_trees or owned.holds(memory))
-        trees |= {name: self._tree(writer, name) for name in shared}
+        for name in sorted(names, key=lambda name: name in (self._foreign or ())):
+            with _named_in_errors(name):
+                first = len(writer.objects)
+                nodes[name] = [first, writer.write(f"run.kept[{name!r}]", self.values[name])]
         writer.refuse_overlaps()
-        self._check_readable(trees, writer.functions, owned)
-        nodes = {name: [tree, False, True] for name, tree in trees.items()}
-        for name in (each for each in plain if each not in trees):
-            value, has_arrays = self.values[name], Memory in map(type, plain[name])
-            nodes[name] = [value, has_arrays and on_device(value), False]
+        if not writer.unsure <= self._readable:
+            self._check_readable(nodes, owned)
+            self._readable |= writer.unsure  # only now: an error is caught at an epoch's begin
         return nodes
 
-    def _tree(self, writer: ValueWriter, name: str) -> list[Any]:
-        with _named_in_errors(name):
-            return writer.write(f"run.kept[{name!r}]", self.values[name])
-
-    def _check_readable(
-        self, trees: Mapping[str, list[Any]], functions: set[FunctionName], owned: NamedTensors
-    ) -> None:
-        """Read new values once, so that one that cannot be restored fails while it is there.
-
-        Those with other ``functions`` than before the loop are new ones, too: a loop may put
-        another function in the place of one.
-        """
-        known = set() if self._classes is None else self._classes.functions
-        if self._readable.issuperset(trees) and functions <= known:
-            return
+    def _check_readable(self, nodes: Mapping[str, list[Any]], owned: NamedTensors) -> None:
+        """Read values once, so that one that cannot be restored fails while it is there."""
         from optuna_hermes.suspend._values._custom import ValueReader
 
         reader = ValueReader(self._classes, owned=owned)
-        for name, tree in trees.items():
+        for name, (first, node) in nodes.items():
             with _named_in_errors(name):
-                reader.node(frozen(tree))
-        self._readable.update(trees)  # only now: an error is caught at an epoch's begin
+                reader.read(first, frozen(node))
 
 
 def _functions_in(value: object) -> set[FunctionName]:
-    """Functions of a value that only one like it may have; see ``ValueWriter.functions``."""
+    """Names of the functions of a value, which values that are read may have, too."""
     from optuna_hermes.suspend._values._functions import name_of, node_of
 
     # Without a ``ValueWriter``, which takes long for a large value, at each start of a process.
@@ -196,20 +160,20 @@ def _inside_of_state(value: Any) -> Collection[Any]:
         return ()
     if issubclass(type(value), dict):
         return [*value, *value.values(), *dict_of(value).values()]
-    return _inside(value)
+    return _items_or_attributes(value)
 
 
 def can_keep(value: object) -> bool:
     """True for a value that can be stored if it is put into ``run.kept`` before the loop."""
     from optuna_hermes.suspend._values._custom import ValueWriter
+    from optuna_hermes.suspend._values._functions import name_of
 
-    writer = ValueWriter(whole=True)
     try:
-        writer.write("", value)
+        node = ValueWriter(whole=True).write("", value)
     except Exception:  # also of a state_dict() of the user's: this only chooses words
         return False
     # A function that is in a variable in place of another one was not kept before the loop.
-    return not (writer.functions and issubclass(type(value), CODE))
+    return name_of(node) is None
 
 
 @contextlib.contextmanager
@@ -224,57 +188,6 @@ def _named_in_errors(name: str) -> Iterator[None]:
             "loop. Make it anew in each epoch instead, from a seed, or give what holds it "
             "state_dict() and load_state_dict() and name it in suspendable()."
         ) from error
-
-
-def _memories_of_plain(value: object) -> list[Memory | int] | None:
-    """Keys of a plain value's containers, arrays and tensors, one at each reference to them.
-
-    None if it is not plain. Plain are scalars, arrays of numbers and tensors, also in containers:
-    ``pack`` knows them.
-    """
-    from optuna_hermes.suspend._values._owned import memory_of
-
-    memories: list[Memory | int] = []
-    on_device: set[bool] = set()
-    waiting, seen = [value], set()
-    while waiting:
-        each = waiting.pop()
-        if type(each) in _CONTAINERS:
-            if isinstance(each, dict) and not _are_plain_keys(each):
-                return None
-            items = each.values() if isinstance(each, dict) else cast("list[object]", each)
-            others = _no_numbers(items)
-            if others or type(each) is not tuple:
-                memories.append(memory_of(each))  # of a tuple, too: it may hold a list
-            if id(each) not in seen:
-                seen.add(id(each))
-                waiting += others
-        elif type(each) in NUMBERS:
-            continue
-        elif is_array(each) or isinstance(each, torch.Tensor):
-            if isinstance(each, torch.Tensor):
-                on_device.add(each.device.type != "cpu")
-                if each.requires_grad or len(on_device) > 1:
-                    return None  # it would come back without that, or all on the device
-            memories.append(memory_of(each))
-        elif type(each) not in _LEAVES and not is_scalar(each):
-            return None
-    return memories
-
-
-def _are_plain_keys(keys: Iterable[Any]) -> bool:
-    return all(
-        _are_plain_keys(key) if type(key) is tuple else type(key) in _LEAVES or is_scalar(key)
-        for key in _no_numbers(keys)
-    )
-
-
-def sharing(
-    memories: Mapping[str, Collection[Memory | int]], elsewhere: Callable[[Memory | int], bool]
-) -> list[str]:
-    """Names of values that refer to a part twice, or to one that is in another or ``elsewhere``."""
-    counts = Counter(each for found in memories.values() for each in found)
-    return [n for n, found in memories.items() if any(counts[m] > 1 or elsewhere(m) for m in found)]
 
 
 def size_of(value: object, most: int = SMALL_BYTES) -> int:
@@ -293,18 +206,16 @@ def size_of(value: object, most: int = SMALL_BYTES) -> int:
     return size
 
 
-def _no_numbers(items: Iterable[Any]) -> list[Any]:
-    return [each for each in items if type(each) not in NUMBERS]
-
-
 def _inside(value: Any) -> Collection[Any]:
     """The parts of a value that a tree of it would hold; those of a ``state_dict`` are unknown."""
+    return () if hasattr(type(value), "state_dict") else _items_or_attributes(value)
+
+
+def _items_or_attributes(value: Any) -> Collection[Any]:
     if isinstance(value, dict):
         return value.values()
     if isinstance(value, list | tuple | set | frozenset | deque):
         return value
     if isinstance(value, np.ndarray):
         return value.ravel().tolist() if value.dtype == object else ()
-    if isinstance(value, torch.Tensor) or hasattr(type(value), "state_dict"):
-        return ()
-    return getattr(value, "__dict__", {}).values()
+    return () if isinstance(value, torch.Tensor) else dict_of(value).values()

@@ -6,6 +6,7 @@ the packages of the root object's class and its bases.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
@@ -15,12 +16,17 @@ from typing import Any
 import numpy as np
 
 from optuna_hermes.errors import SuspendError, UnstorableError
-from optuna_hermes.suspend._values._generators import seeds_of, set_generator_state
+from optuna_hermes.suspend._values._generators import (
+    GENERATORS,
+    GLOBALS,
+    generator_state,
+    kind_of,
+    restored,
+)
 from optuna_hermes.suspend._values._tree import NUMBERS
 
 _NUMBERS = "biufc"  # NumPy's kinds
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
-_GLOBAL: Any = np.random.mtrand._rand
 OF_PYTHON = {"builtins", "abc", "typing"}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE in ``__flags__``: a class that Python code defines
 _CONTAINERS: dict[str, Any] = {kind.__name__: kind for kind in (list, set, dict)}
@@ -142,14 +148,15 @@ class _Writer:
         self.objects.append(value)
         return number
 
-    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
-        return [self.node(item, (*place, str(n))) for n, item in enumerate(items)]
+    def _items(
+        self, items: Iterable[Any], place: tuple[str, ...], names: Iterable[Any] | None = None
+    ) -> list[Any]:
+        named = zip(itertools.count() if names is None else names, items, strict=False)
+        return [self.node(item, (*place, str(name))) for name, item in named]
 
     def _pairs(self, value: Mapping[Any, Any], place: tuple[str, ...]) -> list[Any]:
-        return [
-            [self.node(key, place), self.node(item, (*place, str(key)))]
-            for key, item in value.items()
-        ]
+        """The keys of a mapping, and its items."""
+        return [self._items(value, place), self._items(value.values(), place, value)]
 
     def _object(self, value: Any, place: tuple[str, ...]) -> list[Any]:
         kind = type(value)
@@ -158,14 +165,11 @@ class _Writer:
                 return self._array(value, ".".join(place))
             items = [self.node(item, place) for item in value.ravel().tolist()]
             return ["array of", value.dtype.str, list(value.shape), items]
-        if isinstance(value, np.random.RandomState):
-            if value is _GLOBAL:
-                return ["global"]
-            return ["generator", "RandomState", self.node(value.get_state(legacy=False), place)]
-        if kind is np.random.Generator:
-            bits = value.bit_generator
-            state = [self.node(bits.state, place), self.node(seeds_of(bits), place)]
-            return ["generator", type(bits).__name__, *state]
+        if kind in GENERATORS or isinstance(value, np.random.RandomState):
+            which = kind_of(value)
+            if GLOBALS.get(which) is value:
+                return ["global", which]
+            return ["drawing", which, generator_state(value)]
         if package_of(kind) in self._packages:
             name = [kind.__module__, kind.__qualname__]
             if hasattr(value, "__dict__"):
@@ -264,7 +268,10 @@ class _Reader:
         return [self.node(node) for node in nodes]
 
     def _pairs(self, pairs: list[Any], present: Any) -> dict[Any, Any]:
-        return {self.node(key): self.node(item) for key, item in pairs}
+        there = present if isinstance(present, Mapping) else {}
+        keys = self._items(pairs[0], None)
+        items = self._items(pairs[1], [there.get(key) for key in keys])
+        return dict(zip(keys, items, strict=True))
 
     def _without(self, kind: str, rest: list[Any], present: Any) -> Any:
         if kind == "array":
@@ -278,9 +285,9 @@ class _Reader:
                 values[index] = self.node(item)
             return values.reshape(shape)
         if kind == "global":
-            return _GLOBAL
-        if kind == "generator":
-            return _generator(rest[0], [self.node(each) for each in rest[1:]], present)
+            return GLOBALS[rest[0]]
+        if kind == "drawing":
+            return restored(present, *rest)
         if kind == "made":
             made = self._class(*rest[:2])
             if made.__flags__ & _HEAP_TYPE:
@@ -348,20 +355,3 @@ def overlap(name: str, other: str) -> UnstorableError:
 
 def package_of(kind: type) -> str:
     return kind.__module__.partition(".")[0]
-
-
-def _generator(name: str, parts: list[Any], present: Any) -> Any:
-    """Return a generator with this state: ``present``, if it is of the same kind."""
-    state, *seeds = parts
-    if name == "RandomState":
-        own = isinstance(present, np.random.RandomState) and present is not _GLOBAL
-        old = present if own else np.random.RandomState()
-        old.set_state(state)
-        return old
-    bits = getattr(np.random, name)
-    if not (isinstance(bits, type) and issubclass(bits, np.random.BitGenerator)):
-        raise SuspendError(f"it holds a {name}, which is no generator of NumPy")
-    same = type(present) is np.random.Generator and type(present.bit_generator) is bits
-    generator: Any = present if same else np.random.Generator(bits())
-    set_generator_state(generator, {**state, "seeds": seeds[0] if seeds else None})
-    return generator

@@ -6,8 +6,8 @@ import contextlib
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +30,10 @@ class NamedTensors:
     def __init__(self, tree: Callable[[], Any]) -> None:
         self._tree = functools.cache(tree)
 
-    def holds(self, memory: Memory | int) -> bool:
-        """True if one of the tensors is in this memory, of ``memory_of``."""
-        return isinstance(memory, Memory) and memory in self._by_memory
+    def holds(self, values: Iterable[Any]) -> bool:
+        """True if one of the tensors is in the memory of one of these arrays and tensors."""
+        found = self._by_memory
+        return bool(found) and any(memory_of(each) in found for each in values)
 
     def part(self, value: Any, name: str) -> list[Any] | None:
         """A node for an array or tensor that is one of these, or a part of one; else None.
@@ -91,8 +92,8 @@ class NamedTensors:
         return None
 
     @functools.cached_property
-    def _by_memory(self) -> dict[Memory | int, list[tuple[_Place, torch.Tensor]]]:
-        found: dict[Memory | int, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
+    def _by_memory(self) -> dict[int | None, list[tuple[_Place, torch.Tensor]]]:
+        found: dict[int | None, list[tuple[_Place, torch.Tensor]]] = defaultdict(list)
         for place, tensor in tensors_in(self._tree(), ()):
             if storable(tensor) and tensor.numel():
                 found[memory_of(tensor)].append((place, tensor))
@@ -106,21 +107,15 @@ class NamedTensors:
         return found
 
 
-class Memory(NamedTuple):
-    """The memory of an array or tensor, and of all that are views of it."""
-
-    address: int
-
-
-def memory_of(value: object) -> Memory | int:
-    """A key that is the same for arrays and tensors in the same memory; the id of others."""
+def memory_of(value: object) -> int | None:
+    """The address of the memory of an array or tensor and all its views; None for others."""
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray | torch.Tensor):
         value = value.base
     if isinstance(value, np.ndarray):
-        return Memory(value.__array_interface__["data"][0])
+        return int(value.__array_interface__["data"][0])
     if isinstance(value, torch.Tensor) and storable(value):
-        return Memory(value.untyped_storage().data_ptr())
-    return id(value)
+        return value.untyped_storage().data_ptr()
+    return None
 
 
 def _tensor_of_array(array: np.ndarray[Any, Any], name: str, place: _Place) -> torch.Tensor:

@@ -53,14 +53,16 @@ class _PlainWriter(ValueWriter):
     def _count(self, parts: int, place: tuple[str, ...]) -> None:
         super()._count(parts * _PART_BYTES, place)
 
-    def _items(self, items: Iterable[Any], place: tuple[str, ...]) -> list[Any]:
+    def _items(
+        self, items: Iterable[Any], place: tuple[str, ...], names: Iterable[Any] | None = None
+    ) -> list[Any]:
         found = list(items)
         if NUMBERS.issuperset(map(type, found)):
-            super()._count(8 * len(found), place)
+            super()._count((8 if names is None else _PART_BYTES) * len(found), place)
             return ["numbers", found]
-        numbers = joined(found)
+        numbers = joined(found) if names is None else None  # others may hold those of a mapping
         if numbers is None:
-            return super()._items(found, place)
+            return super()._items(found, place, names)
         super()._count(numbers.nbytes, place)
         return ["joined", numbers]
 

@@ -1,4 +1,4 @@
-"""Many like items of a container as few arrays: of a replay buffer, for example.
+"""Many like items of a container as few arrays or lists: of a replay buffer, for example.
 
 A node for each of its thousands of arrays would take longer than training a unit. What is written
 here is taken apart again into the nodes that a writer makes of each item, before it is read.
@@ -7,6 +7,7 @@ here is taken apart again into the nodes that a writer makes of each item, befor
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,14 @@ _DTYPES = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 }
+CONTAINERS = (list, dict)
+"""Classes of the containers of numbers and text that a stack may hold."""
 _NEW, _IN_PLACE, _NONE = -1, -2, -3
 """In the place of an item's number: it is the next of the stack, or is None."""
 
 
 class Stack:
-    """Arrays or tensors of one dtype and shape, some of them several times, and None."""
+    """Like arrays or tensors, or lists or dictionaries of numbers; some several times, and None."""
 
     def __init__(self) -> None:
         self._new: list[Any] = []
@@ -46,6 +49,8 @@ class Stack:
         stack: Any = None
         if self._new and isinstance(self._new[0], torch.Tensor):
             stack = torch.stack(self._new)
+        elif self._new and type(self._new[0]) in CONTAINERS:
+            stack = [each.copy() for each in self._new]
         elif self._new:
             stack = _joined(self._new).reshape(-1, *self._new[0].shape)
         return ["stack", stack, np.array(self._numbers)]
@@ -71,6 +76,9 @@ def stack_or_node(items: Sequence[Any]) -> Stack | list[Any] | None:
 def _are_alike(arrays: list[Any]) -> bool:
     """True for small arrays or tensors of one class that a stack holds in full."""
     first, looks = arrays[0], set[tuple[Any, ...]]()
+    if type(first) in CONTAINERS:
+        items = (each.values() for each in arrays) if type(first) is dict else ()
+        return NUMBERS.issuperset(map(type, chain.from_iterable((*arrays, *items))))
     if is_array(first):
         looks = {(each.dtype, each.shape, each.flags.c_contiguous) for each in arrays}
         alike = first.flags.c_contiguous
@@ -104,8 +112,10 @@ def _nodes(column: list[Any]) -> list[list[Any]]:
     kind, items, *rest = column
     if kind in ("plain", "scalars"):
         return [["plain", each] for each in items]
-    count = 0 if items is None else len(items)
-    new = (items[index, ...] for index in range(count))  # also of one number each: as arrays
+    if isinstance(items, list):
+        new = iter(items)
+    else:  # also of one number each: as arrays
+        new = (items[index, ...] for index in range(0 if items is None else len(items)))
     return [_of_stack(number, new) for number in rest[0].tolist()]
 
 
@@ -117,6 +127,10 @@ def _of_stack(number: int, new: Iterator[Any]) -> list[Any]:
     value = next(new)
     if isinstance(value, torch.Tensor):
         node = ["tensor", value.clone(), False, False]  # which owns its memory
+    elif type(value) is list:
+        node = ["list", ["numbers", value]]
+    elif type(value) is dict:
+        node = ["dict", [["numbers", [*value]], ["numbers", [*value.values()]]]]
     else:
         node = ["array", "C", value]
     return ["in place", node] if number == _IN_PLACE else node

@@ -163,6 +163,24 @@ def mapped(value: Any, replace: Callable[[Any], Any]) -> Any:
     return replace(value)
 
 
+def same(one: Any, other: Any) -> bool:
+    """True for two trees of the same values."""
+    import torch
+
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one.cpu(), other.cpu())
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and bool(np.array_equal(one, other))
+    if kind is dict:
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if kind is not list or NUMBERS.issuperset(map(type, one)):
+        return bool(one == other)
+    return len(one) == len(other) and all(map(same, one, other))
+
+
 def with_references(tree: Any, names: Mapping[int, str]) -> Any:
     """A tree, or a copy with references to the objects whose names there are, by ``id``."""
     try:

@@ -42,14 +42,11 @@ _TABLES = {socket.AF_INET: "tcp", socket.AF_INET6: "tcp6"}
 _FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-real-ip")
 
 FILES = Path(__file__).parent / "static"
-# Every valid request is smaller; a larger body would only fill memory.
+# Every valid form is smaller; a larger body would only fill memory.
 MAX_FORM_BYTES = 4096
 # Of a trial's number: int() takes quadratic time for long ones, and databases have 64 bits.
 MOST_DIGITS = 15
 VERBS = ("hold", "boost", "release", "finish")
-_TOO_LARGE = Refusal(
-    status=413, reason=f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,8 @@ def make_app(feed: Feed, actions: Actions, guard: Guard) -> ASGIApp:
     async def token(request: Request) -> Response:
         body = await _body(request)
         if body is None:
-            return _refused(request, _TOO_LARGE)
+            reason = f"A body may have {MAX_FORM_BYTES} bytes: send less, or none."
+            return _refused(request, Refusal(status=413, reason=reason))
         fields = parse_qs(body.decode("utf-8", "replace"))
         return enter(request, fields.get("token", [""])[0].strip())
 
@@ -158,7 +156,7 @@ class _Gate:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        refusal = self._guard.refuse(self._asked(request)) or _too_large(request)
+        refusal = self._guard.refuse(self._asked(request))
         # The address that is printed has the token: the page itself exchanges it for a cookie.
         shows_token = scope["path"] == "/" and "token" in request.query_params
         if refusal is not None and not (refusal.status == 401 and shows_token):
@@ -178,13 +176,6 @@ class _Gate:
             headers={name.lower(): value for name, value in request.headers.items()},
             is_own=bool(is_own),
         )
-
-
-def _too_large(request: Request) -> Refusal | None:
-    # By the length that its sender announces, before any of it is read.
-    length = request.headers.get("content-length", "0")
-    small = length.isascii() and length.isdigit() and len(length) <= len(str(MAX_FORM_BYTES))
-    return None if small and int(length) <= MAX_FORM_BYTES else _TOO_LARGE
 
 
 def _refused(request: Request, refusal: Refusal) -> Response:
