@@ -24,7 +24,8 @@ from optuna_hermes.broker import connect
 from optuna_hermes.ledger import open_ledger
 
 N_TRIALS = 3
-UNITS = 60
+UNITS = 160
+"""More than two devices train until the outage is noted and two brokers have been killed."""
 OUTAGE_SECONDS = 3.0
 
 OBJECTIVE = f"""
