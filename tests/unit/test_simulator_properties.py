@@ -144,6 +144,7 @@ class Naive:
     fraction: float
     ages: dict[int, int] = field(default_factory=dict)
     stopped: dict[int, float] = field(default_factory=dict)
+    attained: dict[int, float] = field(default_factory=dict)
     busy: dict[int, tuple[float, int]] = field(default_factory=dict)
     last: dict[int, int] = field(default_factory=dict)
     log: list[tuple[float, int, int, int]] = field(default_factory=list)
@@ -169,6 +170,7 @@ class Naive:
             unit = self.work[number].seconds[self.ages.setdefault(number, 0)]
             cost = 0.0 if self.last.get(device) == number else self.fraction * unit
             self.busy[device] = (now + unit + cost, number)
+            self.attained[number] = self.attained.get(number, 0.0) + unit + cost
             self.last[device] = number
 
     def waiting(self) -> list[int]:
@@ -189,7 +191,10 @@ def naive_fifo(sim: Naive) -> int | None:
 
 
 def naive_round_robin(sim: Naive) -> int | None:
-    longest = sorted(sim.waiting(), key=lambda number: (sim.stopped[number], number))
+    def waits_since(number: int) -> tuple[float, float, int]:
+        return sim.stopped[number], sim.attained[number], number
+
+    longest = sorted(sim.waiting(), key=waits_since)
     return next(iter([*sim.new(), *longest]), None)
 
 
