@@ -233,12 +233,11 @@ def _sets(
 
 
 def _study_set(storage: str, study_name: str) -> tuple[CurveSet, int]:
-    from optuna_hermes.replay import curve_set_of, left_out_trials, unfinished_trials
+    from optuna_hermes.replay import curve_set_of, incomplete_trials
 
     with study_and_ledger(storage, study_name) as (study, ledger):
         found = curve_set_of(study, ledger)
-        cut = unfinished_trials(study, ledger)
-        left_out = left_out_trials(study, ledger)
+        cut, left_out = incomplete_trials(study, ledger)
     if cut:
         note(
             f"{plural(len(cut), 'trial')} of {len(found.recordings)} not trained to the end "

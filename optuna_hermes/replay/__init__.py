@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from optuna_hermes.replay._curve_sets import curve_set_of as curve_set_of
-from optuna_hermes.replay._curve_sets import left_out_trials as left_out_trials
+from optuna_hermes.replay._curve_sets import incomplete_trials as incomplete_trials
 from optuna_hermes.replay._curve_sets import read_curve_set as read_curve_set
-from optuna_hermes.replay._curve_sets import unfinished_trials as unfinished_trials
 from optuna_hermes.replay._processes import parallel_map as parallel_map
 from optuna_hermes.replay._simulate import REFERENCES as REFERENCES
 from optuna_hermes.replay._simulate import Result as Result

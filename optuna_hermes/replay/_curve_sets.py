@@ -80,17 +80,12 @@ def curve_set_of(study: Study, ledger: Ledger) -> CurveSet:
     return CurveSet(name=study.study_name, family="study", recordings=recordings)
 
 
-def unfinished_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
-    """Numbers of the trials that ``curve_set_of`` cuts off before their end."""
-    found = (trial for trial, _ in _trained(study, ledger))
-    return tuple(trial.number for trial in found if trial.state.name != "COMPLETE")
-
-
-def left_out_trials(study: Study, ledger: Ledger) -> tuple[int, ...]:
-    """Numbers of the trials that have begun but are not in ``curve_set_of``."""
-    kept = {trial.number for trial, _ in _trained(study, ledger)}
+def incomplete_trials(study: Study, ledger: Ledger) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The trials that ``curve_set_of`` cuts off, and the begun ones that it leaves out."""
+    states = {trial.number: trial.state.name for trial, _ in _trained(study, ledger)}
+    cut = tuple(number for number, state in states.items() if state != "COMPLETE")
     begun = (trial for trial in study.get_trials(deepcopy=False) if trial.state.name != "WAITING")
-    return tuple(trial.number for trial in begun if trial.number not in kept)
+    return cut, tuple(trial.number for trial in begun if trial.number not in states)
 
 
 def _trained(study: Study, ledger: Ledger) -> Iterator[tuple[FrozenTrial, Curve]]:

@@ -32,11 +32,10 @@ from optuna_hermes.replay import (
     SimulationRules,
     check_names,
     curve_set_of,
-    left_out_trials,
+    incomplete_trials,
     read_curve_set,
     simulate_one,
     tabulate,
-    unfinished_trials,
 )
 from optuna_hermes.replay._processes import parallel_map
 from optuna_hermes.simulator import RIVALS, CurveSet, Metrics, Recording
@@ -229,7 +228,7 @@ def test_a_study_is_a_curve_set(house: House) -> None:
     assert recording.seconds == (2.0, 2.0)
     assert math.isnan(recording.first)
     assert recording.params == house.study.trials[0].params
-    assert unfinished_trials(house.study, house.ledger) == ()
+    assert incomplete_trials(house.study, house.ledger) == ((), ())
 
 
 def test_trials_that_were_cut_short_are_named(house: House) -> None:
@@ -242,8 +241,9 @@ def test_trials_that_were_cut_short_are_named(house: House) -> None:
     house.study.enqueue_trial({"x": 0.5})
     found = curve_set_of(house.study, house.ledger)
     assert [len(each.values) for each in found.recordings] == [3, 2, 1]
-    assert unfinished_trials(house.study, house.ledger) == (suspended, pruned)
-    assert left_out_trials(house.study, house.ledger) == (failed, silent)
+    cut, left_out = incomplete_trials(house.study, house.ledger)
+    assert cut == (suspended, pruned)
+    assert left_out == (failed, silent)
 
 
 def test_reports_at_one_moment_are_units_all_the_same(house: House) -> None:
