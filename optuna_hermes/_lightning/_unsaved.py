@@ -77,9 +77,7 @@ def _attributes(trainer: Trainer, variables: Variables) -> dict[str, Attributes]
     for name, optimizer in _optimizers(trainer).items():
         found |= optimizer_attributes(name, optimizer, known)
     data = getattr(trainer, "datamodule", None)
-    plugins = (trainer.strategy, trainer.precision_plugin)
-    own = (*(each for each in plugins if is_users_type(type(each))), data)
-    owners = (*callbacks_of(trainer), *module.modules(), *own)
+    owners = (*callbacks_of(trainer), *module.modules(), *_users_plugins(trainer).values(), data)
     closed = variables.attributes(owners, found, frozenset(known))
     known.update(variables.bound)  # for the others: a method is not changed with its object
     return found | closed
@@ -87,19 +85,19 @@ def _attributes(trainer: Trainer, variables: Variables) -> dict[str, Attributes]
 
 def _of_plugins(trainer: Trainer, known: set[int]) -> dict[str, Attributes]:
     """Attributes of a strategy, and of a precision plugin without ``state_dict``, of a user."""
-    precision = trainer.precision_plugin
-    owners: dict[str, Any] = {"strategy": trainer.strategy}  # whose state Lightning never asks for
-    if _module_of(getattr(type(precision), "state_dict", None)).startswith(_LIBRARIES):
-        owners["precision plugin"] = precision
-    kinds = {key: type(each) for key, each in owners.items() if is_users_type(type(each))}
-    return {
-        key: Attributes(kind.__qualname__, owners[key], _ignores(kind), known)
-        for key, kind in kinds.items()
-    }
+    found = {}
+    for key, plugin in _users_plugins(trainer).items():
+        # Lightning never asks for a strategy's state.
+        if key == "strategy" or _is_a_user_s(plugin, object):
+            kind = type(plugin)
+            found[key] = Attributes(kind.__qualname__, plugin, _ignores(kind), known)
+    return found
 
 
-def _module_of(function: object) -> str:
-    return str(getattr(function, "__module__", ""))
+def _users_plugins(trainer: Trainer) -> dict[str, Any]:
+    """The strategy and the precision plugin, if they are of a user's class."""
+    plugins = {"strategy": trainer.strategy, "precision plugin": trainer.precision_plugin}
+    return {key: each for key, each in plugins.items() if is_users_type(type(each))}
 
 
 def _is_left_out_of_trainer(name: str, value: Any) -> bool:

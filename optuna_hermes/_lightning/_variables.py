@@ -179,7 +179,7 @@ class _Contents(MutableMapping[str, Any]):
 
 
 def _parts(value: Any, *, whole: bool) -> Iterable[Any]:
-    """What leads to further functions: code, containers, and objects of users' classes.
+    """The parts that may lead to further functions: of code, containers, and users' objects.
 
     Args:
         whole: True to look into a value of whatever class.

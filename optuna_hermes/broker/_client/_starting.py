@@ -106,7 +106,7 @@ def connect_or_start(
 
 
 def _difference(has: wire.Welcome, devices: str, texts: tuple[str, ...]) -> str | None:
-    """How a broker differs from the wanted one, and what to do about it; None if it does not."""
+    """The difference of a broker from the wanted one, and what to do about it; None without one."""
     if devices not in ("auto", has.devices):
         return (
             f"devices {has.devices!r} but {devices!r} was asked for: name the devices 'auto' to "

@@ -259,7 +259,7 @@ def _users_data(data: Any) -> dict[str, Any]:
 
 
 def _inside(each: Any) -> Iterable[tuple[Any, Any]]:
-    """What may lead from a data set, a transform or a container to others, by name."""
+    """The parts by which a data set, a transform or a container may hold others, by name."""
     kind = type(each)
     if issubclass(kind, list | tuple | dict):
         if len(each) > _MOST_PARTS:
