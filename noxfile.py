@@ -16,6 +16,7 @@ nox.options.reuse_existing_virtualenvs = True
 # pip alone knows the constraints file and a configured index in every set-up.
 nox.options.default_venv_backend = "venv"
 
+OTHER_PYTHONS = ("3.10", "3.12", "3.13", "3.14")
 CONSTRAINED = ("-c", "constraints.txt")
 # Not by the number of their tests: the longest ones are few.
 # More processes than cores, since most tests wait for processes that start.
@@ -77,6 +78,17 @@ def tests(session: nox.Session) -> None:
 
     Files are side by side.
     """
+    all_tests(session)
+
+
+@nox.session(python=OTHER_PYTHONS)
+def pythons(session: nox.Session) -> None:
+    """The same on other Pythons than 3.11: `nox -s pythons-3.13`, or each one that is there."""
+    all_tests(session)
+
+
+def all_tests(session: nox.Session) -> None:
+    """Install what the tests need, and run them, or those that the command line chooses."""
     session.install(*CONSTRAINED, "-e", ".[lightning,test,docs]")
     fast = session.posargs[:1] == ["fast"]
     chosen = ["tests/unit", *session.posargs[1:]] if fast else session.posargs

@@ -9,7 +9,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHONS = ("3.10.0", "3.11.0")
+PYTHONS = ("3.10.0", "3.11.0", "3.12.0", "3.13.0", "3.14.0")
 
 
 def pins() -> list[Requirement]:
@@ -21,10 +21,10 @@ def pins() -> list[Requirement]:
 def needed_python(name: str) -> SpecifierSet:
     """Return the Python versions that a distribution takes; any, if it is not installed here."""
     try:
-        needed = importlib.metadata.metadata(name)["Requires-Python"]
-    except (importlib.metadata.PackageNotFoundError, KeyError):
+        metadata = importlib.metadata.metadata(name).json
+    except importlib.metadata.PackageNotFoundError:
         return SpecifierSet()
-    return SpecifierSet(needed or "")
+    return SpecifierSet(str(metadata.get("requires_python", "")))
 
 
 def test_torch_is_not_bound_to_its_build_for_cpus() -> None:
