@@ -82,8 +82,11 @@ def begun_anew(frame: FrameType | None) -> str | None:
     seen: set[int] = set()
     while found:
         kinds = (tuple, zip, *_PASSING_ON, *_OF_ITERTOOLS)
+        asked = tuple(found)  # from Python 3.13 on it is itself among those that refer to its items
         # By the class alone: ``isinstance`` runs the code of proxies.
-        holders = [each for each in gc.get_referrers(*found) if type(each) in kinds]
+        holders = [
+            each for each in gc.get_referrers(*asked) if type(each) in kinds and each is not asked
+        ]
         for each in holders:
             if _begins_anew(each):
                 return f"{type(each).__name__}()"
