@@ -1649,11 +1649,20 @@ class Pulled(torch.optim.Optimizer):
         self.param_groups = self.base.param_groups
 
 
-def pulled(session: FakeSession, made: list[Pulled]) -> list[float]:
+class PulledAtHome(Pulled):
+    """It comes back where its parameters have the addresses that they had before, as forks do."""
+
+    def load_state_dict(self, state: Any) -> None:
+        addresses = map(id, self.param_groups[0]["params"])
+        slow = dict(zip(addresses, state["slow"].values(), strict=False))
+        super().load_state_dict({**state, "slow": slow})
+
+
+def pulled(session: FakeSession, made: list[Pulled], kind: type[Pulled]) -> list[float]:
     """A loop whose weights are pulled back; the optimizers of all processes are ``made``."""
     torch.manual_seed(1)
     model = nn.Linear(3, 1)
-    optimizer = Pulled(torch.optim.Adam(model.parameters(), lr=0.05))
+    optimizer = kind(torch.optim.Adam(model.parameters(), lr=0.05))
     made.append(optimizer)
     run = PyTorchLoop(
         optuna.create_study().ask(), {"model": model, "optimizer": optimizer}, session
@@ -1668,14 +1677,15 @@ def pulled(session: FakeSession, made: list[Pulled]) -> list[float]:
     return losses
 
 
+@pytest.mark.parametrize("kind", [Pulled, PulledAtHome])
 @pytest.mark.parametrize("after", [(8,), (3, 2, 9)])
 def test_what_an_optimizer_s_own_state_dict_names_by_addresses_comes_back(
-    after: tuple[int, ...], tmp_path: Path
+    after: tuple[int, ...], kind: type[Pulled], tmp_path: Path
 ) -> None:
     """It comes back by the order of parameters, and what is loaded for none does not pile up."""
     made: list[Pulled] = []  # kept alive: no address is used again
-    expected = pulled(FakeSession(), made)
-    train = functools.partial(pulled, made=made)
+    expected = pulled(FakeSession(), made, kind)
+    train = functools.partial(pulled, made=made, kind=kind)
     assert loops.by_way_of_disk(train, tmp_path, *after) == expected
     assert [len(each["moved"]) for each in made[-1].state.values()] == [EPOCHS * BATCHES] * 2
 

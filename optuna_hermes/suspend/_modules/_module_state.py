@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -313,8 +314,9 @@ def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
     numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
     states = saved.get("state", {})
     pairs = zip(numbers, _trained_by(optimizer), strict=False)  # some have no such groups
+    held = _by_parameter(optimizer.state)
     for number, parameter in pairs:
-        if number in states and parameter in optimizer.state:
+        if number in states and id(parameter) in held:
             loaded = optimizer.state[parameter]
             optimizer.state[parameter] = _uncast(loaded, states[number], parameter)
 
@@ -345,8 +347,9 @@ def beside_own_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     if written_by.startswith("torch.") or not isinstance(state, dict):
         return {}
     found = []
+    held = _by_parameter(state)
     for parameter in _trained_by(optimizer):
-        own = state.get(parameter)
+        own = held.get(id(parameter))
         items = own.items() if isinstance(own, dict) else ()
         found.append({name: each for name, each in items if plain({name: each})})
     others = [key for key in state if type(key) is int]
@@ -358,15 +361,29 @@ def put_beside_own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
     if "by_parameter" not in saved:
         return
     state: dict[Any, Any] = optimizer.state
+    held = _by_parameter(state)
     parameters = _trained_by(optimizer)
-    right = {*saved["other_keys"], *map(id, parameters)}
+    apart = [not each for each in saved["by_parameter"]["state"]]
+    # One that has nothing by itself may be named by its address in this process.
+    right = {*saved["other_keys"], *map(id, itertools.compress(parameters, apart))}
     for key in [each for each in state if type(each) is int and each not in right]:
         del state[key]  # by an address of another process: each resumption would add more
     for parameter, values in zip(parameters, _each_at_places(saved["by_parameter"]), strict=False):
         if values:
-            own = state.setdefault(parameter, {})
+            own = held.get(id(parameter))
+            if own is None:
+                own = state[parameter] = {}
             for name, value in values.items():
                 own[name] = _exact(own.get(name), value, parameter)
+
+
+def _by_parameter(state: Mapping[Any, Any]) -> dict[int, Any]:
+    """What an optimizer holds of parameters, by their addresses.
+
+    To ask its state for one is an error where that has such an address, too, which may be of
+    another process: then a tensor and a number of the same hash are compared.
+    """
+    return {id(key): each for key, each in state.items() if isinstance(key, torch.Tensor)}
 
 
 def _each_at_places(saved: Mapping[str, Any]) -> Iterator[Any]:
