@@ -49,6 +49,7 @@ from optuna_hermes.workers._processes import (
     spawn_fresh,
 )
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group, leave_to_driver
+from optuna_hermes.workers._start_method import forget_fork_server, fork_by_default
 from optuna_hermes.workers._successor import Successor
 from optuna_hermes.workers._words import GRANTED, NOTE, ONCE, WAITS
 from optuna_hermes.workers._worker import WorkerInput, serve, study_of
@@ -113,6 +114,7 @@ def _serve(
     """Load the objective, send success or the error to the driver, then fork workers on request."""
     imports = list(sys.path), list(sys.argv)  # before the objective's import changes them
     sent: bytes | str = b""
+    fork_by_default()
     try:
         objective = _prepare(load)
         _optuna.prepare_storages()
@@ -327,6 +329,7 @@ class _ForkServer:
         self._wake_end.close()
         if self._successor is not None:
             self._successor.forget()
+        forget_fork_server()
 
     def _reap(self) -> None:
         while True:

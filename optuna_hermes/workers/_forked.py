@@ -26,6 +26,7 @@ from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import stream
 from optuna_hermes.workers._processes import ForkedProcess, end_with
 from optuna_hermes.workers._signals import LEFT_TO_DRIVER, leave_group
+from optuna_hermes.workers._start_method import forget_fork_server
 from optuna_hermes.workers._threads import THREADS_VARIABLE, limit_threads
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def _be_the_server(
         sys.settrace(None)  # a debugger's: nobody is there to answer it
         sys.setprofile(None)
         ours.close()
+        forget_fork_server()
         _begin_streams()
         _set_environment(environment)
         from optuna_hermes.workers._fork_server import serve_driver

@@ -14,6 +14,7 @@ from optuna_hermes.workers._fork_server import prepare_imports
 from optuna_hermes.workers._objective import Objective, unpack
 from optuna_hermes.workers._processes import NOT_LOADED, end_with
 from optuna_hermes.workers._signals import leave_to_driver
+from optuna_hermes.workers._start_method import fork_by_default
 from optuna_hermes.workers._worker import serve
 
 
@@ -30,6 +31,7 @@ def main() -> int:
         packed, path, arguments, job, unsafe = pickle.loads(file.read())
     os.close(order)
     prepare_imports(packed, path, arguments)
+    fork_by_default()
     try:
         # CUDA fixes its devices when it is first used: load the objective once they are leased.
         load = _unpack_late if unsafe is Unsafe.ACCELERATOR else unpack

@@ -529,6 +529,52 @@ def test_what_a_script_defines_can_be_pickled_in_a_new_python(
     assert [trial.value for trial in trials(tmp_path)] == [1.0, 2.0]
 
 
+PROCESSES = """
+import multiprocessing
+from optuna_hermes.workers import _preload
+_preload._LIBRARIES["late"] = ("late",)
+setting = "as imported"
+
+def by_python_s_fork_server():
+    child = multiprocessing.get_context("forkserver").Process(target=os.getpid)
+    child.start()
+    child.join()
+    return child.exitcode
+
+def objective(trial):
+    import late
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.Process(target=lambda: theirs.send(setting))
+    child.start()
+    print(ours.recv(), by_python_s_fork_server())
+    child.join()
+    return 0.0
+
+if __name__ == "__main__":
+    setting = "set"
+    multiprocessing.RLock()  # as of a progress bar: it fixes the start method
+    by_python_s_fork_server()
+    way = sys.argv[1]
+    if way == "new server":
+        with_a_thread()
+    optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+@pytest.mark.parametrize("way", ["forked", "new server", "new workers"])
+def test_processes_of_a_trial_are_forks_as_well(script: Script, tmp_path: Path, way: str) -> None:
+    """Those of data loaders, whatever Python's default, and where the script has used that.
+
+    Python's own fork server is another one in each process.
+    """
+    late = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+    (tmp_path / "late.py").write_text(late if way == "new workers" else "")
+    done = script(PROCESSES, way)
+    assert done.returncode == 0, done.stderr
+    logs = list((tmp_path / "study.db.hermes").rglob("output.log"))
+    assert [log.read_text() for log in logs] == ["set 0\n"] * 2
+
+
 BROKEN_OUTPUT = """
 def objective(trial):
     if trial.number == 1:

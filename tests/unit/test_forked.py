@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import multiprocessing.context
 import os
 import signal
 import subprocess
@@ -21,6 +23,7 @@ from optuna_hermes.workers import _fork_server, _forked
 from optuna_hermes.workers._fork_safety import Unsafe
 from optuna_hermes.workers._forked import why_new_python
 from optuna_hermes.workers._processes import ForkedProcess
+from optuna_hermes.workers._start_method import fork_by_default
 from optuna_hermes.workers._worker import WorkerInput
 
 
@@ -192,3 +195,18 @@ def test_a_library_that_is_loaded_takes_fewer_threads(variable: str) -> None:
     )
     before, after = done.stdout.splitlines()
     assert after == ("[1]" if variable == "OMP_NUM_THREADS" else before)
+
+
+@pytest.mark.parametrize("chosen", [None, "spawn"])
+def test_processes_of_a_trial_are_forks_unless_another_way_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    """Python 3.14 has another default, which the first lock fixes; objectives may still choose."""
+    context = multiprocessing.context.DefaultContext(multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(multiprocessing.context, "_default_context", context)
+    context.RLock()
+    if chosen is not None:
+        context.set_start_method(chosen, force=True)
+    fork_by_default()
+    assert context.get_start_method(allow_none=True) == chosen
+    assert context.get_start_method() == (chosen or "fork")
