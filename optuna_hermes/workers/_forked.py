@@ -101,8 +101,7 @@ def _be_the_server(
         freeze()
         collects = gc.isenabled()
         gc.disable()  # until all is imported
-        sys.settrace(None)  # a debugger's: nobody is there to answer it
-        sys.setprofile(None)
+        _end_tools()
         ours.close()
         forget_fork_server()
         _begin_streams()
@@ -119,6 +118,20 @@ def _be_the_server(
     finally:
         # Never back into the script, whose frames are above this one.
         os._exit(status)
+
+
+def _end_tools() -> None:
+    """End a debugger, which nobody is there to answer, and a profiler."""
+    sys.settrace(None)
+    sys.setprofile(None)
+    # Profilers use it since Python 3.12, and debuggers since 3.14.
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return
+    for tool in (monitoring.DEBUGGER_ID, monitoring.PROFILER_ID):
+        if monitoring.get_tool(tool) is not None:
+            monitoring.set_events(tool, 0)
+            monitoring.free_tool_id(tool)
 
 
 def _begin_streams() -> None:

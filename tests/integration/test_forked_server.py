@@ -135,6 +135,38 @@ def test_trials_find_what_the_script_has_set(script: Script, tmp_path: Path) -> 
     assert "ValueError: no good" in words[0]
 
 
+DEBUGGED = """
+import cProfile
+
+def objective(trial):
+    x = trial.suggest_float("x", 0.0, 1.0)  # a breakpoint
+    cProfile.Profile().runcall(int)
+    return x
+
+if __name__ == "__main__":
+    cProfile.Profile().enable()
+    optimize(make(), objective, n_trials=2, devices="cpu:1", show_progress=False)
+"""
+
+
+def test_a_debugger_and_a_profiler_stay_with_the_script(tmp_path: Path) -> None:
+    """At a breakpoint in a trial nobody could say how to go on; it may have a profiler itself."""
+    script = WATCHED + DEBUGGED
+    (tmp_path / "train.py").write_text(script)
+    line = script.partition("# a breakpoint")[0].count("\n") + 1
+    done = subprocess.run(
+        [sys.executable, "-m", "pdb", "-c", f"break train.py:{line}", "-c", "continue", "train.py"],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert f"Breakpoint 1 at {tmp_path / 'train.py'}:{line}" in done.stdout
+    assert FORKED in done.stdout
+    assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 2, done.stderr
+
+
 CONNECTED = """
 import sqlite3
 
