@@ -8,6 +8,7 @@ import io
 import logging
 import operator
 import random
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum, Flag
@@ -700,3 +701,25 @@ def test_generators_without_seeds_come_back() -> None:
 
     generator = np.random.Generator(np.random.PCG64(Sequence()))  # type: ignore[arg-type]
     assert through_disk([generator])[0].random() == generator.random()
+
+
+UNKNOWN = "Weights" if sys.version_info >= (3, 14) else "'Weights'"  # must be there before
+OF_FILES = f"""
+class Loads(nn.Linear):
+    def state_dict(self, *args, **kwargs):
+        return {{"bias": self.bias.detach()}}
+
+    def load_state_dict(self, state: {UNKNOWN}, strict: bool = True):
+        return super().load_state_dict(state, strict)
+"""
+
+
+def test_annotations_may_be_for_type_checkers_only() -> None:
+    """Weights that a ``state_dict`` leaves out come back whatever these name."""
+    own: dict[str, Any] = {"nn": nn, "__name__": __name__}
+    exec(compile(OF_FILES, "own.py", "exec", dont_inherit=True), own)
+    module, other = own["Loads"](2, 1), own["Loads"](2, 1)
+    NamedObjects({"it": other}).load_state_dict(stored(NamedObjects({"it": module}).state_dict()))
+    assert [each.tolist() for each in other.parameters()] == [
+        each.tolist() for each in module.parameters()
+    ]

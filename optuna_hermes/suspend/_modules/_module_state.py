@@ -124,10 +124,17 @@ def put_back(owner: Any, state: dict[str, Any]) -> None:
 def _load(owner: Any, state: Any, *, strict: bool) -> None:
     """Load a state, also one that lacks parameters if not ``strict`` and its owner allows that."""
     load = owner.load_state_dict
-    if strict or "strict" not in inspect.signature(load).parameters:
+    if strict or not _may_be_loose(load):
         load(state)
     else:
         load(state, strict=False)
+
+
+def _may_be_loose(load: Any) -> bool:
+    # A signature evaluates annotations since Python 3.14; names in them may be for type checkers.
+    code = getattr(inspect.unwrap(load), "__code__", None)
+    known = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return "strict" in known
 
 
 def put_beside_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
