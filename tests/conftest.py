@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -133,6 +134,29 @@ def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def storage_url(tmp_path: Path) -> str:
     """A study database that does not exist yet."""
     return f"sqlite:///{tmp_path / 'study.db'}"
+
+
+@pytest.fixture
+def take_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """``take_away(path)``: neither it nor what is in it can be looked at, as on a lost mount."""
+
+    def take(path: Path) -> None:
+        def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+            def refuse(place: Any = ".", *words: Any, **options: Any) -> Any:
+                if f"{place}/".startswith(f"{path}/"):
+                    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(place))
+                return call(place, *words, **options)
+
+            return refuse
+
+        for owner, names in (
+            (os, ("stat", "scandir", "listdir")),
+            (Path, ("stat", "iterdir", "read_text")),
+        ):
+            for name in names:
+                monkeypatch.setattr(owner, name, refusing(getattr(owner, name)))
+
+    return take
 
 
 @pytest.fixture(scope="session")

@@ -182,9 +182,13 @@ def _sorted_out(
 def _is_here(path: Path, places: Collection[Path], parents: Collection[Path] | None) -> bool:
     """True if a checkpoint lies in a study's folder in ``places``, or is gone."""
     place = path.parent.parent.resolve()
-    if path.exists():
-        return place in places
-    return parents is None or place.parent in parents
+    try:  # not by ``exists``, which is False since Python 3.14 where a mount is away
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return parents is None or place.parent in parents
+    except OSError:
+        return False
+    return place in places
 
 
 def remove(study: _optuna.Study, ledger: Ledger, litter: Litter) -> None:
@@ -235,10 +239,18 @@ def _found(study: Path | str) -> Iterator[tuple[Path | str, int, float]]:
         for file in _remote.files(study):
             yield file.url, file.size_bytes, file.changed
         return
-    for path in sorted(study.glob("trial-*/*")):
+    for path in chain.from_iterable(map(_listed, _listed(study))):
         try:
             status = path.lstat()
         except OSError:  # it is gone
             continue
         if stat.S_ISREG(status.st_mode) and not path.parent.is_symlink():
             yield path, status.st_size, status.st_mtime
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What lies in a folder: nothing if it is none, or another user's."""
+    # Not by ``glob``: since Python 3.12 it finds nothing where a mount is away, either.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+        return sorted(folder.iterdir())
+    return []

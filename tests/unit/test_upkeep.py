@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -612,6 +612,20 @@ def test_gc_keeps_what_a_suspended_trial_could_tell_nobody(house: House, tmp_pat
     late = NOW + 1e9
     litter = upkeep.find_litter(house.study, house.ledger, [house.root], (), late, [store])
     assert set(litter.files) == {gone}
+
+
+def test_gc_forgets_no_checkpoint_that_it_cannot_look_at(
+    house: House, tmp_path: Path, take_away: Callable[[Path], None]
+) -> None:
+    """Its row says where it is; and a folder that cannot be read is no folder without files."""
+    lost, number = tmp_path / "lost", house.finished()
+    house.row(number, lost / house.key / f"trial-{number:05d}" / "000001-unit-1.safetensors")
+    assert house.litter().rows
+    take_away(lost)
+    assert (house.litter().rows, house.litter().elsewhere) == ((), (str(lost),))
+    take_away(house.root)
+    with pytest.raises(OSError, match="Stale file handle"):
+        house.litter()
 
 
 def test_gc_leaves_live_trials_alone(house: House) -> None:
