@@ -13,6 +13,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
 import optuna
 
@@ -90,7 +91,7 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
     key, apart = known_key(study), not shares_its_ledger(study)
     is_file = apart and named_ledger(study) is None
     # Keys come out of a storage: one must not lead out of the folders.
-    if is_file and (key is None or "/" in key or not ledger_file(key).exists()):
+    if is_file and (key is None or "/" in key or not _is_there(ledger_file(key))):
         key = None
     if key is not None and ids_return(study):
         _refuse_trained(study, key)
@@ -108,6 +109,16 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
         shutil.rmtree(root, ignore_errors=True)
         places.discard(str(root))
     return sorted(places)
+
+
+def _is_there(file: Path) -> bool:
+    """True if there is a file, and an error if nobody can tell."""
+    with state_errors():
+        try:  # not by ``exists``, which is False since Python 3.14 where a mount is away
+            file.stat()
+        except FileNotFoundError:
+            return False
+    return True
 
 
 def _refuse_trained(study: optuna.Study, key: str) -> None:
@@ -151,7 +162,10 @@ def _here() -> str:
     # Not the host's name: containers change it, and two users of a host have two ledgers.
     path = state_dir() / "ledgers" / "id"
     with only_here(), state_errors():
-        name = path.read_text() if path.exists() else ""
+        try:
+            name = path.read_text()
+        except FileNotFoundError:
+            name = ""
         if not name.strip():  # the disk was full, or the power was cut
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"{socket.gethostname()}:{path.parent} {uuid.uuid4().hex[:8]}"

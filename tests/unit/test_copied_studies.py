@@ -131,6 +131,18 @@ def test_a_copy_in_another_journal_has_a_key_of_its_own(tmp_path: Path) -> None:
     assert len(set(keys)) == 4
 
 
+def test_a_study_whose_ledger_cannot_be_looked_at_is_not_deleted(
+    tmp_path: Path, take_away: Callable[[Path], None]
+) -> None:
+    """Its ledger and its checkpoints would stay for good."""
+    study = optuna.create_study(storage=journal(tmp_path / "study.log"))
+    take_away(ledger_file(trained(study)))
+    deleted: list[bool] = []
+    with pytest.raises(StorageError, match="Stale file handle"):
+        delete_with_files(study, lambda: deleted.append(True))
+    assert not deleted
+
+
 def test_a_journal_that_is_moved_keeps_its_key(tmp_path: Path) -> None:
     """As one whose folder has another name; its first place may be another study's by then."""
     here, there = tmp_path / "here.log", tmp_path / "there.log"

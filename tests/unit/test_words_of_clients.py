@@ -637,6 +637,23 @@ def test_a_name_of_ledgers_that_was_not_written_whole(
     assert [each.name for each in path.parent.iterdir()] == ["id"]
 
 
+def test_a_name_of_ledgers_that_cannot_be_read_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, take_away: Callable[[Path], None]
+) -> None:
+    """No other one is drawn, by which the studies of the first would be another host's."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = tmp_path / "optuna-hermes" / "ledgers" / "id"
+    path.parent.mkdir(parents=True)
+    path.write_text("n1:/home/ann 0a1b")
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "j.log"))
+    study = optuna.create_study(storage=optuna.storages.JournalStorage(backend))
+    take_away(path)
+    with pytest.raises(StorageError, match=r"Stale file handle"):
+        _optuna.claim_ledger(study)
+    monkeypatch.undo()
+    assert path.read_text() == "n1:/home/ann 0a1b"
+
+
 def test_a_host_that_died_over_its_claim_is_waited_for_some_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
