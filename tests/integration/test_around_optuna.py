@@ -34,7 +34,8 @@ N_TRIALS = 7
 
 def samplers() -> dict[str, optuna.samplers.BaseSampler]:
     found = optuna.samplers
-    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return {
             "TPE": found.TPESampler(seed=0, n_startup_trials=2),
             "random": found.RandomSampler(seed=0),
@@ -409,7 +410,8 @@ def test_constraints_are_known_at_the_end_of_a_trial() -> None:
         "NSGA-II": optuna.samplers.NSGAIISampler,
     }
     for name, make in found.items():
-        with warnings.catch_warnings(action="ignore"):  # Optuna would rather have set_constraint
+        with warnings.catch_warnings():  # Optuna would rather have set_constraint
+            warnings.simplefilter("ignore")
             study = make_study(make(seed=0, constraints_func=excess))
         if name == "GP":
             study.sampler.base._n_startup_trials = 2

@@ -391,7 +391,8 @@ def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(
     It had a heartbeat: another process would have found it dead.
     """
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         storage = RDBStorage(url, heartbeat_interval=1)
     study = make_study(storage)
 
@@ -400,7 +401,8 @@ def test_ctrl_c_while_a_trial_waits_leaves_nothing_behind(
             rows = connection.execute("SELECT trial_id FROM trial_heartbeats").fetchall()
         return [id_ for (id_,) in rows]
 
-    with warnings.catch_warnings(category=UserWarning, action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
         first = study.ask()  # Optuna warns that such a trial has no heartbeat
     train(first)
     main = threading.main_thread().ident

@@ -155,7 +155,8 @@ def test_a_wrapped_pruner_prunes_as_it_does_alone(
 ) -> None:
     """Inside HermesPruner each pruner of Optuna stops the same trials after the same steps."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         alone = pruned_at(PRUNERS[name](), found.RandomSampler(seed=3))
         wrapped = pruned_at(
             HermesPruner(PRUNERS[name]()),
@@ -169,7 +170,8 @@ def test_a_wrapped_pruner_prunes_as_it_does_alone(
 def test_a_pruner_beside_the_sampler_prunes_as_it_does_alone(name: str) -> None:
     """With HermesSampler each pruner of Optuna stops the same trials after the same steps."""
     make = {**PRUNERS, "Hyperband": partial(optuna.pruners.HyperbandPruner, 1, 6)}[name]
-    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         alone = pruned_at(make(), found.RandomSampler(seed=3))
         beside = pruned_at(make(), HermesSampler(found.RandomSampler(seed=3)))
     assert beside == alone

@@ -221,7 +221,8 @@ def test_parts_of_a_study_that_do_no_harm_are_not_named(
     pruner: optuna.pruners.BasePruner, sampler: optuna.samplers.BaseSampler, notes: Notes
 ) -> None:
     """A pruner that stops nobody; a sampler that learns nothing, or is shown suspended trials."""
-    with warnings.catch_warnings(category=optuna.exceptions.ExperimentalWarning, action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         outer = optuna.samplers.PartialFixedSampler({}, sampler)
     _optimize._check_parts(optuna.create_study(pruner=pruner, sampler=outer), notes)
     several = optuna.create_study(directions=["minimize", "maximize"])
