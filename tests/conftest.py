@@ -22,6 +22,7 @@ import psutil
 import pytest
 from hypothesis import settings
 
+from optuna_hermes.workers._start_method import fork_by_default
 from support.databases import DatabaseServer, mariadb_server, postgres_server
 
 # A shell ignores Ctrl-C in what it starts in the background, and so would all that is tested here.
@@ -33,6 +34,9 @@ RUNTIME_DIR = "OPTUNA_HERMES_RUNTIME_DIR"
 
 # Small matrices on few cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# As in workers: what a loader starts has what a test defines, and imports no torch.
+fork_by_default()
 
 # A loaded machine is no failure, and a failure must be one that can be repeated.
 settings.register_profile("project", deadline=None, print_blob=True)
