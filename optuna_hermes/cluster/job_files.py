@@ -183,8 +183,8 @@ def _moment(text: str) -> tuple[float, bool]:
     try:
         seconds = float(text)
     except ValueError:
-        date = datetime.fromisoformat(text)
         # Without a zone UTC is assumed: results must not depend on this machine's zone.
+        date = datetime.fromisoformat(text.removesuffix("Z"))  # which Python 3.10 does not know
         return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp(), True
     if not 0 <= seconds < MOST_SECONDS:
         raise ValueError

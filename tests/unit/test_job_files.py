@@ -51,7 +51,7 @@ def test_columns_of_published_traces(tmp_path: Path) -> None:
     text = (
         "timestamp,duration,num_gpus,gpu_time,cluster\n"
         "2017-10-11 01:00:00,66.0,2,132.0,x\n"
-        "2017-10-10 00:00:30,5.5,1,5.5,y\n"
+        "2017-10-10T00:00:30Z,5.5,1,5.5,y\n"
     )
     path.write_bytes(gzip.compress(text.encode()))
     jobs = read_jobs(path).jobs

@@ -82,6 +82,22 @@ def test_a_number_that_two_hosts_have_used_overwrites_nothing(tmp_path: Path, ur
         assert found[1]["units"] == units
 
 
+@pytest.mark.parametrize(
+    ("told", "changed"),
+    [
+        ({"updated": "1970-01-01T00:01:00.250Z"}, 60.25),
+        ({"LastModified": "Thu, 01 Jan 1970 00:01:00 GMT"}, float("inf")),
+        ({"LastModified": "Thu, 01 Jan 1970 00:01:00 GMT", "created": 60}, 60.0),
+        ({}, float("inf")),
+    ],
+)
+def test_a_time_that_is_told_in_another_way_is_not_known(
+    told: dict[str, Any], changed: float
+) -> None:
+    """Such a file is never old enough to be removed."""
+    assert _remote._changed(told) == changed
+
+
 def test_a_copy_is_read_without_the_store(
     tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -239,7 +239,8 @@ def _changed(info: dict[str, Any]) -> float:
         if isinstance(value, int | float):
             return float(value)
         if isinstance(value, str):  # of Google's store
-            return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
+            with contextlib.suppress(ValueError):  # Python 3.10 reads 3 or 6 digits after a point
+                return datetime.fromisoformat(value.replace("Z", "+00:00")).timestamp()
     return float("inf")  # of unknown age: never old enough to be removed
 
 
