@@ -27,6 +27,7 @@ from optuna_hermes.model import (
     Unstarted,
 )
 from optuna_hermes.policies import Policy
+from optuna_hermes.policies.decisions import check, plain
 from optuna_hermes.simulator import FixedList, Recording, TrialSimulator
 
 # A contract is inherited: Hypothesis would refuse one test that several classes run.
@@ -228,42 +229,25 @@ class PolicyContract:
     starves_none: bool = False
 
     @_on_any_snapshot
-    def test_only_free_devices_are_given_and_none_twice(self, snapshot: Snapshot) -> None:
-        """A free device goes to one trial at most; an unknown, taken or broken one to none."""
-        given_out = [id_ for each in self._assigned(snapshot) for id_ in each.devices]
-        assert len(given_out) == len(set(given_out))
-        assert _free(snapshot).issuperset(given_out)
+    def test_a_decision_keeps_the_contract(self, snapshot: Snapshot) -> None:
+        """The broker would accept the decision.
 
-    @_on_any_snapshot
-    def test_only_waiting_trials_are_assigned_and_none_twice(self, snapshot: Snapshot) -> None:
-        """A device goes to a trial that waits, not to one that is running, over or unknown."""
-        trials = [each.trial for each in self._assigned(snapshot) if each.trial is not None]
-        assert len(trials) == len(set(trials))
-        waiting = (*_candidates(snapshot), *snapshot.unstarted.listed)
-        assert {trial.number for trial in waiting}.issuperset(trials)
-
-    @_on_any_snapshot
-    def test_a_trial_gets_devices_that_it_can_use(self, snapshot: Snapshot) -> None:
-        """A trial gets devices and a batch size within its limits, and no device it excludes."""
-        known = (*snapshot.trials, *snapshot.unstarted.listed)
-        trials = {trial.number: trial for trial in known}
-        for each in self._assigned(snapshot):
-            trial = (
-                TrialView(number=-1, state="pending") if each.trial is None else trials[each.trial]
-            )
-            least, most = trial.device_range
-            assert least <= len(each.devices) <= most
-            assert not trial.bound_to or set(trial.bound_to).issuperset(each.devices)
-            if each.batch_size is not None:
-                assert trial.elastic is not None
-                low, high = trial.elastic.batch_sizes
-                assert low <= each.batch_size <= high
-
-    @_on_any_snapshot
-    def test_no_more_new_trials_than_there_are(self, snapshot: Snapshot) -> None:
-        """Not more trials are created than may be."""
-        new = _count_new(snapshot, self._assigned(snapshot))
-        assert snapshot.unstarted.count is None or new <= snapshot.unstarted.count
+        Besides, no broken or excluded device is given out, no device of a trial is powered down,
+        and not more trials are created than may be.
+        """
+        decision = plain(self.policy.decide(snapshot))
+        check(decision, snapshot)
+        bounds: dict[int | None, tuple[str, ...]] = {
+            trial.number: trial.bound_to for trial in snapshot.trials if trial.bound_to
+        }
+        for each in decision.assignments:
+            assert _free(snapshot).issuperset(each.devices)
+            assert set(bounds.get(each.trial, each.devices)).issuperset(each.devices)
+        count = snapshot.unstarted.count
+        assert count is None or _count_new(snapshot, decision.assignments) <= count
+        down = set(decision.powered_down)
+        assert len(down) == len(decision.powered_down)
+        assert down.isdisjoint(id_ for trial in snapshot.trials for id_ in trial.current_devices)
 
     @_on_any_snapshot
     def test_the_same_snapshot_gives_the_same_decision(self, snapshot: Snapshot) -> None:
@@ -304,17 +288,6 @@ class PolicyContract:
         assert len(pruned) == len(decision.pruned) * self.prunes
         assert pruned.isdisjoint(each.trial for each in decision.assignments)
         assert {trial.number for trial in _candidates(snapshot)}.issuperset(pruned)
-
-    @_on_any_snapshot
-    def test_only_idle_devices_are_powered_down(self, snapshot: Snapshot) -> None:
-        """No trial is on a device that is powered down, or suspended on it, or sent to it."""
-        decision = self.policy.decide(snapshot)
-        down = set(decision.powered_down)
-        assert len(down) == len(decision.powered_down)
-        idle = {device.id for device in snapshot.devices if device.free or not device.powered}
-        assert idle.issuperset(down)
-        assert down.isdisjoint(id_ for trial in snapshot.trials for id_ in trial.current_devices)
-        assert down.isdisjoint(id_ for each in decision.assignments for id_ in each.devices)
 
     @_on_any_snapshot
     def test_no_device_stays_empty_that_could_be_used(self, snapshot: Snapshot) -> None:
