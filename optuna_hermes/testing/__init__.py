@@ -1,4 +1,4 @@
-"""Test support for packages of your own: a suite for policies, and sessions without a broker."""
+"""Test support for packages of your own: a suite for policies, and a session without a broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from optuna_hermes.testing.session import FakeSession as FakeSession
-from optuna_hermes.testing.session import RankedSession as RankedSession
 
 if TYPE_CHECKING:
     from optuna_hermes.testing.policy import PolicyContract as PolicyContract
@@ -17,7 +16,7 @@ if "pytest" in sys.modules:
 
 
 def __getattr__(name: str) -> Any:
-    # Sessions need no Hypothesis.
+    # The session needs no Hypothesis.
     if name != "PolicyContract":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,17 +1,15 @@
-"""Fake sessions whose grants and revocations are scripted.
+"""Fake session whose grants and revocations are scripted.
 
-They are in the package because a suspended training leaves the package's own objects alone: of a
+It is in the package because a suspended training leaves the package's own objects alone: of a
 session from elsewhere, as of any object of its user, it would store and restore the attributes.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optuna_hermes.errors import Suspended
 from optuna_hermes.model import BatchSizes, Checkpoint, TierName
@@ -162,41 +160,3 @@ class FakeSession:
         if held.stored is not None:
             self.saved(held.stored)
             raise Suspended(f"The trial is stored in {held.stored.path}.")
-
-
-class RankedSession(FakeSession):
-    """A ``FakeSession`` for several ranks: rank 0 counts its batches in shared memory."""
-
-    def __init__(self, yields: Mapping[int, TierName] | None = None, **options: Any) -> None:
-        self._must = False
-        self._trained = multiprocessing.RawValue("i")
-        self._noticed = multiprocessing.RawValue("i")
-        super().__init__(yields, **options)
-        self._scripted = len(self.script)
-
-    @property
-    def must_yield(self) -> bool:
-        """True from the batch on after which the first process yields."""
-        self._noticed.value = self._scripted - len(self.script)  # the yields up to the last call
-        while self._batches < self._trained.value:
-            self.tick()
-        return self._must
-
-    @must_yield.setter
-    def must_yield(self, value: bool) -> None:
-        self._must = value
-
-    def trained(self, *, wait: bool = True) -> None:
-        """Count a trained batch; the process that started the ranks must not ``wait``."""
-        self._trained.value += 1
-        due = sum(after <= self._trained.value for after in self.script)
-        # After the last batch of a lease, until that process has noticed it: a rank that went on
-        # would train a batch of the next one.
-        while wait and self._noticed.value < due:
-            time.sleep(0.001)
-
-    def next(self, yields: Mapping[int, TierName] | None = None) -> RankedSession:
-        """The session of the next process of this trial."""
-        return RankedSession(
-            yields, checkpoint_dir=self.checkpoint_dir, checkpoints=self.checkpoints
-        )

@@ -22,7 +22,8 @@ from torchmetrics import MeanMetric
 
 from optuna_hermes.errors import InvalidInputError, MonitorError, Suspended
 from optuna_hermes.lightning import HermesCallback
-from optuna_hermes.testing import FakeSession, RankedSession
+from optuna_hermes.testing import FakeSession
+from support.sessions import RankedSession
 
 pytestmark = [
     pytest.mark.timeout(60),

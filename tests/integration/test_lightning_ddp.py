@@ -44,7 +44,8 @@ from optuna_hermes.errors import (
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint, TierName
 from optuna_hermes.suspend._tiers._saver import is_first
-from optuna_hermes.testing import FakeSession, RankedSession
+from optuna_hermes.testing import FakeSession
+from support.sessions import RankedSession
 
 pytestmark = [
     pytest.mark.timeout(60),
@@ -301,9 +302,10 @@ def test_new_process(tmp_path: Path, expected: Any) -> None:
     session = suspended(session, tmp_path / "seen")
     state = asdict(session.checkpoints[0])
     (tmp_path / "state.json").write_text(json.dumps(state))
+    path = os.pathsep.join(map(str, Path(__file__).parents[1:3]))
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path), "99"],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
