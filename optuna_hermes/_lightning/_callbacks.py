@@ -142,10 +142,8 @@ def skip_tuners(
 ) -> Iterator[tuple[Callback, Callable[..., None]]]:
     """Yield the callbacks that need not search again, with a replacement for ``on_fit_start``."""
     for each in callbacks_of(trainer):
-        if isinstance(each, LearningRateFinder):
-            yield each, functools.partial(_take_rate, each, found.get(each.state_key))
-        elif isinstance(each, BatchSizeFinder):
-            yield each, functools.partial(_take_size, each, found.get(each.state_key))
+        if isinstance(each, LearningRateFinder | BatchSizeFinder):
+            yield each, functools.partial(_take, each, found.get(each.state_key))
 
 
 def search_of(trainer: Trainer) -> Callback | None:
@@ -172,34 +170,26 @@ def skip_search(trainer: Trainer, finder: Callback, found: dict[str, Any]) -> No
     vars(finder)["on_fit_start"] = take_and_end
 
 
-def _take_rate(
-    finder: LearningRateFinder,
+def _take(
+    finder: LearningRateFinder | BatchSizeFinder,
     found: dict[str, Any] | None,
     trainer: Trainer,
     module: LightningModule,
 ) -> None:
     if found is None:
         return
-    tuner = part(trainer, "tuner.lr_finder")
-    finder.optimal_lr = result = tuner._LRFinder.__new__(tuner._LRFinder)
-    vars(result).update(found)
-    rate = result.suggestion() if finder._update_attr else None
-    if rate is not None:  # for the module only: optimizers get it with their state
-        name = tuner._determine_lr_attr_name(module, finder._attr_name)
-        part(trainer, "utilities.parsing").lightning_setattr(module, name, rate)
-
-
-def _take_size(
-    finder: BatchSizeFinder,
-    found: dict[str, Any] | None,
-    trainer: Trainer,
-    module: LightningModule,
-) -> None:
-    if found is None:
-        return
-    finder.optimal_batch_size = found["batch_size"]
     parsing = part(trainer, "utilities.parsing")
-    parsing.lightning_setattr(module, finder._batch_arg_name, found["batch_size"])
-    # They may have been made with the size before: Lightning makes them again.
-    loop = trainer.fit_loop
-    loop._combined_loader = loop.epoch_loop.val_loop._combined_loader = None
+    if isinstance(finder, LearningRateFinder):
+        tuner = part(trainer, "tuner.lr_finder")
+        finder.optimal_lr = result = tuner._LRFinder.__new__(tuner._LRFinder)
+        vars(result).update(found)
+        rate = result.suggestion() if finder._update_attr else None
+        if rate is not None:  # for the module only: optimizers get it with their state
+            name = tuner._determine_lr_attr_name(module, finder._attr_name)
+            parsing.lightning_setattr(module, name, rate)
+    else:
+        finder.optimal_batch_size = found["batch_size"]
+        parsing.lightning_setattr(module, finder._batch_arg_name, found["batch_size"])
+        # They may have been made with the size before: Lightning makes them again.
+        loop = trainer.fit_loop
+        loop._combined_loader = loop.epoch_loop.val_loop._combined_loader = None

@@ -20,6 +20,11 @@ _STATES = ("optimizer_states", "lr_schedulers")
 """Keys of the states in Lightning's checkpoints."""
 
 
+def optimizers_of(trainer: Trainer) -> dict[str, Any]:
+    """All optimizers and schedules, by names that are the same in each process."""
+    return {**_own(trainer), **inner(trainer)}
+
+
 def inner(trainer: Trainer) -> dict[str, Any]:
     """Optimizers and schedules in attributes of the trainer's, such as SAM's, by place."""
     return held(_own(trainer))
@@ -45,14 +50,9 @@ def put_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 def follow_references(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Put this process's optimizers and schedules in place of the references to them."""
-    every = _every(trainer)
+    every = optimizers_of(trainer)
     for key in checkpoint.keys() & set(_STATES):
         checkpoint[key] = without_references(checkpoint[key], every)
-
-
-def optimizers_of(trainer: Trainer) -> list[object]:
-    """All optimizers and schedules."""
-    return [*_every(trainer).values()]
 
 
 def restore_optimizers(
@@ -70,19 +70,15 @@ def restore_optimizers(
     for optimizer, state, others in zip(trainer.optimizers, states, beside, strict=False):
         undo_casts(optimizer, state)
         put_beside_own_state(optimizer, others)
-    every = _every(trainer)
-    with kept_groups([*every.values()]):
+    every = optimizers_of(trainer)
+    with kept_groups(every.values()):
         for place, each in inner(trainer).items():
             if place in inner_states:
                 put_back(each, without_references(inner_states[place], every))
 
 
 def _names(trainer: Trainer) -> dict[int, str]:
-    return {id(each): name for name, each in _every(trainer).items()}
-
-
-def _every(trainer: Trainer) -> dict[str, Any]:
-    return {**_own(trainer), **inner(trainer)}
+    return {id(each): name for name, each in optimizers_of(trainer).items()}
 
 
 def _own(trainer: Trainer) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class TrainerHooks:
             self.shape.note_optimizers()
             self.settings.begin()
         follow_references(self.trainer, self.trainer._checkpoint_connector._loaded_checkpoint)
-        with kept_groups(optimizers_of(self.trainer)):
+        with kept_groups(optimizers_of(self.trainer).values()):
             restore()
 
     def _restore_model(

@@ -17,7 +17,7 @@ from optuna_hermes._lightning._namespace import (
     callbacks_of,
     parts,
 )
-from optuna_hermes._lightning._optimizers import inner
+from optuna_hermes._lightning._optimizers import optimizers_of
 from optuna_hermes._lightning._pruning import is_masked
 from optuna_hermes._lightning._settings import OF_TRAINER
 from optuna_hermes._lightning._variables import Variables
@@ -74,7 +74,7 @@ def _attributes(trainer: Trainer, variables: Variables) -> dict[str, Attributes]
     found |= _of_plugins(trainer, known)
     found |= _of_modules(trainer, known, _is_always_saved)
     found |= tensor_attributes(type(module).__qualname__, module, known)
-    for name, optimizer in _optimizers(trainer).items():
+    for name, optimizer in optimizers_of(trainer).items():
         found |= optimizer_attributes(name, optimizer, known)
     data = getattr(trainer, "datamodule", None)
     owners = (*callbacks_of(trainer), *module.modules(), *_users_plugins(trainer).values(), data)
@@ -111,12 +111,7 @@ def _known(trainer: Trainer) -> set[int]:
 
 def _hooked(trainer: Trainer) -> dict[str, Any]:
     module = trainer.lightning_module
-    return {type(module).__qualname__: module, **_optimizers(trainer)}
-
-
-def _optimizers(trainer: Trainer) -> dict[str, Any]:
-    own = {f"optimizer {i}": each for i, each in enumerate(trainer.optimizers)}
-    return {**own, **inner(trainer)}
+    return {type(module).__qualname__: module, **optimizers_of(trainer)}
 
 
 def _of_modules(
@@ -190,7 +185,6 @@ def _named(trainer: Trainer) -> dict[str, object]:
     lists: dict[str, Iterable[object]] = {
         "logger": trainer.loggers,
         "callback": callbacks_of(trainer),
-        "scheduler": (each.scheduler for each in trainer.lr_scheduler_configs),
         "wrapped optimizer": getattr(trainer.strategy, "_lightning_optimizers", ()),
     }
     return {
@@ -200,7 +194,7 @@ def _named(trainer: Trainer) -> dict[str, object]:
         **{f"tensor {place}": each for place, each in tensors},
         **{f"module {place}": each for place, each in module.named_modules()},
         **{f"{kind} {n}": each for kind, some in lists.items() for n, each in enumerate(some)},
-        **_optimizers(trainer),
+        **optimizers_of(trainer),
     }
 
 
