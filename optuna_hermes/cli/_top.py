@@ -19,7 +19,7 @@ from optuna_hermes.cli._studies import (
     study_facts,
 )
 from optuna_hermes.cli._upkeep import close_trials
-from optuna_hermes.errors import BrokerError, InvalidInputError
+from optuna_hermes.errors import BrokerError, InvalidInputError, needed
 from optuna_hermes.view.progress import is_screen
 from optuna_hermes.view.source import StudyReader
 from optuna_hermes.view.tables import trial_view
@@ -55,12 +55,8 @@ def top(
       optuna-hermes top
       optuna-hermes top --storage sqlite:///study.db --study-name digits
     """
-    try:
+    with needed("`top` needs Textual", extra="top"):
         from optuna_hermes.view._top._app import Top
-    except ImportError as error:
-        raise InvalidInputError(
-            "`top` needs Textual, which is not installed: run `pip install 'optuna-hermes[top]'`."
-        ) from error
     if study_name is not None:
         with facts_and_ledger(storage_of(storage, study_name), study_name):
             # So that errors are printed before the screen is taken.

@@ -18,7 +18,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
 )
 from optuna_hermes.cli._upkeep import close_trials
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, needed
 from optuna_hermes.view.tables import NEWEST, event_text
 
 if TYPE_CHECKING:
@@ -55,13 +55,8 @@ def web(
     Example:
       optuna-hermes web --storage sqlite:///study.db --study-name digits
     """
-    try:
+    with needed("`web` needs uvicorn with starlette", extra="web"):
         from optuna_hermes.view._web._server import serve
-    except ImportError as error:
-        raise InvalidInputError(
-            "`web` needs starlette and uvicorn, which are not installed: run `pip install "
-            "'optuna-hermes[web]'`."
-        ) from error
     from optuna_hermes.view._web._feed import Feed
     from optuna_hermes.view._web._source import PageReader
 

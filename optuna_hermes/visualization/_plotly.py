@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import needed
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization._study import best_info_of, read_study
 
@@ -174,13 +174,8 @@ def save_to_dashboard(study: optuna.Study, against: Sequence[str] = ("fifo",)) -
         save_to_dashboard(study)  # then: optuna-dashboard sqlite:///study.db
         ```
     """
-    try:
+    with needed("Plots in the dashboard need optuna-dashboard", extra="dashboard"):
         from optuna_dashboard import save_plotly_graph_object
-    except ImportError as error:
-        raise InvalidInputError(
-            "Plots in the dashboard need optuna-dashboard, which is not installed: run "
-            '`pip install "optuna-hermes[dashboard]"`.'
-        ) from error
     figures = {
         "hermes-schedule": plot_schedule(study),
         "hermes-curves": plot_curves(study),
@@ -198,13 +193,9 @@ _ONE_SIZE = {"minsize": 8, "mode": "hide"}
 
 
 def _plotly() -> Any:
-    try:
+    other = ", or use optuna_hermes.visualization.matplotlib"
+    with needed("Plots need plotly", extra="plot", advice=other):
         import plotly.graph_objects as go
-    except ImportError as error:
-        raise InvalidInputError(
-            'Plots need plotly, which is not installed: run `pip install "optuna-hermes[plot]"`, '
-            "or use optuna_hermes.visualization.matplotlib."
-        ) from error
     return go
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import needed
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization._study import StudyData, best_info_of, read_study
 
@@ -138,13 +138,8 @@ def figure_of_all(study: optuna.Study, against: Sequence[str]) -> Figure:
 
 
 def _figure(rows: int, *, backend: str | None = None) -> Figure:
-    try:
+    with needed("Plots need matplotlib", extra="plot"):
         import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise InvalidInputError(
-            "Plots need matplotlib, which is not installed: run "
-            '`pip install "optuna-hermes[plot]"`.'
-        ) from error
     if backend is not None:
         plt.switch_backend(backend)
     # The style of Optuna's own plots, beside which these stand.

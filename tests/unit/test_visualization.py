@@ -361,7 +361,7 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(
 ) -> None:
     """One line that says what to type."""
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InvalidInputError, match=r'pip install "optuna-hermes\[\w+\]"'):
+    with pytest.raises(InvalidInputError, match=r"pip install 'optuna-hermes\[\w+\]'"):
         plot(study)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_args
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Event, Received
-from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.errors import InvalidInputError, needed
 from optuna_hermes.model import OverheadKind
 
 if TYPE_CHECKING:
@@ -76,13 +76,8 @@ def serving(place: str, look: Callable[[], Seen]) -> Iterator[Meter]:
     """
     for name in ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"):
         os.environ.pop(name, None)  # of a program whose figures these are not
-    try:
+    with needed("--metrics needs prometheus-client", extra="metrics"):
         from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError as error:
-        raise InvalidInputError(
-            "--metrics needs prometheus-client, which is not installed: run `pip install "
-            "'optuna-hermes[metrics]'`."
-        ) from error
     address, port = parse_place(place)
     registry = CollectorRegistry()
     registry.register(_Collector(look, asyncio.get_running_loop()))
