@@ -77,23 +77,13 @@ class Ray(Launcher):
         return Launch(launcher=self.name, name=job.name, id=job.name, place=place)
 
     def hosts(self, launch: Launch) -> tuple[Host, ...]:
-        with _cluster(launch.place) as ray:
-            supervisor = _supervisor(ray, launch)
-            if supervisor is None:
-                return ()
-            return tuple(Host(**each) for each in _answer(ray, supervisor.hosts.remote()))
+        return tuple(Host(**each) for each in _asked(launch, "hosts"))
 
     def stop(self, launch: Launch) -> None:
-        with _cluster(launch.place) as ray:
-            supervisor = _supervisor(ray, launch)
-            if supervisor is not None:
-                _answer(ray, supervisor.stop.remote())
+        _asked(launch, "stop")
 
     def logs(self, launch: Launch) -> Iterator[str]:
-        with _cluster(launch.place) as ray:
-            supervisor = _supervisor(ray, launch)
-            lines = [] if supervisor is None else _answer(ray, supervisor.logs.remote())
-        yield from lines
+        yield from _asked(launch, "logs")
 
 
 @contextlib.contextmanager
@@ -118,18 +108,17 @@ def _cluster(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _supervisor(ray: Any, launch: Launch) -> Any:
-    try:
-        return ray.get_actor(launch.id)
-    except ValueError:  # there is none
-        return None
-
-
-def _answer(ray: Any, asked: Any) -> Any:
-    try:
-        return ray.get(asked, timeout=_ANSWER_SECONDS)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
-        raise LaunchError(
-            f"The job's supervisor in Ray does not answer ({type(error).__name__}): try again "
-            "when its node is back."
-        ) from None
+def _asked(launch: Launch, method: str) -> Any:
+    """The answer of the launch's supervisor to a call; empty where there is none."""
+    with _cluster(launch.place) as ray:
+        try:
+            supervisor = ray.get_actor(launch.id)
+        except ValueError:
+            return ()
+        try:
+            return ray.get(getattr(supervisor, method).remote(), timeout=_ANSWER_SECONDS)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError) as error:
+            raise LaunchError(
+                f"The job's supervisor in Ray does not answer ({type(error).__name__}): try again "
+                "when its node is back."
+            ) from None
