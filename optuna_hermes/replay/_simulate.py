@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,16 +59,9 @@ class SimulationRules:
         return SwitchCosts(fraction=self.switch_cost)
 
     def __post_init__(self) -> None:
-        if self.n_devices < 1 or self.n_trials < 1:
-            raise InvalidInputError(
-                "There must be a device and a trial at least but got "
-                f"{self.n_devices} devices and {self.n_trials} trials."
-            )
-        if not 0 <= self.switch_cost < math.inf:
-            raise InvalidInputError(
-                "The switch cost must be a fraction of a unit, 0 or more, but got "
-                f"{self.switch_cost}."
-            )
+        # The simulator itself refuses devices and costs that cannot be.
+        if self.n_trials < 1:
+            raise InvalidInputError(f"There must be a trial at least but got {self.n_trials}.")
 
 
 def check_names(sets: Sequence[CurveSet]) -> None:

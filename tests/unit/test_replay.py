@@ -370,20 +370,24 @@ def test_a_process_computes_with_one_thread() -> None:
     assert done.stdout == "{1}\n"
 
 
+def test_a_draw_of_no_trials_is_refused() -> None:
+    """The error has the value."""
+    with pytest.raises(InvalidInputError, match="a trial at least but got 0"):
+        SimulationRules(n_trials=0)
+
+
 @pytest.mark.parametrize(
     ("rules", "says"),
     [
-        ({"n_devices": 0}, "got 0 devices"),
-        ({"n_trials": 0}, "0 trials"),
+        ({"n_devices": 0}, "got 0"),
         ({"switch_cost": -0.1}, "got -0.1"),
         ({"switch_cost": math.nan}, "got nan"),
-        ({"switch_cost": math.inf}, "got inf"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(rules: dict[str, Any], says: str) -> None:
-    """The error has the value."""
+    """The simulator's own error has the value."""
     with pytest.raises(InvalidInputError, match=says):
-        SimulationRules(**rules)
+        simulate_one([tiny()], SimulationRules(**rules), (0, "fifo", 0))
 
 
 def test_an_unknown_policy_is_answered_with_all_there_are() -> None:

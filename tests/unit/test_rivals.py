@@ -202,20 +202,6 @@ def test_median_stops_who_reports_nothing_but_nan() -> None:
     assert set(trial(MedianStop(), trials).pruned) == {5}
 
 
-def test_median_keeps_off_during_the_warm_up() -> None:
-    """With warm-up steps the first units of a trial are not judged."""
-    trace = trial(MedianStop(n_startup_trials=1, n_warmup_steps=3), flat(0.1, 0.5))
-    assert units(trace) == [4, 3]
-
-
-def test_median_needs_numbers_that_are_not_negative() -> None:
-    """The message states the rule and the value."""
-    with pytest.raises(InvalidInputError, match=r"n_startup_trials cannot be negative .*-1"):
-        MedianStop(n_startup_trials=-1)
-    with pytest.raises(InvalidInputError, match=r"n_warmup_steps cannot be negative .*-2"):
-        MedianStop(n_warmup_steps=-2)
-
-
 # Oracles
 
 

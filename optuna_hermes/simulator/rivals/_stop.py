@@ -12,10 +12,12 @@ from functools import cache
 from statistics import median
 from zlib import crc32
 
-from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import Curve, Decision, Snapshot, TrialView
 from optuna_hermes.policies import Fifo, Policy
 from optuna_hermes.policies._asha import checked_eta, is_rung
+
+_LEAST_ENDED = 5
+"""Number of trials trained to their ends before the median stops any, as in Optuna."""
 
 
 class StopPolicy(Policy):
@@ -166,33 +168,20 @@ class MedianStop(StopPolicy):
     Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017, as Optuna's
     ``MedianPruner`` runs it; Vizier's own rule takes the others' mean up to that unit instead of
     their value at it.
-
-    Args:
-        n_startup_trials: number of trials trained to their ends before any is stopped.
-        n_warmup_steps: number of a trial's units before which it is never stopped.
     """
-
-    def __init__(self, n_startup_trials: int = 5, n_warmup_steps: int = 0) -> None:
-        given = {"n_startup_trials": n_startup_trials, "n_warmup_steps": n_warmup_steps}
-        for name, number in given.items():
-            if number < 0:
-                raise InvalidInputError(f"{name} cannot be negative but got {number}.")
-        self.n_startup_trials = n_startup_trials
-        self.n_warmup_steps = n_warmup_steps
 
     def stopped(self, waiting: Sequence[TrialView], snapshot: Snapshot) -> set[int]:
         ended = [other.curve for other in snapshot.finished if other.state == "done"]
-        if len(ended) < max(1, self.n_startup_trials):
+        if len(ended) < _LEAST_ENDED:
             return set()
-        judged = [trial for trial in waiting if trial.curve.units >= self.n_warmup_steps]
         medians = {
             age: median(
                 _known(curve.values[age - 1] for curve in ended if curve.units >= age) or [math.nan]
             )
-            for age in {trial.curve.units for trial in judged}
+            for age in {trial.curve.units for trial in waiting}
         }
         return {
-            trial.number for trial in judged if _is_above(trial.curve, medians[trial.curve.units])
+            trial.number for trial in waiting if _is_above(trial.curve, medians[trial.curve.units])
         }
 
 
