@@ -92,7 +92,6 @@ class FitLoop(CooperativeLoop):
         self._rank: Rank | None = None
         self._elastic_devices: ElasticDevices | None = None
         self._checkpoints = Checkpoints(self._name)
-        self._warned = False
         self._validating_since = -math.inf
         self._leave_out_wait: Callable[[], None] | None = None
 
@@ -340,6 +339,9 @@ class FitLoop(CooperativeLoop):
         # All ranks must save the same units, and each takes another time.
         return super().pause_seconds(save_seconds) if self._rank is None else 0.0
 
+    def inexact(self) -> str | None:
+        return self._fit.loaders.random_warning()
+
     def _lost(self) -> list[str]:
         return self._fit.unsaved.lost
 
@@ -374,7 +376,6 @@ class FitLoop(CooperativeLoop):
             self._park(session, can_store=False)
 
     def _park(self, session: Session, *, can_store: bool) -> None:
-        self._warn_of_random_workers()
         if self.elastic is not None:
             self.elastic.watch.interrupted()
         with parked(self._fit.trainer) as self._leave_out_wait:
@@ -401,7 +402,6 @@ class FitLoop(CooperativeLoop):
         if self._hooks is None:  # in a test or a prediction, with whatever memory
             session.beat(None)
             return
-        self._warn_of_random_workers()
         super()._beat(session)
         self._report_sizes(session)
 
@@ -411,14 +411,6 @@ class FitLoop(CooperativeLoop):
         sizes = self.elastic.sizes(self.units)
         if sizes is not None:
             session.report_sizes(sizes)
-
-    def _warn_of_random_workers(self) -> None:
-        if self._warned or not self.can_store or self._hooks is None:
-            return
-        warning = self._hooks.loaders.random_warning()
-        if warning is not None:
-            self._warned = True
-            log.warning("%s", warning)
 
     # -- several processes: see ``_lightning/_ddp.py`` ------------------------------------------
 

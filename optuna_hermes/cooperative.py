@@ -118,7 +118,8 @@ class CooperativeLoop:
         self._restored: dict[str, Any] | None = None
         self._restored_path = ""
         self._saver: Saver | None = None
-        self._begun = self._unsaved = self._saved_here = self._warned_of_inexact = False
+        self._begun = self._unsaved = self._saved_here = False
+        self._warned = self._warned_of_inexact = False
         self._advised: set[str] = set()
         self._gauge = Gauge()
         self._busy = True
@@ -237,7 +238,7 @@ class CooperativeLoop:
         return False
 
     def inexact(self) -> str | None:
-        """A warning about what cannot be restored exactly, None if all can."""
+        """A warning about what cannot be restored exactly, None if all can; it is given once."""
         return None
 
     def _lost(self) -> list[str]:
@@ -406,6 +407,10 @@ class CooperativeLoop:
         # Reading a tensor waits for the current stream only, and others may still write to it.
         settled(self.roots())
         self._warn_of_inexact()
+        warning = None if self._warned else self.inexact()
+        if warning is not None:
+            self._warned = True
+            log.warning("%s: %s", self._name.capitalize(), warning)
         tree = self._dump(rng)
         assert self._session is not None
         warn_of_lost(self._name, self._session.checkpoint_dir, self._lost(), self.remedy)
@@ -421,9 +426,6 @@ class CooperativeLoop:
             warn_of_inexact(self._name, self._session.checkpoint_dir, used.inexact(self.roots()))
 
     def _dump(self, rng: dict[str, Any]) -> dict[str, Any]:
-        warning = self.inexact()
-        if warning is not None:
-            log.warning("%s: %s", self._name.capitalize(), warning)
         return {
             "named": self._named.state_dict(),
             **self.position(),

@@ -50,21 +50,16 @@ class LoaderPosition:
         """The reason why the position in this epoch cannot be restored, None if it can."""
         self._source: Any = None
         self._order: dict[str, dict[str, Any]] = {}
-        self._warned = False
         # Weak keys: a loader may be made for each epoch, and its workers end with it.
         self._replays: weakref.WeakKeyDictionary[Any, Keeper]
         self._replays = weakref.WeakKeyDictionary()
         self._watches: weakref.WeakKeyDictionary[Any, RandomWatch] = weakref.WeakKeyDictionary()
 
     def warning(self) -> str | None:
-        """A warning about what cannot be restored exactly, given once; None if all can."""
-        if self._warned:
-            return None
+        """A warning about what cannot be restored exactly, None if all can."""
         drew = (watch.warning() for watch in self._watches.values() if watch.drew())
         lost = (replay.warning() for replay in self._replays.values())
-        warning = next(filter(None, itertools.chain(drew, lost)), None)
-        self._warned = warning is not None
-        return warning
+        return next(filter(None, itertools.chain(drew, lost)), None)
 
     def iterate(
         self,
