@@ -129,7 +129,7 @@ class _Watched(xgboost.Booster):
         rounds, left = watched.get(self), untold.get(self, 0)
         if not left or rounds is None:
             return self
-        kind = json.loads(self.save_config())["learner"]["gradient_booster"]["name"]
+        kind = _kind(self)
         if kind != "gbtree":  # later rounds change the earlier ones
             rounds.warn_of_uncut(kind)
             return self
@@ -153,6 +153,15 @@ for _name in (
     *("save_model", "save_raw", "__getstate__"),  # the last one is that of copies, too
 ):
     setattr(_Watched, _name, _of_told(_name))
+
+
+def _kind(model: xgboost.Booster) -> str:
+    """The kind of a booster: ``gbtree``, ``gblinear`` or ``dart``."""
+    booster = json.loads(model.save_config())["learner"]["gradient_booster"]
+    dropout = booster.get("dart_train_param", {})
+    # Since XGBoost 3.4 trees with dropout are no kind of their own.
+    drops = any(float(dropout.get(each, 0)) for each in ("rate_drop", "one_drop"))
+    return "dart" if drops else str(booster["name"])
 
 
 def _go_on(model: xgboost.Booster, saved: bytes) -> None:
