@@ -82,11 +82,11 @@ def begun_anew(frame: FrameType | None) -> str | None:
     seen: set[int] = set()
     while found:
         kinds = (tuple, zip, *_PASSING_ON, *_OF_ITERTOOLS)
-        asked = tuple(found)  # from Python 3.13 on it is itself among those that refer to its items
+        asked = tuple(found)
+        # Since Python 3.13 the tuple of the arguments is among the referrers, and always a new one.
+        referrers = (each for each in gc.get_referrers(*asked) if each is not asked)
         # By the class alone: ``isinstance`` runs the code of proxies.
-        holders = [
-            each for each in gc.get_referrers(*asked) if type(each) in kinds and each is not asked
-        ]
+        holders = [each for each in referrers if type(each) in kinds]
         for each in holders:
             if _begins_anew(each):
                 return f"{type(each).__name__}()"
