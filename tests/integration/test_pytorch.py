@@ -711,6 +711,10 @@ COLLECTING: dict[str, tuple[str, Callable[[Any, Callable[[float], float]], float
         "a comprehension",
         lambda batches, step: sum({each: step(each) for each in batches}.values()),
     ),
+    "a comprehension of two loops": (
+        "a comprehension",
+        lambda batches, step: sum([step(each) * other for each in batches for other in (1, 2)]),
+    ),
     "sum": ("a call such as", lambda batches, step: sum(step(each) for each in batches)),
     "max": ("a call such as", lambda batches, step: max(map(step, batches))),
     "next": ("a call such as", summed_by_next),
@@ -789,6 +793,43 @@ def test_what_collects_epochs_keeps_the_trial_in_memory(
     assert min(train(epoch) for epoch in run.epochs(3)) == 0.0
     assert session.parks == ["resident"]
     assert "a call such as next() or sum() is around run.epochs()" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["a list", "a dictionary", "a condition"])
+def test_a_comprehension_of_epochs_and_batches_keeps_the_trial_in_memory(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it has of the epochs until then is nowhere else."""
+    session = FakeSession({1: "disk"}, checkpoint_dir=tmp_path)
+    run = PyTorchLoop(new_trial(), {}, session)
+
+    def train(epoch: int, batch: float) -> float:
+        session.tick()
+        if run.batch == 1:
+            run.report(0.0)
+        return epoch + batch
+
+    loader = [1.0, 2.0]
+    if case == "a list":
+        found = [train(epoch, each) for epoch in run.epochs(2) for each in run.batches(loader)]
+    elif case == "a dictionary":
+        by_place = {
+            (epoch, each): train(epoch, each)
+            for epoch in run.epochs(2)
+            for each in run.batches(loader)
+        }
+        found = list(by_place.values())
+    else:
+        found = [
+            value
+            for epoch in run.epochs(2)
+            if epoch < 2
+            for each in run.batches(loader)
+            if (value := train(epoch, each))
+        ]
+    assert found == [1.0, 2.0, 2.0, 3.0]
+    assert session.parks == ["resident"]
+    assert "a comprehension is around run.epochs()" in caplog.text
 
 
 def test_a_loader_whose_batches_come_as_they_are_ready(

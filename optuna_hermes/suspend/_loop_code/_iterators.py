@@ -137,15 +137,13 @@ def _opcode(frame: FrameType, offset: int) -> str:
 
 def _appends(frame: FrameType, begin: int) -> bool:
     """True in a comprehension's loop, which from Python 3.12 on has no frame of its own."""
-    end = inner_end = -1
-    for each in dis.get_instructions(frame.f_code):
-        if each.offset == begin:
-            end = each.argval if each.opname == "FOR_ITER" else -1
-        elif begin < each.offset < end:
-            if each.opname == "FOR_ITER":
-                inner_end = max(inner_end, each.argval)
-            # With 1 it appends to a list in the loop's body, as ``[*some, another]`` does.
-            elif each.opname in _APPENDING and each.arg != 1 and each.offset >= inner_end:
+    code = list(dis.get_instructions(frame.f_code))
+    ends = {each.offset: each.argval for each in code if each.opname == "FOR_ITER"}
+    for each in code:
+        if each.opname in _APPENDING and begin < each.offset < ends.get(begin, -1):
+            inner = sum(begin < at < each.offset < end for at, end in ends.items())
+            # It is one more than the loops of its comprehension, which ``[*some, another]`` lacks.
+            if inner < each.argval - 1:
                 return True
     return False
 
