@@ -2299,6 +2299,32 @@ def test_variables_that_only_functions_read_are_named(
     assert sorted(names) == ["state", "temperature", "weight"]
 
 
+def test_variables_that_blocks_set_are_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A ``with`` or ``try`` begins with them in each round; its handlers are for errors."""
+    model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        for epoch in run.epochs(3):
+            with contextlib.nullcontext():
+                scale = 1.0 + epoch
+            for x in run.batches([1.0, 2.0, 3.0]):
+                with torch.no_grad():
+                    loss = scale * x
+                try:
+                    rounded = round(loss)
+                finally:
+                    rounded += 1
+                session.tick()
+            run.report(float(rounded))
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    assert said(caplog) == []
+
+
 def test_a_variable_that_a_function_of_another_function_reads_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -332,7 +332,9 @@ class _Flow:
     def _follows(self, number: int) -> list[int]:
         each = self._all[number]
         found = []
-        if each.opcode in (*dis.hasjrel, *dis.hasjabs) and each.argval in self._index:
+        jumps = each.opcode in (*dis.hasjrel, *dis.hasjabs)
+        # With SETUP_WITH and the like Python 3.10 begins a block that may go to its handler.
+        if jumps and not each.opname.startswith("SETUP_") and each.argval in self._index:
             found.append(self._index[each.argval])
         always = each.opname in _NO_NEXT or each.opname.startswith(("JUMP_BACK", "JUMP_FORWARD"))
         if not (always or each.opname == "JUMP_ABSOLUTE") and number + 1 < len(self._all):
