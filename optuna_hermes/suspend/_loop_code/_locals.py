@@ -305,6 +305,7 @@ class _Flow:
 
     def __init__(self, code: CodeType, shared: frozenset[str], closed: _Closed) -> None:
         self._shared, self._closed = shared, closed
+        self._cells = frozenset((*code.co_cellvars, *code.co_freevars))
         self._all = list(dis.get_instructions(code))
         self._index = {each.offset: number for number, each in enumerate(self._all)}
         self.live_before = self._solve()
@@ -316,7 +317,7 @@ class _Flow:
     def _solve(self) -> list[frozenset[str]]:
         live = [frozenset[str]() for _ in self._all]
         follows = [self._follows(number) for number in range(len(self._all))]
-        uses = [list(_uses(each, self._shared, self._closed)) for each in self._all]
+        uses = [list(_uses(each, self._shared, self._closed, self._cells)) for each in self._all]
         changes = True
         # Liveness flows backwards; loops need passes until nothing changes any more.
         while changes:
@@ -350,13 +351,19 @@ class _Flow:
 
 
 def _uses(
-    instruction: dis.Instruction, shared: Collection[str], closed: _Closed
+    instruction: dis.Instruction,
+    shared: Collection[str],
+    closed: _Closed,
+    cells: Collection[str],
 ) -> Iterator[tuple[bool, str]]:
     """The variables that an instruction reads (True) or sets or deletes (False), in its order.
 
     Reading a function counts as reading what it closes over, which its next call may do.
     """
     for loads, name in _own_uses(instruction, shared):
+        # Since Python 3.13 a function that is made takes its cells as if they were variables.
+        if name in cells and "_FAST" in instruction.opname:
+            continue
         yield loads, name
         if loads:
             yield from ((True, each) for function, each in closed if function == name)
@@ -373,6 +380,6 @@ def _own_uses(instruction: dis.Instruction, shared: Collection[str]) -> Iterator
     kinds = re.findall(r"(LOAD|STORE|DELETE)_(?:FAST|DEREF|GLOBAL)", instruction.opname)
     if len(kinds) == 1 and isinstance(names, str):
         yield kinds[0] == "LOAD", names
-    elif isinstance(names, tuple):  # two in one, since Python 3.12
+    elif isinstance(names, tuple):  # two in one, since Python 3.13
         halves = re.findall(r"(LOAD|STORE)_FAST", instruction.opname)
         yield from zip((half == "LOAD" for half in halves), names, strict=False)
