@@ -2325,6 +2325,32 @@ def test_variables_that_blocks_set_are_not_named(
     assert said(caplog) == []
 
 
+def test_a_variable_of_the_name_of_a_comprehension_s_is_named_only_if_it_is_carried(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are apart, whether or not the comprehension has a frame of its own."""
+    model, session = nn.Linear(1, 1), FakeSession({7: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        last = before = key = 0.0
+        for epoch in run.epochs(4):
+            scales = [each + epoch for each in (1.0, 2.0)]
+            rows = [[last * each for each in (1.0, epoch) if each] for last in scales]
+            before = {before: key for before, key in ((epoch, 1.0), (2.0, 3.0))}[epoch]
+            for x in run.batches([1.0, 2.0, 3.0]):
+                for each in scales:
+                    value = each * x + len(rows)
+                key = last = key + last + value
+                session.tick()
+            run.report(last + before)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    names = re.findall(r"(\w+) \(a variable of the loop", "".join(said(caplog)))
+    assert sorted(names) == ["key", "last"]
+
+
 def test_a_variable_that_a_function_of_another_function_reads_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -318,6 +318,7 @@ class _Flow:
         live = [frozenset[str]() for _ in self._all]
         follows = [self._follows(number) for number in range(len(self._all))]
         uses = [list(_uses(each, self._shared, self._closed, self._cells)) for each in self._all]
+        self._leave_out_comprehensions(uses)
         changes = True
         # Liveness flows backwards; loops need passes until nothing changes any more.
         while changes:
@@ -329,6 +330,26 @@ class _Flow:
                 if after != live[number]:
                     live[number], changes = frozenset(after), True
         return live
+
+    def _leave_out_comprehensions(self, uses: list[list[tuple[bool, str]]]) -> None:
+        """Leave out comprehensions' own variables: since Python 3.12 they are in no other frame.
+
+        Each sets the loop's variable of that name aside, and back right after its own loop.
+        """
+        for begin in range(len(self._all) - 1, -1, -1):  # one within another comes first
+            name = self._all[begin].argval
+            if self._all[begin].opname != "LOAD_FAST_AND_CLEAR" or name in self._cells:
+                continue
+            rest = self._all[begin:]
+            loop = next(each for each in rest if each.opname.startswith(("FOR_ITER", "STORE_")))
+            if loop.opname != "FOR_ITER":  # but an asynchronous one
+                continue
+            end = self._index[loop.argval]
+            while (False, name) not in uses[end]:
+                end += 1
+            uses[end].remove((False, name))
+            for number in range(begin, end):
+                uses[number] = [use for use in uses[number] if use[1] != name]
 
     def _follows(self, number: int) -> list[int]:
         each = self._all[number]
