@@ -84,6 +84,19 @@ def test_values_of_the_standard_library_come_back(value: Any) -> None:
     assert again["it"] == value
 
 
+class Smoothed:
+    """Has a slot beside its attributes."""
+
+    __slots__ = ("__dict__", "value")
+
+
+@pytest.mark.parametrize("make", [Smoothed, object, type("Empty", (), {"__slots__": ()})])
+def test_an_object_is_refused_that_has_more_than_attributes_or_none(make: type) -> None:
+    """A slot would be lost, on some Pythons in silence; what has no attributes is no state."""
+    with pytest.raises(CheckpointError, match=f"it is a .*{make.__name__}"):
+        ValueWriter().write_only("it", make())
+
+
 def test_an_array_of_the_standard_library_stays_the_same_object() -> None:
     """But if it has other types, is another value's by now, or cannot grow."""
     there = array("d", [7.0])

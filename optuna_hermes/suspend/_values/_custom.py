@@ -11,12 +11,12 @@ import contextlib
 import io
 import math
 import random
+import struct
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -87,8 +87,7 @@ _UNSURE = {
     **dict.fromkeys(("deque", "part", "present"), 1),
 }
 """Nodes that are perhaps not readable, each with the length of its begin that decides on it."""
-_PLAIN_SIZE = type("", (), {}).__basicsize__
-"""Size of the objects of classes that Python code defines without slots."""
+_POINTER_BYTES = struct.calcsize("P")
 
 
 class UnrestorableParts:
@@ -337,8 +336,7 @@ class ValueWriter(_Writer):
             numbers = numbers_of(value) if isinstance(value, torch.nn.Module) else {}
             return ["stateful", *name, state, numbers]
         # Slots and fields of C are beside the attributes, and would be lost without a word.
-        sized = kind.__basicsize__ == _PLAIN_SIZE and not kind.__itemsize__
-        if is_iterator(value) or not (sized or kind is SimpleNamespace):
+        if is_iterator(value) or not _has_attributes_only(kind):
             raise CheckpointError(f"{'.'.join(place)} is a {kind.__module__}.{kind.__qualname__}")
         parts = [[n, self.node(v, (*place, n))] for n, v in vars(value).items()]
         return ["object", *name, parts]
@@ -388,6 +386,14 @@ class ValueWriter(_Writer):
         if kind in _OF_LIBRARY.values():
             return ["made of", kind.__name__, self.node(_arguments(value), place)]
         return None
+
+
+def _has_attributes_only(kind: Any) -> bool:
+    """True for a class whose objects have a ``__dict__``, and neither slots nor fields of C."""
+    # Both of these pointers may be in front of the object instead, as of Python 3.12.
+    within = [each for each in (kind.__dictoffset__, kind.__weakrefoffset__) if each > 0]
+    size = object.__basicsize__ + len(within) * _POINTER_BYTES
+    return bool(kind.__dictoffset__) and kind.__basicsize__ == size and not kind.__itemsize__
 
 
 class ValueReader(_Reader):
