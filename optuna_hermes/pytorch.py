@@ -19,7 +19,12 @@ from optuna_hermes.suspend._loaders._other_loaders import OtherLoaders
 from optuna_hermes.suspend._loaders._position import LoaderPosition
 from optuna_hermes.suspend._loop_code._code import Code
 from optuna_hermes.suspend._loop_code._early_calls import EarlyCalls
-from optuna_hermes.suspend._loop_code._iterators import CountedOn, begun_anew, collecting
+from optuna_hermes.suspend._loop_code._iterators import (
+    CountedOn,
+    begun_anew,
+    collecting,
+    place_of,
+)
 from optuna_hermes.suspend._loop_code._locals import Locals, frames_of_user, variables
 from optuna_hermes.suspend._modules._named_objects import NamedObjects
 from optuna_hermes.suspend._tiers._saver import warn_of_inexact, warn_of_lost
@@ -454,7 +459,7 @@ class PyTorchLoop(CooperativeLoop):
         """True within an epoch of ``zip(run.batches(loader), others)`` and the like; said once."""
         if self._batches_due or not self._position.batch:
             return False
-        place = tuple((each.f_code, each.f_lasti) for each in frames_of_user(self._caller))
+        place = tuple((each.f_code, place_of(each)) for each in frames_of_user(self._caller))
         if place not in self._around:  # once: it takes a tenth of a second
             frame = sys._getframe()
             found = self._around[place] = collecting(frame) or begun_anew(frame)

@@ -695,6 +695,27 @@ def test_iterators_around_the_batches(
     assert session.states
 
 
+def test_an_iterator_in_a_generator_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where Python runs the loop by another instruction from some round on."""
+    session = FakeSession({1: "disk", 7: "disk"}, checkpoint_dir=tmp_path)
+    run = PyTorchLoop(new_trial(), {}, session)
+
+    def pairs(batches: Any) -> Any:
+        for batch, number in zip(batches, range(9), strict=False):
+            session.tick()
+            if number % 2:
+                yield batch
+
+    for _ in run.epochs(2):
+        for _ in pairs(run.batches([1.0] * 8)):
+            pass
+        run.report(1.0)
+    assert session.parks == ["resident"] * 2
+    assert sum("between epochs only" in each.getMessage() for each in caplog.records) == 1
+
+
 def summed_by_next(batches: Any, step: Callable[[float], float]) -> float:
     items, total = iter(batches), 0.0
     for _ in range(3):

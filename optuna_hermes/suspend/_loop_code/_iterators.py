@@ -115,7 +115,7 @@ def collecting(frame: FrameType | None) -> str | None:
             continue
         if asking.f_code.co_name in COMPREHENSIONS:
             return "a comprehension"
-        place = _place(asking)
+        place = place_of(asking)
         if _opcode(asking, place) not in _LOOPS:
             return "a call such as next() or sum()"
         if _appends(asking, place):
@@ -123,7 +123,7 @@ def collecting(frame: FrameType | None) -> str | None:
     return None
 
 
-def _place(frame: FrameType) -> int:
+def place_of(frame: FrameType) -> int:
     """Offset of the instruction that a frame is at; a specialised one may stand in its cache."""
     offset = frame.f_lasti
     while offset > 0 and _opcode(frame, offset) == "CACHE":
