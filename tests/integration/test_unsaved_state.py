@@ -2407,6 +2407,16 @@ def test_what_locals_has_returned_stays_as_it_is(
     assert said(caplog) == []
 
 
+def test_to_look_at_variables_leaves_the_body_of_a_class_as_it_is() -> None:
+    """It is no copy that shows them there."""
+
+    class Settings:
+        lr = 0.1
+        shown = variables(sys._getframe())
+
+    assert (Settings.lr, Settings.shown["lr"]) == (0.1, 0.1)
+
+
 def test_to_look_at_variables_keeps_none_of_them_alive() -> None:
     """A trial that waits must not hold the memory of its last batch."""
     value = Calls()

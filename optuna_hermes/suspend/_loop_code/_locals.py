@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import dis
 import functools
+import inspect
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
@@ -233,7 +234,9 @@ def _shown(frame: FrameType) -> tuple[dict[str, Any], int | None]:
     found = dict(values)
     if type(values) is not dict:  # since Python 3.13, where ``locals()`` returns another one
         return found, None
-    if sys.getrefcount(values) > _OWN_REFERENCES:
+    # In a class's body, and in code for ``exec``, it shows nothing but is where they are.
+    shows = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    if not shows or sys.getrefcount(values) > _OWN_REFERENCES:
         return found, id(values)
     values.clear()  # it would keep the values alive
     return found, None
