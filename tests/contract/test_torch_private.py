@@ -98,4 +98,4 @@ def test_the_capture_of_a_graph_begins_in_a_method_that_can_be_wrapped(make: str
     if kind is None:
         pytest.skip("this torch has none")
     assert inspect.isfunction(kind.capture_begin)
-    assert kind.__weakrefoffset__ > 0
+    assert kind.__weakrefoffset__ != 0  # below 0 it is in front of the object, as of Python 3.12
