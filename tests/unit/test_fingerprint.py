@@ -172,6 +172,14 @@ def test_it_counts_which_data_and_which_saved_object_there_is() -> None:
         assert fingerprint(others, known) != before
 
 
+def test_no_data_set_is_taken_for_one_that_is_gone() -> None:
+    """Its address is soon that of another one, and so is its ``id``."""
+    made = (TensorDataset(torch.zeros(1)) for _ in range(20))
+    assert len(set(map(fingerprint, made))) == 20
+    kept = TensorDataset(torch.zeros(1))
+    assert fingerprint(kept) == fingerprint(kept)
+
+
 def test_methods_of_the_global_generators_do_not_change() -> None:
     """Their numbers come back with each training."""
     drawn = [random.random, np.random.rand, np.random.default_rng(0).normal]

@@ -26,6 +26,7 @@ from optuna_hermes.suspend._values._fingerprint import (
     DATA,
     bound_to,
     fingerprint,
+    identity_of,
     is_referred_to,
     outside,
 )
@@ -497,8 +498,8 @@ def _has_gradient(value: Any) -> bool:
 
 
 def needed_of(value: object, known: Collection[int]) -> object:
-    """The class that a value of the next process must have, or the id where it must be this one."""
-    return id(value) if is_referred_to(value, known) else type(value)
+    """The class that a value of the next process must have, or a number if it must be this one."""
+    return identity_of(value) if is_referred_to(value, known) else type(value)
 
 
 def _classes_in(root: object, known: Collection[int]) -> dict[_Place, object]:

@@ -29,6 +29,7 @@ from pathlib import PurePath
 from subprocess import Popen
 from typing import Any
 from uuid import UUID
+from weakref import ref
 
 import numpy as np
 import torch
@@ -85,6 +86,7 @@ _PAGE_WORDS = 509
 """Step in words of eight bytes; odd, so that a table's columns are sampled in turn."""
 _MOST_WORDS = 1 << 16
 _numbers = itertools.count(1)
+_identities: dict[int, tuple[ref[Any], int]] = {}
 
 
 def outside(value: object) -> bool:
@@ -106,6 +108,17 @@ def is_referred_to(value: object, known: Collection[int]) -> bool:
         return True
     has_state = issubclass(type(value), torch.Tensor) or hasattr(type(value), "load_state_dict")
     return has_state and id(value) in known
+
+
+def identity_of(value: object) -> int:
+    """A number that no other object gets, as it may the ``id`` of one that is gone by then."""
+    if not type(value).__weakrefoffset__:
+        return id(value)
+    known, number = _identities.get(id(value), (None, 0))
+    if known is None or known() is not value:
+        number = next(_numbers)
+        _identities[id(value)] = ref(value), number
+    return number
 
 
 def bound_to(code: Any) -> object:
@@ -158,7 +171,7 @@ class _Walk:
             value = waiting.pop()
             yield type(value).__qualname__
             if is_referred_to(value, self._known):
-                yield id(value)  # a list of a model's parameters changes if it has others
+                yield identity_of(value)  # a list of a model's parameters changes if it has others
                 continue
             leaf = self._of_leaf(value)
             if leaf is not None:
