@@ -180,7 +180,7 @@ class Honest:
         self.problem = ""
         self._driver = _connect("driver")
         spec = StudySpec(key=KEY, name=KEY, ledger_url=f"sqlite:///{folder / 'honest.db'}")
-        self._driver.send(OpenStudy(study=spec, unstarted=1, max_alive=1))
+        self._driver.send(OpenStudy(study=spec, limit=1, max_alive=1))
         self._driver.ask_status()
         self._worker = _connect("worker")
         self._worker.send(wire.Ready(study=KEY))

@@ -207,8 +207,7 @@ class _Crowd:
         """A driver and its workers, connected to the broker that is found now."""
         driver = connect("driver")
         self._drivers.append(driver)
-        known = {"unstarted": 0, "limit": self._trials, "n_existing": self._trials}
-        driver.send(wire.OpenStudy(study=self._study, max_alive=WORKERS, **known))
+        driver.send(wire.OpenStudy(study=self._study, limit=self._trials, max_alive=WORKERS))
         driver.ask_status(trials=False)  # it has read the study
         for _ in range(WORKERS):
             worker = _Worker(connect("worker"), self)

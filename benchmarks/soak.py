@@ -98,7 +98,7 @@ class Study:
         """Serve it to its end, or until its driver vanishes; returns how many trials ended."""
         driver = connect("driver")
         spec = StudySpec(key=self._key, name=self._key, ledger_url=self._url, slice_seconds=0.05)
-        message = OpenStudy(study=spec, unstarted=TRIALS, max_alive=WORKERS)
+        message = OpenStudy(study=spec, limit=TRIALS, max_alive=WORKERS)
         params = {number: {"lr": 0.1} for number in range(TRIALS)}
         driver.send(wire.Describe(study=self._key, params=params))
         driver.send(message)

@@ -423,7 +423,7 @@ class Driver:
                 watched.tell(Drain(study=mine.key))
                 continue
             if mine.may_open and (NOTHING_LEFT in pool.said or self._is_exhausted(mine)):
-                watched.tell(structs.replace(anew(), unstarted=0, limit=0, adopted={}, ended={}))
+                watched.tell(structs.replace(anew(), limit=0, adopted={}, ended={}))
                 told = max_alive
             if (room := starts.room(max_alive, len(self._devices), now)) != told:
                 told = room

@@ -82,30 +82,28 @@ def open_study_message(
         and not _optuna.opened_by(trial) & elsewhere
     }
     waiting = tuple(trial.number for trial in trials if trial.state.name == "WAITING")
-    opened = len(trials) - len(waiting)
-    placed = {*known, *waiting}
-    foreign = [t for t in trials if t.number not in placed and not _optuna.opened_by(t)]
+    placed = {*known, *waiting, *adopted}
+    foreign = tuple(trial.number for trial in trials if trial.number not in placed)
     left = _optuna.left_to_propose(study)
     if left is not None:
         most = len(trials) + left
         n_trials = most if n_trials is None else min(n_trials, most)
     if n_trials is not None:
         n_trials = min(n_trials, MOST_COUNT)
-    unstarted = None if n_trials is None else max(0, n_trials - opened)
+    unstarted = None if n_trials is None else n_trials - (len(trials) - len(waiting))
     counted = Counted() if again else None if last is None else _counted(last)
     if last is not None:  # the policy may have been changed while the study ran
         spec = structs.replace(spec, policy=last.policy, folders=last.policy_folders)
     return OpenStudy(
         study=spec,
-        unstarted=unstarted,
+        limit=None if n_trials is None else max(0, n_trials),
         max_alive=max_alive,
         fixed=_optuna.fixed_list(study, unstarted),
         ended=ended,
         adopted=adopted,
-        n_existing=len(trials),
+        foreign=foreign,
         waiting=waiting,
         counted=counted,
-        limit=None if n_trials is None else max(0, n_trials - len(foreign)),
         seconds_left=_bounded(seconds_left),
         device_seconds=_bounded(device_seconds),
     )

@@ -250,7 +250,7 @@ def test_an_attack_disturbs_nobody_else(
     driver = connect_or_start("driver", "cpu:4")
     broker = psutil.Process(driver.welcome.pid)
     spec = StudySpec(key="honest", name="honest", ledger_url=f"sqlite:///{tmp_path / 'l.db'}")
-    driver.send(OpenStudy(study=spec, unstarted=1, max_alive=1))
+    driver.send(OpenStudy(study=spec, limit=1, max_alive=1))
     driver.ask_status()
     worker = connect("worker")
     worker.send(wire.Ready(study="honest"))

@@ -206,7 +206,7 @@ def test_a_runtime_directory_that_is_removed_comes_again(
     broker: Connection, runtime_dir: Path, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
     """As by a logout: before that, and after it, no other broker starts in its place."""
-    broker.send(OpenStudy(study=spec(tmp_path), unstarted=1, max_alive=1))
+    broker.send(OpenStudy(study=spec(tmp_path), limit=1, max_alive=1))
     worker = connect("worker")
     worker.send(wire.Ready(study="s"))
     assert isinstance(worker.receive(), wire.Grant)
@@ -305,7 +305,7 @@ def test_an_older_client_is_refused_with_a_reason(broker: Connection, runtime_di
 def test_a_driver_is_told_without_asking(broker: Connection, tmp_path: Path) -> None:
     """A worker that comes, and the broker's end, wake a driver that watches its study."""
     study = spec(tmp_path)
-    broker.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+    broker.send(OpenStudy(study=study, limit=1, max_alive=1))
     watched = WatchedStudy(broker, "s")
     assert watched.status()[0].workers.alive == 0
     worker = connect("worker")
@@ -323,7 +323,7 @@ def test_a_file_that_was_deleted_and_made_again_is_another_ledger(
     broker: Connection, tmp_path: Path
 ) -> None:
     """A study is granted devices by the new file, while the broker has the old one open."""
-    broker.send(OpenStudy(study=spec(tmp_path, "old"), unstarted=1, max_alive=1))
+    broker.send(OpenStudy(study=spec(tmp_path, "old"), limit=1, max_alive=1))
     broker.ask_status()
     file = tmp_path / "ledger.db"
     file.unlink()
@@ -331,7 +331,7 @@ def test_a_file_that_was_deleted_and_made_again_is_another_ledger(
         optuna.execute("CREATE TABLE studies (study_id INTEGER)")
     study = spec(tmp_path, "new")
     with closing(connect("driver")) as driver, closing(connect("worker")) as worker:
-        driver.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+        driver.send(OpenStudy(study=study, limit=1, max_alive=1))
         driver.ask_status()
         worker.send(wire.Ready(study="new"))
         assert isinstance(worker.receive(), wire.Grant)
@@ -348,7 +348,7 @@ def hear_all(watched: WatchedStudy) -> None:
 def test_an_unknown_policy_is_refused(broker: Connection, tmp_path: Path) -> None:
     """A driver learns at once that the broker has no such policy."""
     study = spec(tmp_path, policy="astrology")
-    broker.send(OpenStudy(study=study, unstarted=1, max_alive=1))
+    broker.send(OpenStudy(study=study, limit=1, max_alive=1))
     with pytest.raises(BrokerConflictError, match="astrology"):
         broker.ask_status()
 
@@ -357,7 +357,7 @@ def test_the_end_of_a_client_is_seen_though_its_child_holds_the_socket(
     broker: Connection, tmp_path: Path, wait_for: Callable[..., Any]
 ) -> None:
     """A data loader inherits its parent's socket; the parent's death is seen all the same."""
-    broker.send(OpenStudy(study=spec(tmp_path), unstarted=1, max_alive=1))
+    broker.send(OpenStudy(study=spec(tmp_path), limit=1, max_alive=1))
     broker.ask_status()
     url = spec(tmp_path).ledger_url
     script = (

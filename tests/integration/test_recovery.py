@@ -122,7 +122,7 @@ def drive(tmp_path: Path, slice_seconds: float = 60.0) -> Connection:
         slice_seconds=slice_seconds,
     )
     connection = connect_with_retry("driver")
-    connection.send(OpenStudy(study=study, unstarted=2, max_alive=2))
+    connection.send(OpenStudy(study=study, limit=2, max_alive=2))
     connection.ask_status()
     return connection
 

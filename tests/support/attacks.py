@@ -53,7 +53,7 @@ def any_message(random: Random, folder: Path) -> wire.FromClient:
         wire.Hello(version=wire.VERSION, role="worker"),
         wire.OpenStudy(
             study=spec,
-            unstarted=random.choice([None, 0, 3]),
+            limit=random.choice([None, 0, 3]),
             max_alive=random.choice([0, 8, 2**53]),
             ended={number: "done"},
             adopted={number: epoch},

@@ -158,6 +158,7 @@ class FakeBroker:
     ) -> int:
         """Connect a driver and open a study; ``fields`` are of the message, or of its study.
 
+        Unless a limit is given it is ``unstarted`` beside the trials that there are.
         ``params`` are told before, by the numbers of trials.
         """
         connection = self.connect("driver")
@@ -167,7 +168,10 @@ class FakeBroker:
         opening = {name: value for name, value in fields.items() if name in opens}
         spec = {name: value for name, value in fields.items() if name not in opens}
         study = wire.StudySpec(key=key, name=key, ledger_url="memory:", **spec)
-        message = wire.OpenStudy(study=study, unstarted=unstarted, max_alive=max_alive, **opening)
+        there = {trial.number for trial in self.ledger.load_trials(key)}
+        there.update(opening.get("adopted", ()), opening.get("foreign", ()))
+        opening.setdefault("limit", None if unstarted is None else unstarted + len(there))
+        message = wire.OpenStudy(study=study, max_alive=max_alive, **opening)
         self.read(connection, message)
         return connection
 
@@ -255,6 +259,10 @@ class FakeBroker:
         """The last message of a kind sent to a client, None if there was none."""
         of_kind = [m for m in self.sent(connection) if type(m).__name__ == kind]
         return of_kind[-1] if of_kind else None
+
+    def unstarted(self) -> int | None:
+        """How many trials of the study may still be created."""
+        return self.handler.state.may_open(self.handler.state.studies["s"]).count
 
     def leases(self) -> list[LeaseRecord]:
         """The leases that it granted."""

@@ -395,7 +395,7 @@ class World:
         known = {trial.number for trial in self.ledgers[key].load_trials(key)}
         return wire.OpenStudy(
             study=self.specs[key],
-            unstarted=max(0, self.studies[key].wanted - len(trials)),
+            limit=self.studies[key].wanted,
             max_alive=self.max_alive,
             ended={t.number: t.end for t in trials if t.end and t.number in known},
             adopted={t.number: t.number for t in trials if t.number not in known},

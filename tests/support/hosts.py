@@ -73,21 +73,19 @@ class Host:
         """Start a broker of this host's name, a driver and its workers."""
         self.broker = FakeBroker(devices=self._devices, ledger=self._ledger, host=self.name)
         self.broker.now = now
-        self.broker.terms.limits[KEY] = self._n_trials
         self._read = 0
         self.lives = True
         self.workers = {}
         leases = self._ledger.load_leases(KEY, live=True)
         theirs = {f"{x.epoch}" for x in leases if x.owner not in (None, self.name)}
         known = {trial.number: trial for trial in self._ledger.load_trials(KEY)}
-        opened = self._optuna.opened
+        unknown = {n: by for n, by in enumerate(self._optuna.opened) if n not in known}
         self.broker.driver(
             policy="round-robin",
-            unstarted=max(0, self._n_trials - len(opened)),
             limit=self._n_trials,
-            n_existing=len(opened),
             max_alive=WORKERS,
-            adopted={n: n for n, by in enumerate(opened) if n not in known and by not in theirs},
+            adopted={n: n for n, by in unknown.items() if by not in theirs},
+            foreign=tuple(n for n, by in unknown.items() if by in theirs),
             ended={n: "done" for n in self._optuna.ended & known.keys() if _is_live(known[n])},
         )
         self._hire()

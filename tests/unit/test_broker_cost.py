@@ -98,7 +98,7 @@ def test_the_checkpoints_of_a_study_are_gone_through_once() -> None:
     )
     broker = FakeBroker(devices=1)
     spec = wire.StudySpec(key="s", name="s", ledger_url="memory:")
-    message = wire.OpenStudy(study=spec, unstarted=0, max_alive=1)
+    message = wire.OpenStudy(study=spec, limit=0, max_alive=1)
     event = StudyRead(
         connection=broker.connect("driver"),
         message=message,

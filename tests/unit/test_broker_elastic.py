@@ -79,7 +79,8 @@ def changes(broker: FakeBroker, number: int) -> list[dict[str, Any]]:
 
 def alone(broker: FakeBroker) -> int:
     """The only worker there is: its trial keeps the device."""
-    broker.handler.state.studies["s"].unstarted = 1
+    study = broker.handler.state.studies["s"]
+    study.limit = 1 + len(study.trials)
     return broker.worker()
 
 

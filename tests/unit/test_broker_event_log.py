@@ -157,7 +157,7 @@ def stored(host: str, units: int = 5) -> StudyRead:
         )
         for n in (units - 1, units)
     )
-    message = wire.OpenStudy(study=study, unstarted=0, max_alive=1)
+    message = wire.OpenStudy(study=study, limit=0, max_alive=1)
     return StudyRead(connection=1, message=message, trials=(trial,), checkpoints=checkpoints)
 
 

@@ -188,7 +188,7 @@ def test_a_study_that_may_open_trials_goes_on() -> None:
     study.failed_returns[0] = ["so"]
     end_study(broker.handler.state, study)
     assert study.problem is None
-    study.unstarted = 0
+    study.limit = 1
     end_study(broker.handler.state, study)
     assert study.problem == "so"
 
@@ -314,7 +314,7 @@ def test_a_new_trial_that_has_a_reservation_keeps_the_study_going() -> None:
     broker = stored(1, unstarted=1)
     state = broker.handler.state
     study = state.studies["s"]
-    study.failed_returns[0], study.unstarted = ["so"], 0
+    study.failed_returns[0], study.limit = ["so"], 1
     (slot,) = state.slots.values()
     slot.reservation = Reservation(study="s", number=None, slice_seconds=None)
     end_study(state, study)

@@ -117,7 +117,6 @@ class Hosts(RuleBasedStateMachine):
         for host in self.awake:
             study = host.broker.handler.state.studies[KEY]
             assert study.problem is None
-            assert study.unstarted is not None
 
     @invariant()
     def there_are_no_more_trials_than_there_shall_be(self) -> None:

@@ -188,7 +188,7 @@ def test_a_study_that_has_ended_is_forgotten_where_others_go_on(desk: Desk) -> N
     """A database that is always in use keeps no list of all studies that were ever in it."""
     desk.serve("s", "one")
     desk.serve("t", "one")
-    desk.ledgers.set_limit("s", 3)
+    desk.ledgers._terms.limits["s"] = 3
     desk.ledgers.write([report(1)])
     desk.ledgers.close_idle({"t"})
     assert desk.ledgers.n_written("s") == 1  # it has still to be written

@@ -61,7 +61,7 @@ def test_a_worker_is_told_which_trial_it_takes() -> None:
     begin(broker, second, 2)
     study = broker.handler.state.studies["s"]
     assert study.trials[3].params == {"x": 0.3}
-    assert study.unstarted == 2
+    assert broker.unstarted() == 2
     broker.advance(1.0)
     assert numbers(policy) == [0, 1]
     assert [dict(trial.params) for trial in policy.seen.unstarted.listed] == [
@@ -148,7 +148,7 @@ def test_a_reservation_that_is_cancelled_leaves_its_trial_in_the_list() -> None:
     assert list(state.listed(state.studies["s"])) == [0, 1]
     state.unreserve(reservation)
     assert list(state.listed(state.studies["s"])) == [0, 1, 2]
-    assert state.studies["s"].unstarted == 3
+    assert broker.unstarted() == 3
 
 
 def test_trials_are_set_up_in_the_order_that_the_policy_wants() -> None:

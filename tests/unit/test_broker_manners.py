@@ -12,7 +12,7 @@ from optuna_hermes.model import Checkpoint
 from support.broker import FakeBroker
 
 SPEC = wire.StudySpec(key="s", name="s", ledger_url="memory:")
-OPENING = wire.OpenStudy(study=SPEC, unstarted=1, max_alive=1)
+OPENING = wire.OpenStudy(study=SPEC, limit=1, max_alive=1)
 CHECKPOINT = Checkpoint(path="/c", units=1, size_bytes=1, sha256="0")
 
 

@@ -17,7 +17,7 @@ from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
 from optuna_hermes.broker._core._events import StudyRead
-from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._records import TrialRecord
 from optuna_hermes.model import (
     Assignment,
@@ -147,7 +147,7 @@ def test_the_driver_tells_a_new_broker_what_it_cannot_know(
     broker.say(connection, wire.Describe(study="other", params={3: {"lr": 0.3}}))
     policy = Watching()
     monkeypatch.setattr(_admission, "make_policy", lambda name: policy)
-    message = wire.OpenStudy(study=spec, unstarted=0, max_alive=2)
+    message = wire.OpenStudy(study=spec, limit=0, max_alive=2)
     broker.apply(StudyRead(connection=connection, message=message, trials=(known,)))
     assert policy.trial(3).params == {"lr": 0.1}, "when it is asked for the first time"
 
@@ -328,8 +328,9 @@ def test_what_a_policy_may_not_give_ends_its_study(
 
     begin(broker, broker.worker(), 0)
     study = broker.handler.state.studies["s"]
-    study.policy, study.unstarted, study.trials[0].can_store = InOrder(), 1, False
-    assert ask(study, replace(snapshot, devices=GPUS)).assignments == ()
+    study.policy, study.limit, study.trials[0].can_store = InOrder(), 2, False
+    runner = PolicyRunner(broker.handler.state)
+    assert runner.ask(study, replace(snapshot, devices=GPUS)).assignments == ()
     assert re.match(f"Policy 'fifo' raised ValueError.*{words}.*: mend it", study.problem or "")
 
 

@@ -450,9 +450,9 @@ def test_no_trial_is_created_twice_or_never(driver_first: bool, counted: bool, b
     pid = broker.worker()
     epoch = broker.last(pid, "Grant").epoch
     after = broker.successor()
-    opening: dict[str, Any] = {"unstarted": 2, "n_existing": 5}
+    opening: dict[str, Any] = {"limit": 7, "foreign": range(5)}
     if counted:  # the trial was in the storage when the driver looked
-        opening = {"unstarted": 1, "n_existing": 6, "adopted": {5: 5}}
+        opening = {"limit": 7, "foreign": range(5), "adopted": {5: 5}}
     if driver_first:
         after.driver(**opening)
     worker = after.resume(pid, resume(epoch, 5 if begun else None, training=False))
@@ -471,7 +471,7 @@ def test_a_trial_of_the_queue_is_counted_by_its_number() -> None:
     pid = broker.worker()
     epoch = broker.last(pid, "Grant").epoch
     after = broker.successor()
-    after.driver(unstarted=2, n_existing=2, waiting=(0, 1))
+    after.driver(limit=2, waiting=(0, 1))
     after.resume(pid, resume(epoch, 0))
     assert unstarted(after) == 1
 

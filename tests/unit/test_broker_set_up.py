@@ -96,7 +96,7 @@ def test_none_is_set_up_that_is_not_to_be_created() -> None:
     """One that is set up counts as created, and counts again if its process dies before."""
     broker, workers, _ = served(unstarted=2)
     (setter,) = told(broker, workers)
-    assert broker.handler.state.studies["s"].unstarted == 0
+    assert broker.unstarted() == 0
     name = broker.last(setter, "SetUp").name
     broker.hang_up(setter)
     (other,) = set(told(broker, workers)) - {setter}
@@ -181,7 +181,7 @@ def test_a_trial_of_another_process_is_not_set_up() -> None:
     assert broker.handler.state.studies["s"].lost_creations == []
     (other,) = set(told(broker, workers)) - {setter}
     assert broker.last(other, "SetUp").lost == ()
-    assert broker.handler.state.studies["s"].unstarted == 2
+    assert broker.unstarted() == 2
 
 
 def test_a_trial_that_loses_its_process_before_its_first_batch_begins_again() -> None:
@@ -316,12 +316,12 @@ def test_a_trial_that_is_being_created_gets_the_device_that_is_free_first(crosse
     freed(broker, workers[0], epoch)
     grant = broker.last(setter, "Grant")
     assert (grant.number, grant.lost) == (None, (name,))
-    assert broker.handler.state.studies["s"].unstarted == 0
+    assert broker.unstarted() == 0
     said = 0 if crosses else grant.epoch
     broker.say(setter, wire.Begin(epoch=said, number=1, trial_id=1))
     trial = broker.handler.state.studies["s"].trials[1]
     assert (trial.state, trial.connection, trial.epoch) == ("running", setter, grant.epoch)
-    assert broker.handler.state.studies["s"].unstarted == 0
+    assert broker.unstarted() == 0
     broker.check()
 
 
@@ -358,5 +358,5 @@ def test_a_lease_that_the_ledger_refuses_is_not_the_end_of_what_is_set_up() -> N
     epochs = (broker.last(setter, "Grant").epoch,)
     broker.apply(WritesFailed(study="s", epochs=epochs, reason="refused"))
     study = broker.handler.state.studies["s"]
-    assert (setter in study.idle_workers, study.unstarted) == (False, 0)
+    assert (setter in study.idle_workers, broker.unstarted()) == (False, 0)
     assert broker.handler.state.clients[setter].creation_names is not None

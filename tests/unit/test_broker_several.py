@@ -10,7 +10,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Lease
 from optuna_hermes.broker._core._events import WritesFailed
 from optuna_hermes.broker._core._live_trial import LiveTrial
-from optuna_hermes.broker._core._policy_runner import ask
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._records import LeaseRecord
 from optuna_hermes.model import (
     Assignment,
@@ -412,5 +412,6 @@ def test_a_policy_that_mixes_them_gets_the_whole_ones(
             return Decision(assignments=(Assignment(trial=0, devices=assigned),))
 
     study.policy = Mixing()
-    (assignment,) = ask(study, Snapshot(devices=devices, trials=(trial,))).assignments
+    snapshot = Snapshot(devices=devices, trials=(trial,))
+    (assignment,) = PolicyRunner(host.broker.handler.state).ask(study, snapshot).assignments
     assert assignment.devices == given

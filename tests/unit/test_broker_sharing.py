@@ -81,8 +81,8 @@ def training(hosts: Hosts, **driver: Any) -> tuple[int, int]:
 def test_what_one_host_trains_the_other_leaves_alone() -> None:
     """A trial that is held elsewhere is known, with its curve, and never granted."""
     hosts = Hosts()
-    training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     worker = hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
     assert hosts.b.last(worker, "Grant") is None
@@ -96,8 +96,8 @@ def test_what_one_host_trains_the_other_leaves_alone() -> None:
 def test_what_is_stored_on_one_host_goes_on_on_the_other() -> None:
     """Whoever has a free device claims it; it is granted with its checkpoint, once."""
     hosts = Hosts()
-    worker, epoch = training(hosts, unstarted=2, limit=2)
-    hosts.b.driver(policy="round-robin", unstarted=1, limit=2)
+    worker, epoch = training(hosts, limit=2)
+    hosts.b.driver(policy="round-robin", limit=2)
     other = hosts.b.worker()
     begin(hosts.b, other, 1)
     store(hosts.a, worker, epoch, 0)
@@ -142,8 +142,8 @@ def test_nothing_is_reserved_for_a_trial_whose_row_is_removed() -> None:
 def test_trials_of_a_host_that_is_gone_are_carried_on() -> None:
     """After some time of silence its lease is over, and its trial goes on at its checkpoint."""
     hosts = Hosts()
-    first, epoch = training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    first, epoch = training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     worker = hosts.b.worker()
     hosts.advance(REFRESH_SECONDS)
     hosts.a.say(first, report(epoch, 2))
@@ -163,9 +163,9 @@ def test_trials_of_a_host_that_is_gone_are_carried_on() -> None:
 def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
     """Nobody knows if it was created: the next new trial is that one, if there is one."""
     hosts = Hosts()
-    hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
+    hosts.a.driver(policy="round-robin", limit=1)
     lost = hosts.a.last(hosts.a.worker(), "Grant").epoch
-    hosts.b.driver(policy="round-robin", unstarted=1, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     worker = hosts.b.worker()
     assert hosts.b.last(worker, "Grant") is None, "the bound counts what others are about to begin"
     hosts.dead.add("a")
@@ -177,8 +177,8 @@ def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
 def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
     """The worker of a host that comes back is killed, and undoes nothing by what it writes."""
     hosts = Hosts()
-    worker, epoch = training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker, epoch = training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     other = hosts.b.worker()
     hosts.dead.add("a")
     hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
@@ -200,9 +200,9 @@ def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
 def test_what_a_host_says_of_a_trial_that_another_has_taken_is_not_written(restarted: bool) -> None:
     """Neither by the worker that its next broker refuses, nor by one that is being killed."""
     hosts = Hosts()
-    worker, epoch = training(hosts, unstarted=1, limit=1)
+    worker, epoch = training(hosts, limit=1)
     expected = holders(hosts.a.handler.state)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     other = hosts.b.worker()
     hosts.dead.add("a")
     hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
@@ -258,8 +258,8 @@ def test_a_plain_trial_that_another_host_has_taken_over_is_left_to_it() -> None:
 def test_a_database_that_was_away_makes_nobody_dead() -> None:
     """Nobody could be heard of meanwhile: whoever comes back first does not judge by that."""
     hosts = Hosts()
-    training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
     hosts.b.apply(OutageBegan(studies=("s",), reason="gone"))
@@ -274,8 +274,8 @@ def test_a_database_that_was_away_makes_nobody_dead() -> None:
 def test_a_database_whose_clock_is_set_makes_nobody_dead() -> None:
     """All look silent at the next look; a host that is dead is missed later than otherwise."""
     hosts = Hosts()
-    training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     worker = hosts.b.worker()
     hosts.advance(2 * DEAD_SECONDS)
     hosts.ahead = 3600.0
@@ -294,8 +294,8 @@ def test_a_database_whose_clock_is_set_makes_nobody_dead() -> None:
 def test_hosts_that_are_equally_fast_grant_in_turn() -> None:
     """An epoch that another host was faster with is no error: the next one is taken."""
     hosts = Hosts()
-    hosts.a.driver(policy="round-robin", unstarted=2, limit=2)
-    hosts.b.driver(policy="round-robin", unstarted=2, limit=2)
+    hosts.a.driver(policy="round-robin", limit=2)
+    hosts.b.driver(policy="round-robin", limit=2)
     first, second = hosts.a.worker(), hosts.b.worker()
     assert hosts.b.races == 1
     assert hosts.a.last(first, "Grant").epoch == 1
@@ -326,13 +326,12 @@ def test_brokers_of_two_studies_of_a_file_grant_in_turn() -> None:
 def test_all_hosts_together_open_no_trial_too_many() -> None:
     """The bound is on trials and leases of all hosts; who loses the race is not in error."""
     hosts = Hosts()
-    hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=1, limit=1)
-    hosts.a.terms.limits["s"] = hosts.b.terms.limits["s"] = 1
+    hosts.a.driver(policy="round-robin", limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     first, second = hosts.a.worker(), hosts.b.worker()
     assert hosts.a.last(first, "Grant") is not None
     assert hosts.b.last(second, "Grant") is None
-    assert hosts.b.handler.state.studies["s"].unstarted == 0
+    assert hosts.b.unstarted() == 0
     (document,) = hosts.b.handler.status(hosts.b.now).studies
     assert not document.finished, "the other host is about to begin a trial"
     epoch = begin(hosts.a, first, 0)
@@ -348,8 +347,8 @@ def test_all_hosts_together_open_no_trial_too_many() -> None:
 def test_of_two_that_claim_a_trial_one_wins() -> None:
     """The other one's lease never was, and its worker waits for the next trial."""
     hosts = Hosts()
-    worker, epoch = training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker, epoch = training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     store(hosts.a, worker, epoch, 0)
     hosts.advance(REFRESH_SECONDS)
     mine = hosts.a.worker()
@@ -367,8 +366,8 @@ def test_of_two_that_claim_a_trial_one_wins() -> None:
 def test_a_trial_that_another_host_was_faster_with_is_not_told_as_carried_on() -> None:
     """The event log has the winner's grant alone; the loser tells of its own once it has one."""
     hosts = Hosts()
-    worker, epoch = training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker, epoch = training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     store(hosts.a, worker, epoch, 0)
     hosts.advance(REFRESH_SECONDS)
     again = hosts.a.worker()
@@ -391,10 +390,10 @@ def test_a_trial_that_another_host_was_faster_with_is_not_told_as_carried_on() -
 def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> None:
     """A worker finds the trial of one that died, but the other host's driver has adopted it."""
     hosts = Hosts()
-    hosts.a.driver(policy="round-robin", unstarted=1, limit=1)
+    hosts.a.driver(policy="round-robin", limit=1)
     hosts.a.hang_up(hosts.a.worker())  # it has created trial 0, and said nothing
     finder = hosts.a.worker()
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1, adopted={0: 0})
+    hosts.b.driver(policy="round-robin", limit=1, adopted={0: 0})
     assert hosts.b.last(hosts.b.worker(), "Grant").number == 0
     epoch = hosts.a.last(finder, "Grant").epoch
     hosts.a.say(finder, wire.Begin(epoch=epoch, number=0, trial_id=0))
@@ -408,7 +407,7 @@ def test_a_trial_that_another_host_has_taken_over_meanwhile_has_one_lease() -> N
 def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
     """A trial that is parked on a busy host is stored for one that could train it, or stays."""
     hosts = Hosts()
-    first, epoch = training(hosts, unstarted=2, limit=2)
+    first, epoch = training(hosts, limit=2)
     second = hosts.a.worker()
     hosts.advance(1.5)
     assert hosts.a.last(first, "Yield").tier == "resident"
@@ -417,7 +416,7 @@ def test_an_idle_host_gets_what_waits_in_memory_elsewhere(wants: bool) -> None:
     )
     begin(hosts.a, second, 1)
     if wants:
-        hosts.b.driver(policy="round-robin", unstarted=0, limit=2)
+        hosts.b.driver(policy="round-robin", limit=2)
         hosts.b.worker()
     hosts.b.refresh()
     hosts.a.refresh()
@@ -439,7 +438,7 @@ def parked_best(hosts: Hosts, *, can_store: bool = True) -> tuple[int, int]:
     Returns:
         The workers of the trial that is parked, and of the one that ``b`` trains.
     """
-    hosts.a.driver(policy="hermes", unstarted=3, limit=3)
+    hosts.a.driver(policy="hermes", limit=3)
     parked = hosts.a.worker()
     epoch = begin(hosts.a, parked, 0)
     best = hosts.a.worker()
@@ -450,7 +449,7 @@ def parked_best(hosts: Hosts, *, can_store: bool = True) -> tuple[int, int]:
     hosts.now = hosts.a.now
     epoch = begin(hosts.a, best, 1)
     hosts.b.advance(hosts.a.now)
-    hosts.b.driver(policy="hermes", unstarted=1, limit=3)
+    hosts.b.driver(policy="hermes", limit=3)
     worst = hosts.b.worker()
     other = begin(hosts.b, worst, 2)
     hosts.a.say(best, report(epoch, 1, 0.1))
@@ -493,8 +492,8 @@ def test_a_host_asks_for_no_trial_that_is_worse_than_its_own() -> None:
 def test_what_free_of_owner_is_left_to_the_host_that_is_least_busy() -> None:
     """A host that is at work claims nothing while another one has a device and no trial for it."""
     hosts = Hosts(devices=2)
-    worker, epoch = training(hosts, unstarted=2, limit=2)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=2)
+    worker, epoch = training(hosts, limit=2)
+    hosts.b.driver(policy="round-robin", limit=2)
     second = hosts.a.worker()
     begin(hosts.a, second, 1)
     for broker in (hosts.b, hosts.b, hosts.a):  # what it wants it knows when it has looked
@@ -535,7 +534,7 @@ def crowded(count: int = 50) -> tuple[CountingLedger, FakeBroker]:
     for number in range(count):
         ledger.save_trial(stored(number))
     broker = FakeBroker(devices=1, ledger=ledger, host="a")
-    broker.driver(policy="round-robin", unstarted=0, limit=count)
+    broker.driver(policy="round-robin", limit=count)
     broker.refresh()
     ledger.rows = 0
     return ledger, broker
@@ -562,8 +561,8 @@ def test_a_look_reads_what_has_changed_and_nothing_else() -> None:
 def test_a_row_that_was_not_taken_in_is_read_again() -> None:
     """A trial that another host was faster with is looked at until its new owner is known."""
     hosts = Hosts()
-    worker, epoch = training(hosts, unstarted=1, limit=1)
-    hosts.b.driver(policy="round-robin", unstarted=0, limit=1)
+    worker, epoch = training(hosts, limit=1)
+    hosts.b.driver(policy="round-robin", limit=1)
     store(hosts.a, worker, epoch, 0)
     hosts.advance(2 * REFRESH_SECONDS)
     hosts.a.worker()
@@ -590,7 +589,7 @@ def test_trials_whose_rows_were_removed_are_forgotten() -> None:
 def test_a_broker_that_follows_has_what_the_one_before_had() -> None:
     """Its host's name is its own too: processes go on, and what has none is anybody's."""
     hosts = Hosts(devices=2)
-    worker, epoch = training(hosts, unstarted=2, limit=2)
+    worker, epoch = training(hosts, limit=2)
     gone = hosts.a.worker()
     begin(hosts.a, gone, 1)
     after = hosts.a.successor(known=[h for h in holders(hosts.a.handler.state) if h.pid == worker])

@@ -637,7 +637,7 @@ def test_a_study_comes_back_from_its_ledger() -> None:
     ]
     saved = checkpoint_record("t", 1)
     curve = Curve(steps=(1,), values=(0.5,), device_seconds=(1.0,))
-    message = wire.OpenStudy(study=study, unstarted=0, max_alive=2, ended={3: "done"})
+    message = wire.OpenStudy(study=study, limit=0, max_alive=2, ended={3: "done"})
     broker.apply(
         StudyRead(
             connection=connection,
@@ -728,7 +728,7 @@ def test_the_trials_of_all_studies_fit_into_one_frame() -> None:
         device_seconds=tuple(float(unit) for unit in range(40)),
     )
     for key, count in (("a", 4500), ("b", 400), ("c", 4400)):
-        broker.driver(key=key)
+        broker.driver(key=key, unstarted=None)
         trials = broker.handler.state.studies[key].trials
         for number in range(count):
             trials[number] = LiveTrial(

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import resource
+from typing import Any
 
 import optuna
 import pytest
 
+from optuna_hermes import _optuna
 from optuna_hermes.broker import StudySpec
-from optuna_hermes.broker._protocol import frame
+from optuna_hermes.broker._protocol import Begin, frame
 from optuna_hermes.model import MOST_COUNT
 from optuna_hermes.workers import _open_study
 from optuna_hermes.workers._open_study import descriptions, open_study_message
+from support.broker import FakeBroker
 from support.memory_ledger import MemoryLedger
+
+
+def opened(
+    study: optuna.Study, *, n_trials: int, shared: bool, workers: int = 3
+) -> tuple[FakeBroker, dict[int, Any]]:
+    """A broker whose driver has opened a study, and the grants of its workers."""
+    broker = FakeBroker(devices=3, ledger=MemoryLedger(shared=shared))
+    spec = StudySpec(key="s", name="s", ledger_url="memory:", policy="fifo")
+    terms: dict[str, Any] = {"n_trials": n_trials, "max_alive": workers}
+    message = open_study_message(study, spec, broker.ledger, "h", **terms)
+    broker.read(broker.connect("driver"), message)
+    started = [broker.worker() for _ in range(workers)]
+    return broker, {worker: broker.last(worker, "Grant") for worker in started}
 
 
 def test_parameters_may_be_long_texts() -> None:
@@ -34,8 +50,35 @@ def test_any_number_of_trials_may_be_asked_for() -> None:
     """``sys.maxsize`` stands for no bound; a message holds smaller numbers."""
     study, spec = optuna.create_study(), StudySpec(key="s", name="s", ledger_url="memory:")
     message = open_study_message(study, spec, MemoryLedger(), "a", n_trials=10**25, max_alive=1)
-    assert (message.unstarted, message.limit) == (MOST_COUNT, MOST_COUNT)
+    assert message.limit == MOST_COUNT
     assert frame(message)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_trials_that_no_ledger_will_know_count(shared: bool) -> None:
+    """Finished ones of a copied study, which bear the marks of their openings, are not replaced."""
+    source, study = optuna.create_study(), optuna.create_study()
+    source.tell(_optuna.open_trial(source), 0.0)
+    study.add_trials(source.trials)
+    broker, grants = opened(study, n_trials=3, shared=shared)
+    assert [grants[worker] is not None for worker in sorted(grants)] == [True, True, False]
+    assert (broker.races, broker.unstarted()) == (0, 0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_plain_trial_that_registers_late_counts_once(shared: bool) -> None:
+    """It had begun when the driver counted, and its broker hears of it only then."""
+    study = optuna.create_study()
+    study.ask()
+    broker, grants = opened(study, n_trials=3, shared=shared, workers=1)
+    broker.plain(0)
+    (worker,) = grants
+    epoch = broker.last(worker, "Grant").epoch
+    broker.say(worker, Begin(epoch=epoch, number=1, trial_id=1))
+    assert broker.unstarted() == 1
+    late = broker.worker()
+    assert broker.last(late, "Grant").number is None
+    assert (broker.races, broker.unstarted()) == (0, 0)
 
 
 @pytest.mark.parametrize(

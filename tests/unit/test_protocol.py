@@ -71,11 +71,11 @@ from_client = st.one_of(
     st.builds(
         wire.OpenStudy,
         study=specs,
-        unstarted=st.none() | numbers,
+        limit=st.none() | numbers,
         max_alive=numbers,
         ended=st.dictionaries(numbers, st.sampled_from(["done", "failed"])),
         adopted=st.dictionaries(numbers, numbers),
-        n_existing=st.none() | numbers,
+        foreign=st.tuples(numbers),
         waiting=st.tuples(numbers),
         counted=st.none()
         | st.builds(

@@ -98,7 +98,7 @@ def admit_study(turn: Turn, event: StudyRead) -> Study:
         _take_overrides(turn, study, event)
         turn.state.studies[spec.key] = study
         for trial in known_trials(turn.state, event, turn.now):
-            study.trials[trial.number] = trial
+            study.add(trial)
         _keep_unclaimed_leases(turn, study, event)
         _count_lost_leases(study, event)
         _settle_owners(turn, study, event)
@@ -172,13 +172,15 @@ def _count_lost_leases(study: Study, event: StudyRead) -> None:
 def admit_trial(study: Study, number: int, trial_id: int, now: float) -> LiveTrial:
     """Return a trial of the study, added if it is new."""
     if number not in study.trials:
-        study.trials[number] = LiveTrial(
-            study=study.spec.key,
-            number=number,
-            trial_id=trial_id,
-            state="pending",
-            submitted=now,
-            waiting_since=now,
+        study.add(
+            LiveTrial(
+                study=study.spec.key,
+                number=number,
+                trial_id=trial_id,
+                state="pending",
+                submitted=now,
+                waiting_since=now,
+            )
         )
     return study.trials[number]
 
@@ -197,9 +199,8 @@ def take_charge(
         study.restore_memory(study.kept_memory)
     study.kept_memory = None
     study.driver, study.max_alive = connection, message.max_alive
-    study.unstarted, study.fixed = message.unstarted, message.fixed
-    study.n_existing, study.waiting = message.n_existing, frozenset(message.waiting)
-    study.limit = message.limit
+    study.limit, study.fixed = message.limit, message.fixed
+    study.foreign = set(message.foreign) - study.trials.keys()
     study.cancel_drain()
     study.device_seconds = message.device_seconds
     study.ends_at = None if message.seconds_left is None else now + message.seconds_left
@@ -227,19 +228,15 @@ def take_charge(
             changed.append(admit_trial(study, number, trial_id, now))
             # The earlier broker died before its ledger knew of the trial; its process may live.
             changed[-1].recovering = (study.spec.key, number) in recovering
-    if study.unstarted is not None:
-        # Trials that workers have begun, or are about to, since their driver has counted.
-        study.unstarted -= state.count_begun(study)
-        study.unstarted -= sum(not study.was_counted(number) for number in study.trials)
     return changed
 
 
 def listed(
-    study: Study, message: wire.OpenStudy, described: Mapping[int, Params]
+    state: BrokerState, study: Study, message: wire.OpenStudy, described: Mapping[int, Params]
 ) -> dict[int, TrialView]:
     """The trials of a fixed list as policies see them; none unless all parameters are known."""
     left = [number for number in message.waiting if number not in study.trials]
-    count = study.unstarted or 0
+    count = state.may_open(study).count or 0
     if not (message.fixed and len(left) >= count and all(map(described.get, left[:count]))):
         return {}
     return {

@@ -12,7 +12,7 @@ from dataclasses import replace
 from optuna_hermes.broker._core._broker_state import Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
-from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import HostRecord
@@ -52,7 +52,7 @@ def wanted_elsewhere(
         _as_stored(view, study.cost("disk"), now) if view.number in theirs else view
         for view in snapshot.trials
     )
-    decision = ask(study, replace(snapshot, trials=tuple(views)))
+    decision = policy_runner.ask(study, replace(snapshot, trials=tuple(views)))
     chosen = {assignment.trial for assignment in decision.assignments}
     wanted = tuple(sorted(theirs & chosen))
     if not {*wanted} <= {*study.asked_for}:

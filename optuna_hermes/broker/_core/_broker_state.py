@@ -15,7 +15,7 @@ from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._protocol import Params, StudyChanged
 from optuna_hermes.broker._served_process import RecoveringProcess
 from optuna_hermes.ledger._records import TrialRecord
-from optuna_hermes.model import Device, TierName, TrialView
+from optuna_hermes.model import Device, TierName, TrialView, Unstarted
 
 PowerState = Literal["on", "going", "off", "coming"]
 
@@ -254,6 +254,27 @@ class BrokerState:
         reserved = sum(each.number is None for each in self.reserved(study.spec.key))
         return reserved + self.count_begun(study)
 
+    def may_open(self, study: Study) -> Unstarted:
+        """Trials that may still be created, beside those that are promised or begin elsewhere."""
+        count = 0 if study.driver is None else study.most_known
+        if count is not None:
+            count = max(0, count - len(study.trials) - study.opening_elsewhere)
+        if count:  # to count what is promised takes longer
+            count = max(0, count - self.count_promised(study))
+        return Unstarted(count=count, fixed=study.fixed)
+
+    def needs_device(self, study: Study) -> bool:
+        """True if anything of a study could use a device."""
+        if study.draining or study.outage_since is not None:
+            return False
+        return self.may_open(study).any or any(map(study.can_begin, study.trials.values()))
+
+    def all_held(self, study: Study) -> bool:
+        """True if nothing of a study can be trained before a hold is released."""
+        live = [trial for trial in study.trials.values() if trial.live]
+        new = self.may_open(study).any or self.count_promised(study)
+        return bool(live) and not new and all(study.override_of(x) == "held" for x in live)
+
     def listed(self, study: Study) -> dict[int, TrialView]:
         """The listed trials of a study that nobody has taken, or is about to."""
         if not study.listed:
@@ -324,7 +345,7 @@ class BrokerState:
         """The studies that need a device, or have one, or were promised one."""
         have = {lease.study for lease in self.leases()}
         have |= {reservation.study for reservation in self.reservations()}
-        return [s for s in self.studies.values() if s.needs_device or s.spec.key in have]
+        return [s for s in self.studies.values() if self.needs_device(s) or s.spec.key in have]
 
     def needs_process(self, reservation: Reservation) -> bool:
         """True if a worker that waits is needed for a reservation."""
@@ -334,11 +355,9 @@ class BrokerState:
         return not trial.suits(self.slots_of(reservation))
 
     def unreserve(self, reservation: Reservation) -> None:
-        """Cancel a reservation; a new trial may still be created."""
+        """Cancel a reservation."""
         for slot in self.slots_of(reservation):
             slot.reservation = None
-        if reservation.number is None:
-            self.studies[reservation.study].add_unstarted(1)
 
     def cancel_reservations(self, study: Study, *, only_impossible: bool = False) -> None:
         """Cancel the reservations of a study, or only those that cannot be granted."""

@@ -464,9 +464,6 @@ class EventHandler:
                 study.workers.add(connection)
             if is_new:
                 _event_log.admitted(turn, trial)
-                created = self.state.clients[connection].role == "worker" and study.driver
-                if created and not study.was_counted(trial.number):
-                    study.add_unstarted(-1)  # by its worker, while a broker was missing
             turn.save(trial)
         else:
             known = set(study.trials)
@@ -475,13 +472,11 @@ class EventHandler:
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
-            study.listed = listed(study, message, described)
+            study.listed = listed(self.state, study, message, described)
             for trial in changed:
                 if trial.number not in known:
                     _event_log.admitted(turn, trial)
                 turn.save(trial)
-            if study.broker is not None:
-                self._sharing.recount(study)
         self.state.clients[connection].study = study.spec.key
         for ready in self.state.early.pop(study.spec.key, []):
             self._ready(turn, ready, wire.Ready(study=study.spec.key))
@@ -546,14 +541,12 @@ class EventHandler:
         assert client is not None, "a study is served to a client"
         was_plain = study.is_plain
         study.workers.discard(connection)
-        if client.creation_names is not None:
-            study.add_unstarted(1)
         if client.creation_names:  # it may have created a trial
             study.lost_creations.append(client.creation_names)
         if connection in study.idle_workers:
             study.idle_workers.remove(connection)
         if study.driver == connection:
-            study.driver, study.unstarted = None, 0
+            study.driver = None
             failures.forget_losses(turn, study)
         if study.is_plain and not was_plain:
             study.cancel_drain()

@@ -270,6 +270,14 @@ class SwitchPower:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LimitTrials:
+    """Bound how many trials a shared ledger may come to know of a study; None removes the bound."""
+
+    study: str
+    limit: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NameLease:
     """Name the trial that the lease of a new one went to."""
 
@@ -336,6 +344,7 @@ Write = (
     | LeaseRecord
     | CheckpointRecord
     | EventRecord
+    | LimitTrials
     | Claim
     | NameLease
     | EndLease

@@ -126,7 +126,6 @@ class LeaseEnds:
         self._memory.expect_free_memory(lease.devices, turn.now)
         study = self._state.studies[lease.study]
         if trial is None:
-            study.add_unstarted(1)
             if not lease.refused:  # a trial may have been created, or found
                 study.lost_creations.append((str(lease.epoch), *lease.lost_creations))
             return
@@ -192,8 +191,6 @@ class LeaseEnds:
         if trial is None:
             if lease.creation_names:
                 self._state.clients[lease.connection].creation_names = lease.creation_names
-            else:
-                study.add_unstarted(1)
             return
         trial.undo_start(lease, turn.now, left=lease.from_idle_worker)
         if refused and lease.claimed:

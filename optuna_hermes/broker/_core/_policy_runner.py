@@ -65,11 +65,11 @@ class PolicyRunner:
             snapshot = replace(snapshot, trials=tuple(trials))
         boosted = frozenset(n for n, override in study.overrides.items() if override == "boosted")
         if study.draining or study.problem or not boosted:
-            decision = ask(study, snapshot)
+            decision = self.ask(study, snapshot)
         else:
             from optuna_hermes.broker._core._boosts import boosted_first  # few are boosted
 
-            decision = boosted_first(partial(ask, study), snapshot, boosted)
+            decision = boosted_first(partial(self.ask, study), snapshot, boosted)
         if not decision.assignments and self._waits_in_vain(study, snapshot, decision):
             study.problem = (
                 f"Policy {study.spec.policy!r} must serve every trial in the end but, with all "
@@ -77,9 +77,26 @@ class PolicyRunner:
             )
         return decision
 
+    def ask(self, study: Study, snapshot: Snapshot) -> Decision:
+        """Decision of the policy; none if it breaks its contract, which ends its study only."""
+        if study.draining or study.problem:
+            return Decision(memory=study.memory)
+        try:
+            # A copy: a policy may change its memory in place, which would look as if it had not.
+            asked = replace(snapshot, memory=json.loads(json.dumps(snapshot.memory)))
+            decision = plain(study.policy.decide(asked))
+            check(decision, snapshot)
+            _check_possible(decision, snapshot, study, self._state.may_open(study).count)
+            decision = _without_parts(decision, snapshot)
+        # A policy is the user's code: it may not end the broker.
+        except (Exception, SystemExit) as error:
+            study.problem = f"Policy {study.spec.policy!r} raised {raised(error)}: {_WAY_OUT}"
+            return Decision(memory=study.memory)
+        return decision
+
     def _waits_in_vain(self, study: Study, snapshot: Snapshot, decision: Decision) -> bool:
         """True if trials would wait for ever: the policy would see the same the next time."""
-        to_open = _at_most(study.may_open, len(snapshot.devices))
+        to_open = _at_most(self._state.may_open(study), len(snapshot.devices))
         may_change = (
             study.draining
             or study.problem
@@ -109,7 +126,7 @@ class PolicyRunner:
                 # Only where several trials could make room.
                 from optuna_hermes.broker._core._trial_order import wanted_first
 
-                numbers = wanted_first(partial(ask, study), self.snapshot(study, [], now), own)
+                numbers = wanted_first(partial(self.ask, study), self.snapshot(study, [], now), own)
                 numbers.sort(key=lambda n: _PREFERENCE[study.override_of(own[n])])
             placed += [(place, own[number]) for place, number in enumerate(numbers)]
         return [trial for _, trial in sorted(placed, key=lambda each: -each[0])]
@@ -125,7 +142,7 @@ class PolicyRunner:
         processes = self._processes(study)
         # All of them for a device that is free: there are processes for more than one at a time.
         opens = now >= study.opens_again_at and study.has_time_to_open(now, up)
-        unstarted = _at_most(study.may_open, processes if opens else 0)
+        unstarted = _at_most(self._state.may_open(study), processes if opens else 0)
         if unstarted.any:
             listed = tuple(self._state.listed(study).values())
             unstarted = replace(unstarted, listed=listed)
@@ -303,26 +320,8 @@ def _as_parked(view: TrialView, now: float) -> TrialView:
     )
 
 
-def ask(study: Study, snapshot: Snapshot) -> Decision:
-    """Decision of the policy; none if it breaks its contract, which ends its study only."""
-    if study.draining or study.problem:
-        return Decision(memory=study.memory)
-    try:
-        # A copy: a policy may change its memory in place, which would look as if it had not.
-        asked = replace(snapshot, memory=json.loads(json.dumps(snapshot.memory)))
-        decision = plain(study.policy.decide(asked))
-        check(decision, snapshot)
-        _check_possible(decision, snapshot, study)
-        decision = _without_parts(decision, snapshot)
-    # A policy is the user's code: it may not end the broker.
-    except (Exception, SystemExit) as error:
-        study.problem = f"Policy {study.spec.policy!r} raised {raised(error)}: {_WAY_OUT}"
-        return Decision(memory=study.memory)
-    return decision
-
-
-def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> None:
-    """Refuse what a broker could never carry out."""
+def _check_possible(decision: Decision, snapshot: Snapshot, study: Study, most: int | None) -> None:
+    """Refuse what a broker could never carry out; it may open ``most`` trials."""
     if decision.pruned:
         raise ValueError(
             f"a broker kills nothing but the policy prunes trial {decision.pruned[0]}: such a "
@@ -331,7 +330,7 @@ def _check_possible(decision: Decision, snapshot: Snapshot, study: Study) -> Non
     # The snapshot's own count is less while workers start, which is not the policy's fault: what is
     # opened beyond it waits for a process.
     new = {None, *(trial.number for trial in snapshot.unstarted.listed)}
-    opened, most = sum(each.trial in new for each in decision.assignments), study.may_open.count
+    opened = sum(each.trial in new for each in decision.assignments)
     if most is not None and opened > most:
         raise ValueError(f"a policy opens no more trials than are left, {most}, but got {opened}")
     bound = {trial.number: trial.bound_to for trial in snapshot.trials if trial.bound_to}

@@ -33,7 +33,7 @@ class Power:
 
     def wanted(self, study: Study) -> int:
         """Number of this host's devices that a study could use, with processes that come."""
-        count = study.may_open.count
+        count = self._state.may_open(study).count
         if count is None:
             return len(self._state.slots)
         here = sum(

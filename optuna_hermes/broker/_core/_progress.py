@@ -39,8 +39,6 @@ def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
     if lease.number is None:
         lease.number = message.number
         trial.slices += 1
-        if study.was_counted(trial.number) if lease.adopted else not is_new:
-            study.add_unstarted(1)  # its driver knew of it, so it is not one of those left
         turn.add(NameLease(study=lease.study, epoch=lease.epoch, number=trial.number))
     turn.save(trial)
 

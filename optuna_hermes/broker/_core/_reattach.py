@@ -149,8 +149,6 @@ def _adopt(
     for slot in _slots(turn.state, message):
         slot.lease = lease
     study.turn_seconds -= lease.device_seconds(turn.now)  # of the turns under an earlier broker
-    if lease.number is None:
-        study.add_unstarted(-1)
     if message.number is None:
         return
     trial_id = message.trial_id or 0

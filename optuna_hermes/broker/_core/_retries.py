@@ -120,4 +120,4 @@ def _suspended_others(study: Study, failed: Collection[int]) -> bool:
 
 def _new_ones(state: BrokerState, study: Study) -> bool:
     """True if a study may get trials that it does not have yet."""
-    return bool(study.may_open.any or study.opening_elsewhere or state.count_promised(study))
+    return bool(state.may_open(study).any or study.opening_elsewhere or state.count_promised(study))

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._broker_state import (
     Slot,
     counted_joules,
 )
-from optuna_hermes.broker._core._events import SaveMemory
+from optuna_hermes.broker._core._events import LimitTrials, SaveMemory
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
@@ -191,7 +191,7 @@ class Scheduler:
 
     def _note_idle(self, studies: Sequence[Study], now: float) -> None:
         """Note since when devices without a lease have been of use to a study."""
-        wanted = any(study.needs_device for study in studies)
+        wanted = any(map(self._state.needs_device, studies))
         for slot in self._state.slots.values():
             if not (wanted and slot.lease is None and self._memory.usable(slot)):
                 slot.idle_since = None
@@ -263,8 +263,6 @@ class Scheduler:
 
     def _reserve(self, study: Study, slots: Sequence[Slot], assignment: Assignment) -> None:
         is_new = assignment.trial not in study.trials
-        if is_new:
-            study.add_unstarted(-1)
         reservation = Reservation(
             study=study.spec.key,
             number=None if is_new else assignment.trial,
@@ -290,7 +288,7 @@ class Scheduler:
             study = self._state.studies[bound.study]
             slots = [self._state.slots[id_] for id_ in bound.devices if id_ in self._state.slots]
             free = not any(each.lease or each.reservation for each in slots)
-            if free and study.can_begin(bound) and study.needs_device:
+            if free and study.can_begin(bound) and self._state.needs_device(study):
                 devices = tuple(each.device.id for each in slots)
                 self._reserve(study, slots, Assignment(trial=bound.number, devices=devices))
 
@@ -385,7 +383,8 @@ class Scheduler:
     def _free_processes(self, turn: Turn, study: Study) -> None:
         """Evict parked trials to disk, so that a process is ready when a device is."""
         needed = self._needed(study)
-        if study.may_open.any or any(trial.state == "stored" for trial in study.trials.values()):
+        stored = any(trial.state == "stored" for trial in study.trials.values())
+        if stored or self._state.may_open(study).any:
             needed += len(self._state.slots)  # one in reserve for each device
         self._memory.store_wanted_last(turn, study, needed - self._available_processes(study))
 
@@ -431,8 +430,6 @@ class Scheduler:
         creation_names, client.creation_names = client.creation_names, None
         if from_idle:
             study.idle_workers.remove(connection)
-        if creation_names:
-            study.add_unstarted(1)  # it was counted twice
         lost_creations = creation_names or ()
         if trial is None and study.lost_creations and not creation_names:
             lost_creations = study.lost_creations.pop()
@@ -458,6 +455,8 @@ class Scheduler:
             if slot.idle_since is not None:
                 study.add_overhead("idle", turn.now - slot.idle_since)
             slot.lease, slot.idle_since = lease, None
+        if trial is None and study.broker is not None:
+            turn.add(LimitTrials(study=lease.study, limit=study.most_known))
         turn.add(
             LeaseRecord(
                 study=lease.study,

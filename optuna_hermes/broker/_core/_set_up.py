@@ -16,7 +16,7 @@ from optuna_hermes.broker._core import _event_log
 from optuna_hermes.broker._core import _progress as progress
 from optuna_hermes.broker._core._admission import admit_trial
 from optuna_hermes.broker._core._broker_state import BrokerState
-from optuna_hermes.broker._core._policy_runner import PolicyRunner, ask
+from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.model import Curve, Snapshot, TrialView
@@ -36,7 +36,7 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     """
     state = turn.state
     spare = min(spare, len(study.idle_workers))
-    if not (spare > 0 and study.sets_up and study.may_open.any and _is_suited(state, study)):
+    if not (spare > 0 and study.sets_up and state.may_open(study).any and _is_suited(state, study)):
         return
     known = len(_set_up_by(state, study))
     if known >= len(state.slots):
@@ -51,7 +51,7 @@ def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: in
     # Those first that have read no checkpoint for another trial.
     waiting = sorted(study.idle_workers, key=lambda each: state.clients[each].prepared is not None)
     for connection, take in zip(waiting[:missing], takes or [None] * missing, strict=False):
-        if study.may_open.any:
+        if state.may_open(study).any:
             _set_up(turn, study, connection, take)
 
 
@@ -80,8 +80,6 @@ def created(turn: Turn, connection: int, message: wire.Begin) -> None:
     if is_new:
         _event_log.admitted(turn, trial)
     turn.save(trial)
-    if not is_new:
-        study.add_unstarted(1)  # its driver knew of it, so it is not one of those left
 
 
 def dismiss(turn: Turn, study: Study) -> None:
@@ -115,12 +113,13 @@ def _next_trials(
     now = policy_runner.snapshot(study, slots, turn.now)
     begun = {trial.number for trial in now.trials if trial.state != "pending"}
     as_before = _one_unit_later(study, now, training)
-    opened = [each.trial for each in ask(study, as_before).assignments if each.trial not in begun]
+    first = policy_runner.ask(study, as_before)
+    opened = [each.trial for each in first.assignments if each.trial not in begun]
     most = len(opened)
     if most < len(slots) and (worst := _worst(now.trials)) is not None:
-        behind = ask(study, _one_unit_later(study, now, training, worst))
+        behind = policy_runner.ask(study, _one_unit_later(study, now, training, worst))
         leaving = training - {each.trial for each in behind.assignments}
-        left = ask(study, _without(as_before, leaving))
+        left = policy_runner.ask(study, _without(as_before, leaving))
         also = [each.trial for each in left.assignments if each.trial not in begun]
         most = max(most, len(also))
         opened += also
@@ -200,7 +199,6 @@ def _set_up(turn: Turn, study: Study, connection: int, listed_number: int | None
     client.creation_names, client.listed_number = (name, *lost), listed_number
     client.prepared, client.silent_from = None, turn.now
     study.idle_workers.remove(connection)
-    study.add_unstarted(-1)
     turn.send(connection, wire.SetUp(name=name, lost=lost, listed_number=listed_number))
 
 

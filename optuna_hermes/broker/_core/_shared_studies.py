@@ -82,7 +82,7 @@ class Sharing:
         served = study.broker is not None and study.driver is not None
         # Another host would leave it a trial that waits here for its next try.
         waits = any(_is_free(t) for t in study.trials.values() if t.number in study.retry_at)
-        return served and not (study.draining or study.needs_device or waits)
+        return served and not (study.draining or self._state.needs_device(study) or waits)
 
     def _load(self) -> float:
         """Share of its devices that a broker has in use, 1.0 if it has none."""
@@ -118,7 +118,6 @@ class Sharing:
         study.promised = promised(study, fresh, self._state.instance)
         self._look_at_the_idle(study, fresh)
         self._state.cancel_reservations(study, only_impossible=True)
-        self.recount(study)
         if not study.draining:
             reserved = {each.number for each in self._state.reserved(study.spec.key)}
             give_away(turn, study, self._memory, reserved)
@@ -179,7 +178,7 @@ class Sharing:
         new.count_reported()
         if study.is_elsewhere(new):
             new.show_as(record.state)
-        study.trials[record.number] = new
+        study.add(new)
 
     def _look_at_the_idle(self, study: Study, others: Collection[HostRecord]) -> None:
         """Note the hosts that have nothing to train of a study, though they could."""
@@ -197,13 +196,6 @@ class Sharing:
         )
         self._memory.store_wanted_last(turn, study, study.idle_elsewhere - free)
 
-    def recount(self, study: Study) -> None:
-        """Count the trials that may still be created, by all that is known of all hosts."""
-        if study.limit is None:
-            return
-        promised = self._state.count_promised(study) + study.opening_elsewhere
-        study.unstarted = max(0, study.limit - len(study.trials) - promised)
-
     # -- races ---------------------------------------------------------------------------------
 
     def claim_conflict(self, turn: Turn, event: ClaimConflict) -> None:
@@ -218,9 +210,9 @@ class Sharing:
         for number in event.numbers:
             if number in study.trials:
                 self._is_anothers(turn, study.trials[number])
-        if event.full and study.unstarted is not None:
-            study.unstarted = 0  # until it is counted anew
-            study.opening_elsewhere = max(1, study.opening_elsewhere)
+        if event.full:  # others begin them all, until what they do is read
+            left = self._state.may_open(study).count or 0
+            study.opening_elsewhere = max(1, study.opening_elsewhere + left)
 
     def _is_anothers(self, turn: Turn, trial: LiveTrial) -> None:
         """Give up a trial that went to another host; a process for it here may not go on."""

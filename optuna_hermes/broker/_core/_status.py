@@ -166,12 +166,12 @@ def study_status(
         held=_wanted(study, "held"),
         boosted=_wanted(study, "boosted"),
         finishing=_wanted(study, "finishing"),
-        all_held=study.all_held and not state.count_promised(study),
+        all_held=state.all_held(study),
         no_room=tuple(
             sorted(trial.number for trial in study.trials.values() if trial.waits_for_memory)
         ),
         finished=finished(study, state),
-        unstarted=study.unstarted,
+        unstarted=state.may_open(study).count,
         workers=WorkerCounts(alive=len(study.workers), idle=len(study.idle_workers)),
         counts=_counts(study),
         lost=tuple(failures.losses_shown(study)),
@@ -239,7 +239,7 @@ def finished(study: Study, state: BrokerState) -> bool:
         return not any(trial.can_store for trial in alive)
     if study.opening_elsewhere or state.count_begun(study):  # a trial begins, which has no row yet
         return False
-    return not study.may_open.any and not any(trial.live for trial in study.trials.values())
+    return not state.may_open(study).any and not any(trial.live for trial in study.trials.values())
 
 
 def _counts(study: Study) -> TrialCounts:

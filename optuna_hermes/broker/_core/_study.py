@@ -16,7 +16,6 @@ from optuna_hermes.model import (
     Override,
     TierName,
     TrialView,
-    Unstarted,
     moving_average,
 )
 
@@ -56,13 +55,11 @@ class Study:
     Args:
         unclaimed_leases: leases of earlier brokers, by epoch, whose processes have not come back
             yet.
-        n_existing: how many trials there were when the driver counted those that are left, None if
-            it has not said so.
-        waiting: the numbers of those among them that had not begun.
         lost_creations: see ``Lease``; of trials that no worker looks for yet.
         kept_memory: what the ledger has kept of its policy's memory, until its driver comes.
         broker: this broker, where several hosts share the study, else None.
         limit: how many trials there shall be, over all hosts; None for no bound.
+        foreign: trials that count for that but have not reached its ledger, and perhaps never will.
         opening_elsewhere: leases of other hosts from which further trials will come.
         watched_since: since when the ledger has shown without an outage who lives, else None.
         heartbeats: the last ones of other hosts, by this broker's clock.
@@ -103,7 +100,6 @@ class Study:
     policy: Policy
     trials: dict[int, LiveTrial] = field(default_factory=dict)
     driver: int | None = None
-    unstarted: int | None = 0
     fixed: bool = False
     max_alive: int = 0
     idle_workers: list[int] = field(default_factory=list)
@@ -124,11 +120,10 @@ class Study:
     overhead_seconds: dict[OverheadKind, float] = field(default_factory=dict)
     spent_seconds: float = 0.0
     unclaimed_leases: dict[int, LeaseRecord] = field(default_factory=dict)
-    n_existing: int | None = None
-    waiting: frozenset[int] = frozenset()
     lost_creations: list[tuple[str, ...]] = field(default_factory=list)
     broker: str | None = None
     limit: int | None = None
+    foreign: set[int] = field(default_factory=set)
     opening_elsewhere: int = 0
     watched_since: float | None = None
     heartbeats: dict[str, float] = field(default_factory=dict)
@@ -173,12 +168,10 @@ class Study:
         """True if an override keeps a trial from any device."""
         return self.override_of(trial) in ("held", "finishing")
 
-    @property
-    def all_held(self) -> bool:
-        """True if nothing can be trained before a hold is released."""
-        live = [trial for trial in self.trials.values() if trial.live]
-        held = all(self.override_of(trial) == "held" for trial in live)
-        return bool(live) and not self.may_open.any and held
+    def add(self, trial: LiveTrial) -> None:
+        """Add a trial, or replace the one of its number."""
+        self.trials[trial.number] = trial
+        self.foreign.discard(trial.number)
 
     def owns(self, trial: LiveTrial) -> bool:
         """True if a trial belongs to this broker, where the ledger has owners."""
@@ -284,29 +277,9 @@ class Study:
         self.ends_at = self.device_seconds = None
 
     @property
-    def may_open(self) -> Unstarted:
-        """Trials that may still be created."""
-        if self.driver is None:
-            return Unstarted(count=0, fixed=self.fixed)
-        # It may be counted once too often until a trial from before its driver has begun.
-        count = None if self.unstarted is None else max(0, self.unstarted)
-        return Unstarted(count=count, fixed=self.fixed)
-
-    def add_unstarted(self, count: int) -> None:
-        """Count ``count`` more trials among those that may still be created, or fewer."""
-        if self.unstarted is not None:
-            self.unstarted += count
-
-    def was_counted(self, number: int) -> bool:
-        """True if its driver has counted a trial among those that are not left to be created."""
-        return self.n_existing is None or (number < self.n_existing and number not in self.waiting)
-
-    @property
-    def needs_device(self) -> bool:
-        """True if anything of this study could use a device."""
-        if self.draining or self.outage_since is not None:
-            return False
-        return self.may_open.any or any(self.can_begin(trial) for trial in self.trials.values())
+    def most_known(self) -> int | None:
+        """How many trials its ledger may come to know, None for no bound."""
+        return None if self.limit is None else self.limit - len(self.foreign)
 
     @property
     def parked(self) -> list[LiveTrial]:

@@ -71,4 +71,4 @@ from optuna_hermes.broker._protocol._values import Numbers as Numbers
 from optuna_hermes.broker._protocol._values import Params as Params
 from optuna_hermes.broker._protocol._values import StudySpec as StudySpec
 
-VERSION = 22
+VERSION = 23

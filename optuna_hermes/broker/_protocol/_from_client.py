@@ -36,30 +36,27 @@ class OpenStudy(Message, frozen=True, kw_only=True):
     """A driver takes charge of a study: its live trials are read from the ledger.
 
     Args:
-        unstarted: trials that may still be created, None for no bound.
+        limit: how many trials the study shall have in the end, over all hosts; None for no bound.
         max_alive: worker processes the driver keeps alive.
-        fixed: whether those trials are a list known beforehand.
+        fixed: whether the trials that may still be created are a list known beforehand.
         ended: trials that Optuna knows to be finished though the ledger may not.
         adopted: trials (number to trial id) that were created but never reached the ledger.
-        n_existing: how many trials there were when those that are left were counted, None if that
-            is of no use.
-        waiting: the numbers of those among them that had not begun.
+        foreign: the numbers of trials that have begun, and that the ledger does not know.
+        waiting: the numbers of trials that have not begun.
         counted: None from a driver that comes anew.
-        limit: how many trials the ledger may come to hold, over all hosts; None for no bound.
         seconds_left: after which the driver has all trials suspended, None for no such time.
         device_seconds: of its leases since it came after which it does so, None for no bound.
     """
 
     study: StudySpec
-    unstarted: Count | None
+    limit: Count | None
     max_alive: Count
     fixed: bool = False
     ended: dict[Count, Ending] = msgspec.field(default_factory=dict)
     adopted: dict[Count, Count] = msgspec.field(default_factory=dict)
-    n_existing: Count | None = None
+    foreign: tuple[Count, ...] = ()
     waiting: tuple[Count, ...] = ()
     counted: Counted | None = None
-    limit: Count | None = None
     seconds_left: Seconds | None = None
     device_seconds: Seconds | None = None
 

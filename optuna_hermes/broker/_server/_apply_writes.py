@@ -29,17 +29,19 @@ class WriterTerms:
     Args:
         host: its host's name.
         instance: itself, as other hosts know it.
-        limits: how many trials a study may come to have, by its key; without one there is no bound.
+        limits: the bounds of ``LimitTrials`` in force, by the keys of their studies.
     """
 
     host: str = ""
     instance: str = ""
-    limits: dict[str, int] = field(default_factory=dict)
+    limits: dict[str, int | None] = field(default_factory=dict)
 
 
 def write(ledger: Ledger, item: events.Write, terms: WriterTerms) -> None:
     if isinstance(item, LeaseRecord):
         ledger.commit_lease(item, limit=_limit(ledger, item, terms))
+    elif isinstance(item, events.LimitTrials):
+        terms.limits[item.study] = item.limit
     elif isinstance(item, events.EndLease):
         ledger.end_lease(item.epoch, item.ended)
     elif isinstance(item, events.NameLease):

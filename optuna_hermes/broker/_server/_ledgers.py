@@ -131,12 +131,6 @@ class Ledgers:
         self._open(url)  # closed as unused if reading took long, and the study was in another one
         self._url_of[study] = url
 
-    def set_limit(self, study: str, limit: int | None) -> None:
-        """Set how many trials a study may come to have, over all hosts; None for no bound."""
-        self._terms.limits.pop(study, None)
-        if limit is not None:
-            self._terms.limits[study] = limit
-
     def n_written(self, study: str) -> int:
         return self._written[study]
 

@@ -342,10 +342,6 @@ class Server:
             self._begin(PeerSync(self._handler, self._ledgers, self._apply).refresh())
         if not self._reader.is_served(spec.key):
             self._ledgers.set_ledger(spec.key, spec.ledger_url)
-        study = self._handler.state.studies.get(spec.key)
-        may_drive = study is None or study.driver in (None, connection)
-        if isinstance(message, wire.OpenStudy) and may_drive:
-            self._ledgers.set_limit(spec.key, message.limit)
         self._apply(events.StudyRead(connection=connection, message=message, **known))
 
     # -- carrying out --------------------------------------------------------------------------
