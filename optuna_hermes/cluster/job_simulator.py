@@ -82,22 +82,20 @@ class JobSimulator:
             job for job in jobs if job.devices > len(self._groups[job.group].hosts)
         )
         refused = {job.number for job in self._refused}
-        self._to_come = {
-            job.number: job
-            for job in sorted(jobs, key=lambda job: (job.submitted, job.number))
-            if job.number not in refused
-        }
-        for job in self._to_come.values():
-            self._events.add(job.submitted, partial(self._submit, job), priority=_SUBMISSION)
+        for job in sorted(jobs, key=lambda job: (job.submitted, job.number)):
+            if job.number not in refused:
+                submit = partial(self._groups[job.group].submit, job)
+                self._events.add(job.submitted, submit, priority=_SUBMISSION)
 
-    def run(self, until: float = math.inf) -> JobTrace:
-        """Replay until every job has ended, or until a time; another call goes on from there.
+    def run(self) -> JobTrace:
+        """Replay until every job has ended.
 
         Raises:
             InvalidInputError: the policy raised, broke its contract, or leaves jobs waiting for
                 ever.
         """
-        while self._events and (now := self._events.next_time) <= until:
+        while self._events:
+            now = self._events.next_time
             # Unlike trials, jobs are decided on after all events of one time: a job that is
             # submitted as another ends competes for its devices.
             touched: dict[int, _Group] = {}
@@ -107,7 +105,7 @@ class JobSimulator:
             for group in touched.values():
                 group.decide()
         waiting = [state.job for group in self._groups.values() for state in group.live.values()]
-        if waiting and until == math.inf:
+        if waiting:
             raise InvalidInputError(
                 f"A policy must serve every job in the end but {type(self._policy).__name__} "
                 f"leaves job {waiting[0].number} waiting."
@@ -117,14 +115,7 @@ class JobSimulator:
             n_devices=sum(len(group.hosts) for group in self._groups.values()),
             decisions=sum(group.decisions for group in self._groups.values()),
             refused=self._refused,
-            unfinished=(*waiting, *self._to_come.values()),
         )
-
-    def _submit(self, job: ClusterJob) -> _Group:
-        del self._to_come[job.number]
-        group = self._groups[job.group]
-        group.submit(job)
-        return group
 
 
 @dataclass(kw_only=True, eq=False)
@@ -151,7 +142,7 @@ class _Group:
     def __post_init__(self) -> None:
         self._queue = JobQueue(self.policy)
 
-    def submit(self, job: ClusterJob) -> None:
+    def submit(self, job: ClusterJob) -> _Group:
         view = TrialView(
             number=job.number,
             state="pending",
@@ -163,6 +154,7 @@ class _Group:
         )
         self.live[job.number] = JobState(job=job, view=view)
         self._queue.add(view)
+        return self
 
     def _end_stretch(self, state: JobState, lease: int) -> _Group:
         # Under another lease the stretch was cut short, and another end is planned.

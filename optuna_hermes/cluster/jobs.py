@@ -122,4 +122,3 @@ class JobTrace:
     decisions: int  # number of calls of the policy
     # Jobs that want more devices than their group has, which never ran.
     refused: tuple[ClusterJob, ...] = ()
-    unfinished: tuple[ClusterJob, ...] = ()  # jobs that had not ended when the simulation stopped

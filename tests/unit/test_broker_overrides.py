@@ -462,12 +462,6 @@ def test_a_changed_policy_keeps_its_memory_if_workers_come_back_before_their_dri
     assert after.handler.state.studies["s"].memory["asked"] >= memory["asked"]
 
 
-def test_a_memory_of_an_earlier_version_is_the_policys_own(counted: FakeBroker) -> None:
-    """It was kept without a name."""
-    counted.ledger.save_memory("s", {"asked": 30})
-    assert given(counted.successor(known=()), "fifo") == {"asked": 30}
-
-
 # -- who may want what -------------------------------------------------------------------------
 
 

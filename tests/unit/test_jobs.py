@@ -200,14 +200,6 @@ def test_work_goes_on_at_its_own_speed() -> None:
     assert ends(trace)[0] == pytest.approx((0, 8))
 
 
-def test_a_simulation_goes_on_where_it_stopped() -> None:
-    """In two parts the same comes out as in one, and in between it says who is not done."""
-    cluster = JobSimulator(Fifo(), JOBS, groups={None: [2]})
-    part = cluster.run(until=7)
-    assert sorted(each.number for each in part.unfinished) == [0, 1, 3]
-    assert cluster.run() == JobSimulator(Fifo(), JOBS, groups={None: [2]}).run()
-
-
 def test_a_policy_is_held_to_its_contract() -> None:
     """Devices that are taken or too few, and jobs that do not wait, are refused."""
 

@@ -331,9 +331,7 @@ class Answers:
         self._theirs.close()
 
 
-WELCOME = wire.Welcome(
-    version=wire.VERSION, pid=7, host="h", instance="i", devices="cpu:1", device_ids=("cpu:0",)
-)
+WELCOME = wire.Welcome(pid=7, instance="i", devices="cpu:1", device_ids=("cpu:0",))
 
 
 def test_a_broker_that_speaks_out_of_turn() -> None:

@@ -156,9 +156,8 @@ class Study:
 
     def restore_memory(self, saved: Any) -> None:
         """Take up the memory that the ledger has kept, if it is the policy's own."""
-        self.memory = saved  # an earlier version has kept it without a name
-        if isinstance(saved, dict) and saved.keys() == self.saved_memory.keys():
-            self.memory = saved["memory"] if saved["policy"] == self.spec.policy else None
+        own = isinstance(saved, dict) and saved.get("policy") == self.spec.policy
+        self.memory = saved["memory"] if own else None
 
     def override_of(self, trial: LiveTrial) -> Override | None:
         """Override of a trial; None once it is over."""

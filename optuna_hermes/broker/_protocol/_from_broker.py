@@ -14,9 +14,7 @@ class Welcome(Message, frozen=True, kw_only=True):
     In the ``background`` it was started by a client. ``visible`` is its ``CUDA_VISIBLE_DEVICES``.
     """
 
-    version: int
     pid: int
-    host: str
     instance: str
     devices: str
     device_ids: tuple[str, ...]

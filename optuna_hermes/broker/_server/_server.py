@@ -300,9 +300,7 @@ class Server:
 
     def _welcome(self) -> wire.Welcome:
         return wire.Welcome(
-            version=wire.VERSION,
             pid=os.getpid(),
-            host=self._host,
             instance=self._instance,
             devices=self._devices,
             device_ids=tuple(self._handler.state.slots),
