@@ -3,23 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optuna_hermes.broker._core import _residency
+from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import fits
-from optuna_hermes.broker._core._residency import ResidentTrial, clear, make_room
+from optuna_hermes.broker._core._residency import clear
 from optuna_hermes.broker._core._trial_order import MOST_ASKED, wanted_first
-from optuna_hermes.model import Assignment, Curve, Decision, Device, Snapshot, TrialView, Unstarted
+from optuna_hermes.model import (
+    Assignment,
+    Curve,
+    Decision,
+    Device,
+    Snapshot,
+    TierName,
+    TrialView,
+    Unstarted,
+)
 from optuna_hermes.policies import POLICIES, Policy, make_policy
 
 
-def resident(number: int, takes_bytes: int | None = 10, **fields: Any) -> ResidentTrial:
-    """A trial that can go anywhere, unless told otherwise."""
+def resident(number: int, takes_bytes: int | None = 10, **fields: Any) -> LiveTrial:
+    """A trial that can go anywhere, unless told otherwise; in host memory it takes that there."""
     known = {"tier": "resident", "can_offload": True, "can_store": True} | fields
-    return ResidentTrial(trial=("s", number), takes_bytes=takes_bytes, **known)
+    there = "host_bytes" if known["tier"] == "host" else "held_bytes"
+    known |= {there: takes_bytes, "trial_id": number, "state": "parked", "submitted": 0.0}
+    return LiveTrial(study="s", number=number, **known)
+
+
+def make_room(
+    short: float, trials: Sequence[LiveTrial], room: int
+) -> dict[tuple[str, int], TierName]:
+    """Moves where no process takes anything beside its trial."""
+    return _residency.make_room(short, trials, room, lambda _: None)
 
 
 def gone(moves: dict[tuple[str, int], str]) -> dict[int, str]:
@@ -89,7 +110,7 @@ def test_who_is_wanted_sooner_keeps_its_host_memory() -> None:
 @pytest.mark.parametrize(
     "waits", [resident(1, 3, tier="host"), resident(1, tier="host", can_store=False)]
 )
-def test_nobody_leaves_host_memory_in_vain(waits: ResidentTrial) -> None:
+def test_nobody_leaves_host_memory_in_vain(waits: LiveTrial) -> None:
     """If its room would not suffice, or it cannot be stored, it stays."""
     assert gone(make_room(5, [waits, resident(2)], 0)) == {2: "disk"}
 
@@ -108,23 +129,30 @@ def test_a_trial_gets_its_device_to_itself() -> None:
 
 residents = st.lists(
     st.builds(
-        ResidentTrial,
-        trial=st.tuples(st.just("s"), st.integers(0, 1000)),
-        tier=st.sampled_from(["resident", "host"]),
-        takes_bytes=st.none() | st.integers(0, 20),
+        resident,
+        st.integers(0, 1000),
+        st.none() | st.integers(0, 20),
+        can_offload=st.booleans(),
+        can_store=st.booleans(),
+    )
+    | st.builds(
+        resident,
+        st.integers(0, 1000),
+        st.integers(0, 20),
+        tier=st.just("host"),
         can_offload=st.booleans(),
         can_store=st.booleans(),
     ),
-    unique_by=lambda each: each.trial,
+    unique_by=lambda each: each.key,
     max_size=8,
 )
 
 
 @given(residents, st.integers(0, 60) | st.just(math.inf), st.integers(0, 40))
-def test_no_move_that_cannot_be(residents: list[ResidentTrial], short: float, room: int) -> None:
+def test_no_move_that_cannot_be(residents: list[LiveTrial], short: float, room: int) -> None:
     """Only who can goes there, the budget is never exceeded, and nobody goes without need."""
     for moves in (make_room(short, residents, room), clear(residents, room)):
-        by_trial = {each.trial: each for each in residents}
+        by_trial = {each.key: each for each in residents}
         promised = [by_trial[trial].takes_bytes for trial, tier in moves.items() if tier == "host"]
         assert None not in promised
         assert sum(promised) <= room  # type: ignore[arg-type]

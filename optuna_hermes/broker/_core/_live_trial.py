@@ -41,6 +41,10 @@ TRANSITIONS: Mapping[str, tuple[tuple[TrialStatus, ...], tuple[TrialStatus, ...]
 """The methods that change the state of a trial: from which states, and to which."""
 
 
+TrialKey = tuple[str, int]
+"""A study's key and a trial's number."""
+
+
 @dataclass(kw_only=True)
 class LiveTrial:
     """One trial; what it reports of its memory is not in the ledger, for it ends with its process.
@@ -145,6 +149,10 @@ class LiveTrial:
     def evicting(self) -> bool:
         """True if it is on its way off its device."""
         return self.requested_tier in ("host", "disk")
+
+    @property
+    def key(self) -> TrialKey:
+        return self.study, self.number
 
     @property
     def takes_bytes(self) -> int | None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
 
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
-from optuna_hermes.broker._core._live_trial import LiveTrial
+from optuna_hermes.broker._core._live_trial import LiveTrial, TrialKey
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.broker._protocol import Move
 from optuna_hermes.model import TierName
-
-if TYPE_CHECKING:
-    from optuna_hermes.broker._core._residency import TrialId
 
 MEMORY_MARGIN = 1.2
 """Factor by which free memory must exceed what a trial still needs."""
@@ -56,7 +53,7 @@ class MemoryManager:
         tier: TierName = "resident"
         for slot in slots:
             tiers = self._moves(slot, [trial], turn.now)
-            goal = tiers.pop(_id(trial), tier)
+            goal = tiers.pop(trial.key, tier)
             tier = tier if tier == "disk" else goal
             self._evict_all(turn, tiers)
         return tier
@@ -235,7 +232,7 @@ class MemoryManager:
 
     def _moves(
         self, slot: Slot, leaving: Sequence[LiveTrial], now: float
-    ) -> dict[TrialId, TierName]:
+    ) -> dict[TrialKey, TierName]:
         """Tiers to which trials go for the reservation of ``slot``, with those that leave it."""
         if slot.reservation is None:
             return {}
@@ -250,26 +247,23 @@ class MemoryManager:
         from optuna_hermes.broker._core import _residency as residency
 
         if alone:
-            residents = [residency.resident_trial(each, 0) for each in self._movable(others)]
-            return residency.clear(residents, host_room)
+            return residency.clear(self._movable(others), host_room)
         here = [each for each in others if each.tier != "host"]
         in_host = [each for each in self._state.trials() if each.tier == "host"]
         free = self._movable(self._wanted_last([*here, *in_host], now))
-        residents = [
-            residency.resident_trial(each, self.process_bytes(slot, each)) for each in free
-        ]
         # Processes do not end for the margin's sake.
         spare = (MEMORY_MARGIN - 1) * (self._missing(slot, study, trial) or 0)
-        return residency.make_room(short, residents, host_room, spare_bytes=spare)
+        taken = partial(self.process_bytes, slot)
+        return residency.make_room(short, free, host_room, taken, spare_bytes=spare)
 
     def _movable(self, trials: Iterable[LiveTrial]) -> list[LiveTrial]:
         """Those that have no open request, and no reservation either."""
         wanted = {(each.study, each.number) for each in self._state.reservations()}
         return [
-            trial for trial in trials if trial.requested_tier is None and _id(trial) not in wanted
+            trial for trial in trials if trial.requested_tier is None and trial.key not in wanted
         ]
 
-    def _evict_all(self, turn: Turn, tiers: dict[TrialId, TierName]) -> None:
+    def _evict_all(self, turn: Turn, tiers: dict[TrialKey, TierName]) -> None:
         for (study, number), tier in tiers.items():
             self.move(turn, self._state.studies[study].trials[number], tier)
 
@@ -399,7 +393,3 @@ def size(count: int | None) -> str:
 def _less(count: int | None, than: int | None) -> bool:
     """True if both numbers are known, and the first is less."""
     return count is not None and than is not None and count < than
-
-
-def _id(trial: LiveTrial) -> TrialId:
-    return trial.study, trial.number
