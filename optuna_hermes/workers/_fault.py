@@ -48,7 +48,7 @@ def is_of_device(error: BaseException, devices: str) -> bool:
     except DeviceSpecError:
         return True  # the driver has gone since this process was given its device
     try:
-        return not all(device.healthy and not device.lost for device in source.poll())
+        return not all(device.healthy and not device.lost for device in source.poll().devices)
     finally:
         source.close()
 

@@ -85,7 +85,7 @@ def compute(host: SimulatedHost, library: Path) -> Iterator[Callable[..., Comput
 def poll(host: SimulatedHost, library: Path) -> Iterator[Callable[..., tuple[Device, ...]]]:
     """``poll(*own_pids)`` reads both GPUs as the broker does."""
     source = nvml.RemoteSource(GPUS, library, host.variables(library))
-    yield lambda *own_pids: source.poll(own_pids)
+    yield lambda *own_pids: source.poll(own_pids).devices
     source.close()
 
 
@@ -210,7 +210,7 @@ def test_a_process_uses_one_slice_only(
     process = compute(8, ",".join(SLICES))
     assert process.said == "ok"
     source = nvml.RemoteSource(SLICES, library, host.variables(library))
-    first, second = source.poll((process.pid,))
+    first, second = source.poll((process.pid,)).devices
     source.close()
     assert dict(first.processes) == {process.pid: CONTEXT + 8 * MIB}
     assert (second.processes, second.memory_free_bytes) == ((), SIZE // 3)

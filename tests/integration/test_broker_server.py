@@ -15,6 +15,7 @@ import pytest
 
 from optuna_hermes.broker import _election as election
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._devices._source import Poll
 from optuna_hermes.broker._server import _ledgers, _server
 from optuna_hermes.broker._server._ledger_reader import LedgerReader
 from optuna_hermes.broker._server._ledgers import Ledgers
@@ -68,7 +69,7 @@ def test_cpu_slots_are_not_read(runtime_dir: Path) -> None:
 class BrokenDevices(FakeDevices):
     """Devices that can be read once."""
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         if self.polls:
             raise RuntimeError("no more")
         return super().poll(own_pids)
@@ -113,7 +114,7 @@ class HangingDevices(FakeDevices):
         super().__init__(devices)
         self.answers = threading.Event()
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         found = super().poll(own_pids)
         if len(self.polls) > 1:
             assert self.answers.wait(60)

@@ -36,8 +36,8 @@ def story(*words):
     seen = []
     for each in words:
         libc.setenv(b"FAKE_NVML", each.encode(), 1)
-        (device,) = source.poll()
-        codes = [xid.code for xid in source.take_xids()]
+        (device,), xids = source.poll()
+        codes = [xid.code for xid in xids]
         seen.append([device.healthy, device.lost, device.problem, codes])
     return seen
 
@@ -56,7 +56,7 @@ logging.getLogger().addHandler(Kept())
 
 def poll(spec, own_pids=(), named=True):
     source = Devices(parse_devices(spec), host="here", named=named)
-    devices = [dataclasses.asdict(device) for device in source.poll(own_pids)]
+    devices = [dataclasses.asdict(device) for device in source.poll(own_pids).devices]
     source.close()
     return devices
 
@@ -295,7 +295,8 @@ def test_an_old_driver_tells_memory_the_old_way(nvml_library: Path) -> None:
 def test_a_gpu_that_cannot_be_read_is_not_healthy(nvml_library: Path, trait: str) -> None:
     """A GPU that fails is left out by ``auto``, and found broken by a poll that goes on."""
     assert on_host(nvml_library, trait, "ids('auto')") == ["GPU-aaaa"]
-    expression = "[(d.healthy, d.free) for d in NvmlDevices(['GPU-aaaa', 'GPU-bbbb']).poll()]"
+    devices = "NvmlDevices(['GPU-aaaa', 'GPU-bbbb']).poll().devices"
+    expression = f"[(d.healthy, d.free) for d in {devices}]"
     assert on_host(nvml_library, trait, expression) == [[True, True], [False, False]]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from optuna_hermes.broker._devices._source import Poll
 from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.model import Device
 
@@ -17,7 +18,7 @@ class FakeDevices:
         >>> from optuna_hermes.model import Device
         >>> fake = FakeDevices([Device(id="GPU-a", kind="gpu", free=True)])
         >>> fake.change("GPU-a", healthy=False)
-        >>> fake.poll()[0].healthy
+        >>> fake.poll().devices[0].healthy
         False
 
     Args:
@@ -43,15 +44,11 @@ class FakeDevices:
         """Add an XID reported by the driver; ``change`` marks the device as broken."""
         self._reports.append(Xid(device=device, code=code))
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
-        """The devices as the test left them."""
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
+        """The devices as the test left them, and what it has reported since the last poll."""
         self.polls.append(frozenset(own_pids))
-        return tuple(self._devices.values())
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """The XIDs reported since the last call."""
         xids, self._reports = self._reports, []
-        return tuple(xids)
+        return Poll(tuple(self._devices.values()), tuple(xids))
 
     def close(self) -> None:
         """Record that the source was closed."""

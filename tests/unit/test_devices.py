@@ -126,7 +126,7 @@ def test_a_process_sees_listed_devices_by_their_own_variable() -> None:
 def test_cpu_slots_are_free_and_of_unknown_memory() -> None:
     """CPU slots are healthy, free of strangers, and nobody says how much memory is theirs."""
     source: DeviceSource = Devices(parse_devices("cpu:2"), host="here")
-    assert source.poll(own_pids={1}) == (
+    assert source.poll(own_pids={1}).devices == (
         Device(id="cpu:0", host="here", kind="cpu", free=True),
         Device(id="cpu:1", host="here", kind="cpu", free=True),
     )
@@ -135,12 +135,12 @@ def test_cpu_slots_are_free_and_of_unknown_memory() -> None:
 
 def test_fake_devices_do_what_the_test_says() -> None:
     """The twin for tests is a source, changes on demand and remembers what it was asked."""
-    fake = FakeDevices(CpuSlots(2).poll())
+    fake = FakeDevices(CpuSlots(2).poll().devices)
     source: DeviceSource = fake
-    before = source.poll(own_pids=[7])
+    before = source.poll(own_pids=[7]).devices
     fake.change("cpu:1", free=False)
     assert [device.free for device in before] == [True, True]
-    assert [device.free for device in source.poll()] == [True, False]
+    assert [device.free for device in source.poll().devices] == [True, False]
     assert fake.polls == [{7}, frozenset()]
     with pytest.raises(KeyError):
         fake.change("cpu:2", free=False)

@@ -106,7 +106,7 @@ def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
         "from optuna_hermes.broker._core._event_handler import EventHandler\n"
         "from optuna_hermes.broker._core._events import Tick\n"
         "from optuna_hermes.policies import make_policy\n"
-        "devices = Devices(parse_devices('cpu:2')).poll()\n"
+        "devices = Devices(parse_devices('cpu:2')).poll().devices\n"
         "EventHandler(host='here', devices=devices).handle(Tick(), 0.0)\n"
         "make_policy('hermes')"
     )

@@ -38,7 +38,7 @@ def test_listed_devices_stand_beside_others(tmp_path: Path) -> None:
     spec = f"cpu:1, {write(tmp_path, SECOND, FIRST)}"
     slots = parse_devices(spec)
     assert [slot.id for slot in slots] == ["cpu:0", "amd-1", "amd-0"]
-    polled = Devices(slots, "here").poll()
+    polled = Devices(slots, "here").poll().devices
     assert [(each.id, each.kind, each.shown_by) for each in polled] == [
         ("cpu:0", "cpu", None),
         ("amd-1", "gpu", ("HIP_VISIBLE_DEVICES", "1")),
@@ -50,13 +50,13 @@ def test_a_list_that_changes_counts_as_it_was_read(tmp_path: Path) -> None:
     """The next broker reads it again."""
     slots = parse_devices(write(tmp_path, FIRST, SECOND))
     write(tmp_path, SECOND)
-    assert [each.id for each in Devices(slots).poll()] == ["amd-0", "amd-1"]
+    assert [each.id for each in Devices(slots).poll().devices] == ["amd-0", "amd-1"]
 
 
 def test_memory_that_is_not_listed_is_unknown(tmp_path: Path) -> None:
     """Trials are believed where the driver says nothing of the memory in use."""
     spec = write(tmp_path, FIRST | {"memory_bytes": 100}, SECOND)
-    first, second = Devices(parse_devices(spec)).poll()
+    first, second = Devices(parse_devices(spec)).poll().devices
     assert (first.memory_bytes, first.memory_free_bytes) == (100, None)
     assert (second.memory_bytes, second.memory_free_bytes) == (None, None)
 
@@ -67,14 +67,14 @@ def test_what_a_driver_writes_must_be_a_number(tmp_path: Path) -> None:
     used.write_text("many")
     listed = FIRST | {"memory_bytes": 100, "used_bytes_file": str(used)}
     source = Devices(parse_devices(write(tmp_path, listed)))
-    (device,) = source.poll()
+    (device,) = source.poll().devices
     assert (device.free, device.lost) == (False, False)
     assert device.problem == (
         "it cannot be read (invalid literal for int() with base 10: 'many'): see whether its "
         "driver runs"
     )
     used.write_text("30")
-    (device,) = source.poll()
+    (device,) = source.poll().devices
     assert (device.free, device.memory_free_bytes, device.problem) == (True, 70, "")
 
 

@@ -17,7 +17,6 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import Kill, OutageBegan, OutageEnded, WritesFailed
 from optuna_hermes.broker._devices import _nvml
 from optuna_hermes.broker._devices import _source as _devices
-from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.broker._served_process import ServedProcess
 from optuna_hermes.broker._server import _ledgers, _server, _succession
 from optuna_hermes.broker._server import _readings as readings
@@ -186,8 +185,9 @@ def test_an_xid_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the device that it came from, in words."""
     source = FakeDevices([Device(id="GPU-0", kind="gpu", free=True)])
     read = readings.Readings(source, source.poll())
-    read._xids.put(Xid(device="GPU-0", code=79))
-    assert len(list(read._reports())) == 1
+    source.report("GPU-0", 79)
+    polled = [asyncio.run(read.read(())) for _ in range(2)]
+    assert [len(each.xids) for each in polled] == [1, 0]
     assert caplog.messages == ["GPU-0: XID 79 (fallen off the bus) was reported"]
     read.close()
 

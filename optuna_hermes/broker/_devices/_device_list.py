@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from optuna_hermes.broker._devices._health import Health
-from optuna_hermes.broker._devices._xid import Xid
+from optuna_hermes.broker._devices._source import Poll
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Count, Device
 
@@ -110,13 +110,9 @@ class ListedDevices:
         self._host = host
         self._health = {device.id: Health() for device in devices}
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         """See ``DeviceSource``."""
-        return tuple(self._read(each) for each in self._devices)
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """Nothing."""
-        return ()
+        return Poll(tuple(map(self._read, self._devices)))
 
     def close(self) -> None:
         """Nothing: there is no driver."""

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 
 from optuna_hermes.broker._devices._health import Health
 from optuna_hermes.broker._devices._nvml_events import Listener
-from optuna_hermes.broker._devices._source import described, is_mps_server, is_ours
+from optuna_hermes.broker._devices._source import Poll, described, is_mps_server, is_ours
 from optuna_hermes.broker._devices._visible import VISIBLE_VARIABLE, Gpu, visible
-from optuna_hermes.broker._devices._xid import Xid
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
 
@@ -50,25 +49,19 @@ class NvmlDevices:
         self._named = named
         self._nvml = start_driver(self._uuids)
         self._health = {uuid: Health() for uuid in self._uuids}
-        self._xids: list[Xid] = []
         self._reported: set[str] = set()
         """Devices whose driver is asked whether they have to be reset."""
         self._listener = Listener(self._nvml, self._uuids)
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         """See ``DeviceSource``."""
-        for xid in self._listener.read():
-            self._xids.append(xid)
+        xids = tuple(self._listener.read())
+        for xid in xids:
             if not xid.is_of_program:
                 self._reported.add(xid.device)
             if xid.needs_reset:
                 self._health[xid.device].fault = f"it reported {xid}: {_RESET}"
-        return tuple(self._read(uuid, own_pids) for uuid in self._uuids)
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """See ``DeviceSource``."""
-        xids, self._xids = self._xids, []
-        return tuple(xids)
+        return Poll(tuple(self._read(uuid, own_pids) for uuid in self._uuids), xids)
 
     def close(self) -> None:
         """Close the driver; the object is of no use afterwards."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from optuna_hermes.errors import DeviceSpecError
 from optuna_hermes.model import Device
@@ -43,17 +43,21 @@ class DeviceSlot:
     listed_by: DeviceList | None = None
 
 
+class Poll(NamedTuple):
+    """The devices as they are, and what their driver has reported since the last poll."""
+
+    devices: tuple[Device, ...]
+    xids: tuple[Xid, ...] = ()
+
+
 class DeviceSource(Protocol):
     """Source of the state of a broker's devices."""
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
-        """Return the devices as they are now, always the same ones in the same order.
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
+        """Read the devices, always the same ones in the same order.
 
         ``free`` says that no process but ``own_pids``, those of this broker's trials, is on one.
         """
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """Return what the driver has reported up to the last poll, each report once."""
 
     def close(self) -> None:
         """Close the driver."""
@@ -118,13 +122,9 @@ class CpuSlots:
             Device(id=f"cpu:{index}", host=host, kind="cpu", free=True) for index in range(n_slots)
         )
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         """See ``DeviceSource``."""
-        return self._devices
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """Nothing."""
-        return ()
+        return Poll(self._devices)
 
     def close(self) -> None:
         """Nothing: there is no driver."""
@@ -159,16 +159,13 @@ class Devices:
             self._sources |= dict.fromkeys((each.id for each in found.devices), source)
         self._order = [slot.id for slot in slots]
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         """See ``DeviceSource``."""
         # One source serves several devices, and is polled once.
         polled = [source.poll(own_pids) for source in set(self._sources.values())]
-        devices = {device.id: device for each in polled for device in each}
-        return tuple(devices[id_] for id_ in self._order)
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """See ``DeviceSource``."""
-        return tuple(xid for source in set(self._sources.values()) for xid in source.take_xids())
+        devices = {device.id: device for each in polled for device in each.devices}
+        xids = tuple(xid for each in polled for xid in each.xids)
+        return Poll(tuple(devices[id_] for id_ in self._order), xids)
 
     def close(self) -> None:
         """See ``DeviceSource``."""

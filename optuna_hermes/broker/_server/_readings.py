@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from optuna_hermes.broker._core._events import DevicesPolled
-from optuna_hermes.broker._devices._source import DeviceSource
+from optuna_hermes.broker._devices._source import DeviceSource, Poll
 from optuna_hermes.broker._server._processes import soon
 from optuna_hermes.model import Device
 
@@ -37,15 +36,14 @@ class Readings:
 
     Args:
         source: the devices; only this object polls it.
-        first: their first reading.
+        first: what its first poll has returned.
     """
 
-    def __init__(self, source: DeviceSource, first: tuple[Device, ...]) -> None:
+    def __init__(self, source: DeviceSource, first: Poll) -> None:
         self._source = source
-        self._last = first
         self._problems: dict[str, str] = {}
-        self._note(first)
-        self._xids: queue.SimpleQueue[Xid] = queue.SimpleQueue()
+        self._xids: list[Xid] = []
+        self._take(first)
         self._lock = threading.Lock()
         self._queued: _Request | None = None
         self._work: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -68,7 +66,8 @@ class Readings:
         except asyncio.TimeoutError:
             devices = tuple(_unanswered(device) for device in self._last)
             self._note(devices)
-        return DevicesPolled(devices=devices, xids=tuple(self._reports()))
+        xids, self._xids = self._xids, []  # each to one of those who wait
+        return DevicesPolled(devices=devices, xids=tuple(xids))
 
     def close(self) -> None:
         """Stop reading; a reading that is under way is not waited for."""
@@ -89,24 +88,28 @@ class Readings:
             with self._lock:
                 request, self._queued = self._queued, None
             assert request is not None
-            polled: tuple[Device, ...] | BaseException
+            polled: Poll | BaseException
             try:
                 polled = self._source.poll(request.pids)
-                for xid in self._source.take_xids():
-                    self._xids.put(xid)
             except BaseException as error:  # it is raised where the reading is asked for
                 polled = error
             soon(request.answer.get_loop(), partial(self._answer, request.answer, polled))
 
     def _answer(
-        self, answer: asyncio.Future[tuple[Device, ...]], polled: tuple[Device, ...] | BaseException
+        self, answer: asyncio.Future[tuple[Device, ...]], polled: Poll | BaseException
     ) -> None:
         if isinstance(polled, BaseException):
             answer.set_exception(polled)
             return
-        self._note(polled)
-        self._last = polled
-        answer.set_result(polled)
+        self._take(polled)
+        answer.set_result(polled.devices)
+
+    def _take(self, polled: Poll) -> None:
+        self._note(polled.devices)
+        for xid in polled.xids:
+            log.warning("%s: %s was reported", xid.device, xid)
+        self._xids += polled.xids
+        self._last = polled.devices
 
     def _note(self, devices: tuple[Device, ...]) -> None:
         """Log the problem of each device when it changes."""
@@ -114,14 +117,6 @@ class Readings:
             if device.problem != self._problems.get(device.id, ""):
                 self._problems[device.id] = device.problem
                 log.warning("%s: %s", device.id, device.problem or "all is well again")
-
-    def _reports(self) -> Iterator[Xid]:
-        """Yield the XIDs that were reported, each to one caller."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                xid = self._xids.get_nowait()
-                log.warning("%s: %s was reported", xid.device, xid)
-                yield xid
 
 
 def _unanswered(device: Device) -> Device:

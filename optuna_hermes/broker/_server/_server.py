@@ -126,7 +126,7 @@ class Server:
         self._source = source
         first = source.poll()
         self._readings: Readings | None = None
-        if any(device.kind == "gpu" for device in first):
+        if any(device.kind == "gpu" for device in first.devices):
             # Only the reading of a driver can take long.
             from optuna_hermes.broker._server._readings import Readings
 
@@ -140,7 +140,7 @@ class Server:
             host=host,
             instance=self._instance,
             n_set_ups=time.time_ns() // 1000,  # more than any broker before this one has had
-            devices=first,
+            devices=first.devices,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
             powers=power is not None,
@@ -448,7 +448,8 @@ class Server:
 
     async def _see(self) -> None:
         if self._readings is None:
-            reading = events.DevicesPolled(devices=self._source.poll(self._own_pids()))
+            devices = self._source.poll(self._own_pids()).devices
+            reading = events.DevicesPolled(devices=devices)
         else:
             reading = await self._readings.read(self._own_pids())
         self._apply(reading)

@@ -83,7 +83,7 @@ def devices() -> Iterator[Check]:
 
     source = Devices(parse_devices("auto"), named=False)
     try:
-        polled = source.poll()
+        polled = source.poll().devices
     finally:
         source.close()
     for device in polled:

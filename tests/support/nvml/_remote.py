@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from optuna_hermes.broker._devices._xid import Xid
-from optuna_hermes.model import Device
+from optuna_hermes.broker._devices._source import Poll
 
 
 class RemoteSource:
@@ -42,15 +41,10 @@ class RemoteSource:
             },
         )
 
-    def poll(self, own_pids: Collection[int] = ()) -> tuple[Device, ...]:
+    def poll(self, own_pids: Collection[int] = ()) -> Poll:
         """See ``DeviceSource``."""
-        devices: tuple[Device, ...] = self._ask(("poll", tuple(own_pids)))
-        return devices
-
-    def take_xids(self) -> tuple[Xid, ...]:
-        """See ``DeviceSource``."""
-        xids: tuple[Xid, ...] = self._ask(("take_xids", ()))
-        return xids
+        polled: Poll = self._ask(("poll", tuple(own_pids)))
+        return polled
 
     def close(self) -> None:
         """Close the driver, and end the process."""
