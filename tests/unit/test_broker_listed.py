@@ -181,3 +181,18 @@ def test_the_driver_of_a_new_broker_lists_what_is_left() -> None:
     study = successor.handler.state.studies["s"]
     assert list(study.listed) == [0, 1, 2]
     assert study.trials[3].params == {"x": 0.3}
+
+
+def test_the_driver_of_a_new_broker_lists_what_workers_are_about_to_take() -> None:
+    """A worker of the earlier broker has a lease for a trial that it has not begun."""
+    broker, _ = served()
+    worker = broker.worker()
+    grant = broker.last(worker, "Grant")
+    successor = broker.successor()
+    spec = broker.handler.state.studies["s"].spec
+    again = wire.Reattach(study=spec, epoch=grant.epoch, devices=("cpu:0",))
+    successor.resume(worker, again)
+    successor.driver(max_alive=8, limit=4, waiting=(0, 1, 2, 3), fixed=True, params=PARAMS)
+    study = successor.handler.state.studies["s"]
+    assert successor.unstarted() == 3
+    assert list(study.listed) == [0, 1, 2, 3]

@@ -460,6 +460,26 @@ def test_a_second_driver_is_refused() -> None:
     assert refused.driver_pid is not None
 
 
+def test_a_trial_of_others_takes_the_place_of_one_that_was_to_begin() -> None:
+    """A plain trial beside the driver counts, also where a device waits for a new trial."""
+    broker = FakeBroker(devices=1)
+    broker.driver(policy="round-robin", unstarted=2)
+    first, second = broker.worker(), broker.worker()
+    epoch = begin(broker, first, 0)
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    slot = broker.handler.state.slots["cpu:0"]
+    assert slot.reservation is not None
+    assert slot.reservation.number is None
+    broker.plain(1, policy="round-robin")
+    park(broker, first, epoch)
+    broker.advance(1.0)
+    assert broker.last(second, "Grant") is None
+    assert slot.lease is not None
+    assert slot.lease.number in (0, 1)
+    broker.check()
+
+
 def test_plain_trials_take_turns() -> None:
     """Trials of ``study.optimize`` wait for their first lease and then take turns on a device."""
     broker = FakeBroker(devices=1)

@@ -232,11 +232,14 @@ def take_charge(
 
 
 def listed(
-    state: BrokerState, study: Study, message: wire.OpenStudy, described: Mapping[int, Params]
+    study: Study, message: wire.OpenStudy, described: Mapping[int, Params]
 ) -> dict[int, TrialView]:
-    """The trials of a fixed list as policies see them; none unless all parameters are known."""
+    """The trials of a fixed list as policies see them; none unless all parameters are known.
+
+    Those that are about to begin, here or elsewhere, are among them until they have begun.
+    """
     left = [number for number in message.waiting if number not in study.trials]
-    count = state.may_open(study).count or 0
+    count = max(0, (study.most_known or 0) - len(study.trials))
     if not (message.fixed and len(left) >= count and all(map(described.get, left[:count]))):
         return {}
     return {

@@ -256,12 +256,20 @@ class BrokerState:
 
     def may_open(self, study: Study) -> Unstarted:
         """Trials that may still be created, beside those that are promised or begin elsewhere."""
-        count = 0 if study.driver is None else study.most_known
-        if count is not None:
-            count = max(0, count - len(study.trials) - study.opening_elsewhere)
+        count = 0 if study.driver is None else self._room(study)
         if count:  # to count what is promised takes longer
-            count = max(0, count - self.count_promised(study))
-        return Unstarted(count=count, fixed=study.fixed)
+            count -= self.count_promised(study)
+        return Unstarted(count=None if count is None else max(0, count), fixed=study.fixed)
+
+    def promises_too_many(self, study: Study) -> bool:
+        """True if others have begun trials meanwhile, so that not all can be that are promised."""
+        room = self._room(study)
+        return room is not None and room < self.count_promised(study)
+
+    def _room(self, study: Study) -> int | None:
+        """How many trials this broker may have beside those that it knows, None for no bound."""
+        most = study.most_known
+        return None if most is None else most - len(study.trials) - study.opening_elsewhere
 
     def needs_device(self, study: Study) -> bool:
         """True if anything of a study could use a device."""

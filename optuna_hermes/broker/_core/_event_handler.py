@@ -472,7 +472,7 @@ class EventHandler:
             for number, params in described.items():
                 if number in study.trials:
                     study.trials[number].params = params
-            study.listed = listed(self.state, study, message, described)
+            study.listed = listed(study, message, described)
             for trial in changed:
                 if trial.number not in known:
                     _event_log.admitted(turn, trial)

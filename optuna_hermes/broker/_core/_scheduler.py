@@ -134,8 +134,15 @@ class Scheduler:
     # -- deciding ------------------------------------------------------------------------------
 
     def _drop_vain_reservations(self, now: float) -> None:
-        """Cancel the reservations of empty devices that cannot be granted, or not in time."""
+        """Cancel the reservations of empty devices that cannot be granted, or not in time.
+
+        And those of new trials, where others have begun as many meanwhile as there shall be.
+        """
         for reservation in self._state.reservations():
+            study = self._state.studies[reservation.study]
+            if reservation.number is None and self._state.promises_too_many(study):
+                self._state.unreserve(reservation)
+                continue
             empty = [slot for slot in self._state.slots_of(reservation) if not slot.lease]
             usable = all(self._is_open_to(reservation, slot) for slot in empty)
             late = self._is_late(reservation, now)
