@@ -2325,6 +2325,36 @@ def test_variables_that_blocks_set_are_not_named(
     assert said(caplog) == []
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="not seen there")
+def test_a_variable_that_only_a_handler_reads_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A count of errors would begin anew with each suspension."""
+    model, session = nn.Linear(1, 1), FakeSession({5: "disk"}, checkpoint_dir=tmp_path / "s" / "t")
+    run = PyTorchLoop(optuna.create_study().ask(), {"model": model}, session)
+
+    def objective() -> None:
+        failures = 0
+        for _ in run.epochs(3):
+            for x in run.batches([1.0, 2.0, 3.0]):
+                try:
+                    loss = x
+                    if x == 2.0:
+                        raise FloatingPointError
+                    loss += x
+                except FloatingPointError:
+                    failures += 1
+                    if failures > 3:
+                        raise RuntimeError(loss) from None
+                session.tick()
+            run.report(loss)
+
+    with pytest.raises(Suspended):
+        apart(objective)
+    assert len(said(caplog)) == 1
+    assert "changes failures (a variable of the loop)" in said(caplog)[0]
+
+
 def test_a_variable_of_the_name_of_a_comprehension_s_is_named_only_if_it_is_carried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -311,15 +311,17 @@ class _Flow:
         self._cells = frozenset((*code.co_cellvars, *code.co_freevars))
         self._all = list(dis.get_instructions(code))
         self._index = {each.offset: number for number, each in enumerate(self._all)}
-        self.live_before = self._solve()
+        self.live_before = self._solve(code)
 
     def next_of(self, offset: int) -> int:
         """Index of the instruction after the one at an offset, which may be in its inline cache."""
         return min(bisect.bisect(list(self._index), offset), len(self._all) - 1)
 
-    def _solve(self) -> list[frozenset[str]]:
+    def _solve(self, code: CodeType) -> list[frozenset[str]]:
         live = [frozenset[str]() for _ in self._all]
         follows = [self._follows(number) for number in range(len(self._all))]
+        for end, handler in self._handlers(code):
+            follows[end].append(handler)
         uses = [list(_uses(each, self._shared, self._closed, self._cells)) for each in self._all]
         self._leave_out_comprehensions(uses)
         changes = True
@@ -333,6 +335,18 @@ class _Flow:
                 if after != live[number]:
                     live[number], changes = frozenset(after), True
         return live
+
+    def _handlers(self, code: CodeType) -> Iterator[tuple[int, int]]:
+        """The last instruction of each block with a handler, and the first one of that.
+
+        What the block sets is set in the handler, too: else it would seem carried wherever one
+        reads it. Python 3.10 has no table of them: there what only handlers read is not live.
+        """
+        entries: Any = getattr(dis.Bytecode(code), "exception_entries", ())
+        last = {each.target: each.end for each in entries}
+        offsets = list(self._index)
+        for target, end in last.items():
+            yield bisect.bisect_left(offsets, end) - 1, self._index[target]
 
     def _leave_out_comprehensions(self, uses: list[list[tuple[bool, str]]]) -> None:
         """Leave out comprehensions' own variables: since Python 3.12 they are in no other frame.
