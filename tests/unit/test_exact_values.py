@@ -140,6 +140,29 @@ def test_states_of_optimizers_keep_their_dtype(dtype: torch.dtype, make: Any) ->
     assert str(first) == str(second)
 
 
+class Around(torch.optim.Optimizer):
+    """Has no state but that of another one."""
+
+    def __init__(self, base: torch.optim.Optimizer) -> None:
+        self.base = base
+        self.param_groups = base.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"base": self.base.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.base.load_state_dict(state_dict["base"])
+
+
+def test_an_optimizer_without_a_state_of_its_own() -> None:
+    """It loads what its own method has written."""
+    _, first = trained(torch.float32, torch.optim.NAdam)
+    _, second = trained(torch.float32, torch.optim.NAdam, steps=1)
+    tree = NamedObjects({"optimizer": Around(first)}).state_dict()
+    NamedObjects({"optimizer": Around(second)}).load_state_dict(stored(tree))
+    assert str(first.state_dict()) == str(second.state_dict())
+
+
 def test_steps_of_optimizers_stay_in_main_memory() -> None:
     """Reading one on a device would wait for that in each step; a device stands for it here."""
     parameter = nn.Parameter(torch.zeros(2, device="meta"))

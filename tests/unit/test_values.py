@@ -15,7 +15,7 @@ from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -95,6 +95,18 @@ def test_an_object_is_refused_that_has_more_than_attributes_or_none(make: type) 
     """A slot would be lost, on some Pythons in silence; what has no attributes is no state."""
     with pytest.raises(CheckpointError, match=f"it is a .*{make.__name__}"):
         ValueWriter().write_only("it", make())
+
+
+class Stats(SimpleNamespace):
+    """A class of the user's below one of C."""
+
+
+@pytest.mark.parametrize("make", [SimpleNamespace, Stats])
+def test_a_namespace_comes_back_where_none_is(make: type[SimpleNamespace]) -> None:
+    """``object`` makes no object of its class."""
+    restored = back(make(best=1.0))
+    assert type(restored) is make
+    assert restored.best == 1.0
 
 
 def test_an_array_of_the_standard_library_stays_the_same_object() -> None:

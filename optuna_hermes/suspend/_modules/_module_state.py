@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import itertools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -131,10 +132,13 @@ def _load(owner: Any, state: Any, *, strict: bool) -> None:
 
 
 def _may_be_loose(load: Any) -> bool:
-    # A signature evaluates annotations since Python 3.14; names in them may be for type checkers.
-    code = getattr(inspect.unwrap(load), "__code__", None)
-    known = () if code is None else code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return "strict" in known
+    if sys.version_info < (3, 14):
+        return "strict" in inspect.signature(load).parameters
+    import annotationlib
+
+    # There annotations are evaluated now, and names in them may be for type checkers only.
+    lazy = annotationlib.Format.FORWARDREF
+    return "strict" in inspect.signature(load, annotation_format=lazy).parameters
 
 
 def put_beside_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
@@ -321,7 +325,7 @@ def undo_casts(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
     numbers = [each for group in saved.get("param_groups", ()) for each in group["params"]]
     states = saved.get("state", {})
     pairs = zip(numbers, _trained_by(optimizer), strict=False)  # some have no such groups
-    held = _by_parameter(optimizer.state)
+    held = _by_parameter(getattr(optimizer, "state", {}))  # some have none either
     for number, parameter in pairs:
         if number in states and id(parameter) in held:
             loaded = optimizer.state[parameter]

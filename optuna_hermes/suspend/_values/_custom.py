@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from enum import Enum, Flag
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -396,6 +397,13 @@ def _has_attributes_only(kind: Any) -> bool:
     return bool(kind.__dictoffset__) and kind.__basicsize__ == size and not kind.__itemsize__
 
 
+def _new(kind: type) -> object:
+    """An object of a class, without its attributes."""
+    # One of the classes of C that have attributes alone, which ``object`` makes no object of.
+    made_by = SimpleNamespace if issubclass(kind, SimpleNamespace) else object
+    return made_by.__new__(kind)
+
+
 class ValueReader(_Reader):
     """Reader of what one ``ValueWriter`` has written, in the same order.
 
@@ -558,7 +566,7 @@ class ValueReader(_Reader):
     def _instance(self, module: str, name: str, present: Any) -> Any:
         # A present object needs no class that can be named: its class may be local to a function.
         there = _is_a(present, module, name)
-        return present if there else object.__new__(self._class(module, name))
+        return present if there else _new(self._class(module, name))
 
     def _class(self, module: str, name: str) -> type:
         found = self._classes.find(module, name)
