@@ -119,7 +119,7 @@ class CooperativeLoop:
         self._restored_path = ""
         self._saver: Saver | None = None
         self._begun = self._unsaved = self._saved_here = False
-        self._warned = self._warned_of_inexact = False
+        self._warned_of_inexact = self._warned_of_kernels = False
         self._advised: set[str] = set()
         self._gauge = Gauge()
         self._busy = True
@@ -406,21 +406,21 @@ class CooperativeLoop:
     def _settled_dump(self, rng: dict[str, Any]) -> dict[str, Any]:
         # Reading a tensor waits for the current stream only, and others may still write to it.
         settled(self.roots())
-        self._warn_of_inexact()
-        warning = None if self._warned else self.inexact()
+        self._warn_of_kernels()
+        warning = None if self._warned_of_inexact else self.inexact()
         if warning is not None:
-            self._warned = True
+            self._warned_of_inexact = True
             log.warning("%s: %s", self._name.capitalize(), warning)
         tree = self._dump(rng)
         assert self._session is not None
         warn_of_lost(self._name, self._session.checkpoint_dir, self._lost(), self.remedy)
         return tree
 
-    def _warn_of_inexact(self) -> None:
+    def _warn_of_kernels(self) -> None:
         """Log what makes the device's kernels draw or round otherwise in the next process, once."""
-        if self._warned_of_inexact or self._session is None:
+        if self._warned_of_kernels or self._session is None:
             return
-        self._warned_of_inexact = True
+        self._warned_of_kernels = True
         used = used_accelerator()
         if used is not None:
             warn_of_inexact(self._name, self._session.checkpoint_dir, used.inexact(self.roots()))

@@ -86,7 +86,8 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
         user has said.
 
     Raises:
-        StorageError: a process trains the study, whose storage may give its ids to others.
+        StorageError: a process trains the study, whose storage may give its ids to others; or its
+            ledger cannot be looked for now.
     """
     key, apart = known_key(study), not shares_its_ledger(study)
     is_file = apart and named_ledger(study) is None
@@ -113,12 +114,20 @@ def delete_with_files(study: optuna.Study, delete: Callable[[], None]) -> list[s
 
 def _is_there(file: Path) -> bool:
     """True if there is a file, and an error if nobody can tell."""
-    with state_errors():
-        try:  # not by ``exists``, which is False since Python 3.14 where a mount is away
-            file.stat()
-        except FileNotFoundError:
-            return False
+    try:  # not by ``exists``, which is False since Python 3.14 where a mount is away
+        file.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _unreadable(file, error) from error
     return True
+
+
+def _unreadable(file: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"A study without a database has its ledger by {file}, which cannot be read "
+        f"({error.strerror or error}): see that it can be, and try again."
+    )
 
 
 def _refuse_trained(study: optuna.Study, key: str) -> None:
@@ -164,8 +173,12 @@ def _here() -> str:
     with only_here(), state_errors():
         try:
             name = path.read_text()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             name = ""
+        except PermissionError:
+            raise  # told what to set
+        except OSError as error:
+            raise _unreadable(path, error) from error
         if not name.strip():  # the disk was full, or the power was cut
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"{socket.gethostname()}:{path.parent} {uuid.uuid4().hex[:8]}"
