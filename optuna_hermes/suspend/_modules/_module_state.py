@@ -132,13 +132,13 @@ def _load(owner: Any, state: Any, *, strict: bool) -> None:
 
 
 def _may_be_loose(load: Any) -> bool:
-    if sys.version_info < (3, 14):
-        return "strict" in inspect.signature(load).parameters
-    import annotationlib
+    if sys.version_info >= (3, 14):
+        import annotationlib
 
-    # There annotations are evaluated now, and names in them may be for type checkers only.
-    lazy = annotationlib.Format.FORWARDREF
-    return "strict" in inspect.signature(load, annotation_format=lazy).parameters
+        # There annotations are evaluated now, and names in them may be for type checkers only.
+        lazy = annotationlib.Format.FORWARDREF
+        return "strict" in inspect.signature(load, annotation_format=lazy).parameters
+    return "strict" in inspect.signature(load).parameters
 
 
 def put_beside_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
