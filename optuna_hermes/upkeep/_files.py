@@ -180,14 +180,19 @@ def _sorted_out(
 
 
 def _is_here(path: Path, places: Collection[Path], parents: Collection[Path] | None) -> bool:
-    """True if a checkpoint lies in a study's folder in ``places``, or is gone."""
+    """True if a checkpoint lies in a study's folder in ``places``, or is gone.
+
+    Raises:
+        OSError: it lies there, and cannot be looked at.
+    """
     place = path.parent.parent.resolve()
     try:  # not by ``exists``, which is False since Python 3.14 where a mount is away
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return parents is None or place.parent in parents
     except OSError:
-        return False
+        if place in places:
+            raise
     return place in places
 
 

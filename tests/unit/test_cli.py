@@ -975,7 +975,7 @@ def test_gc_says_what_it_freed(suspended: optuna.Study, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == ("Would remove 1 file, 2.0 KiB.\nRemoved 1 file, 2.0 KiB.\n")
 
 
-@pytest.mark.parametrize("call", ["unlink", "exists"])
+@pytest.mark.parametrize("call", ["unlink", "stat"])
 def test_gc_says_what_it_may_not_remove(
     call: str,
     suspended: optuna.Study,
