@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from optuna_hermes.errors import InvalidInputError
+
 
 @contextlib.contextmanager
 def extra(name: str) -> Iterator[None]:
@@ -21,7 +23,22 @@ def extra(name: str) -> Iterator[None]:
         if missing == "optuna_hermes":
             raise
         raise ModuleNotFoundError(
-            f"optuna_hermes.{name} needs {missing}, which is not installed: run `pip install "
-            f"'optuna-hermes[{name}]'`.",
-            name=error.name,
+            _advice(f"optuna_hermes.{name} needs {missing}", name), name=error.name
         ) from error
+
+
+@contextlib.contextmanager
+def needed(what: str, *, extra: str, other: str = "") -> Iterator[None]:
+    """Context of imports that need an extra: ``what`` says for what, and which package.
+
+    Raises:
+        InvalidInputError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidInputError(_advice(what, extra, other)) from error
+
+
+def _advice(what: str, name: str, other: str = "") -> str:
+    return f"{what}, which is not installed: run `pip install 'optuna-hermes[{name}]'`{other}."

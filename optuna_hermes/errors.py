@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 
 
@@ -71,21 +70,6 @@ def require(holds: bool, rule: str, given: object, advice: str) -> None:
     """
     if not holds:
         raise InvalidInputError(f"{rule} but got {given!r}: {advice}.")
-
-
-@contextmanager
-def needed(what: str, *, extra: str, advice: str = "") -> Iterator[None]:
-    """Context of imports that need an extra: ``what`` says for what, and which package.
-
-    Raises:
-        InvalidInputError: it is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidInputError(
-            f"{what}, which is not installed: run `pip install 'optuna-hermes[{extra}]'`{advice}."
-        ) from error
 
 
 class HermesError(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from optuna_hermes._extras import needed
 from optuna_hermes.cli._status import trial_document
 from optuna_hermes.cli._studies import (
     OptionalStudyName,
@@ -19,7 +20,7 @@ from optuna_hermes.cli._studies import (
     study_facts,
 )
 from optuna_hermes.cli._upkeep import close_trials
-from optuna_hermes.errors import BrokerError, InvalidInputError, needed
+from optuna_hermes.errors import BrokerError, InvalidInputError
 from optuna_hermes.view.progress import is_screen
 from optuna_hermes.view.source import StudyReader
 from optuna_hermes.view.tables import trial_view

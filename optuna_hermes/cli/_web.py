@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from optuna_hermes._extras import needed
 from optuna_hermes.cli._output import finite, note
 from optuna_hermes.cli._overrides import DONE, WHEN, Override, set_override
 from optuna_hermes.cli._status import trial_document
@@ -18,7 +19,7 @@ from optuna_hermes.cli._studies import (
     storage_of,
 )
 from optuna_hermes.cli._upkeep import close_trials
-from optuna_hermes.errors import InvalidInputError, needed
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.view.tables import NEWEST, event_text
 
 if TYPE_CHECKING:

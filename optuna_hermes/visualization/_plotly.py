@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.errors import needed
+from optuna_hermes._extras import needed
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization._study import best_info_of, read_study
 
@@ -194,7 +194,7 @@ _ONE_SIZE = {"minsize": 8, "mode": "hide"}
 
 def _plotly() -> Any:
     other = ", or use optuna_hermes.visualization.matplotlib"
-    with needed("Plots need plotly", extra="plot", advice=other):
+    with needed("Plots need plotly", extra="plot", other=other):
         import plotly.graph_objects as go
     return go
 

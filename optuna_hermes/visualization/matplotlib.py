@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from optuna_hermes.errors import needed
+from optuna_hermes._extras import needed
 from optuna_hermes.visualization import _data as plot_data
 from optuna_hermes.visualization._study import StudyData, best_info_of, read_study
 

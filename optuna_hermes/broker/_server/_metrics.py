@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, get_args
 
+from optuna_hermes._extras import needed
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._events import Event, Received
-from optuna_hermes.errors import InvalidInputError, needed
+from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.model import OverheadKind
 
 if TYPE_CHECKING:
