@@ -13,7 +13,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -309,18 +309,19 @@ class _Flow:
     def __init__(self, code: CodeType, shared: frozenset[str], closed: _Closed) -> None:
         self._shared, self._closed = shared, closed
         self._cells = frozenset((*code.co_cellvars, *code.co_freevars))
-        self._all = list(dis.get_instructions(code))
+        bytecode = dis.Bytecode(code)
+        self._all = list(bytecode)
         self._index = {each.offset: number for number, each in enumerate(self._all)}
-        self.live_before = self._solve(code)
+        self.live_before = self._solve(self._handlers(bytecode))
 
     def next_of(self, offset: int) -> int:
         """Index of the instruction after the one at an offset, which may be in its inline cache."""
         return min(bisect.bisect(list(self._index), offset), len(self._all) - 1)
 
-    def _solve(self, code: CodeType) -> list[frozenset[str]]:
+    def _solve(self, handlers: Iterable[tuple[int, int]]) -> list[frozenset[str]]:
         live = [frozenset[str]() for _ in self._all]
         follows = [self._follows(number) for number in range(len(self._all))]
-        for end, handler in self._handlers(code):
+        for end, handler in handlers:
             follows[end].append(handler)
         uses = [list(_uses(each, self._shared, self._closed, self._cells)) for each in self._all]
         self._leave_out_comprehensions(uses)
@@ -336,13 +337,13 @@ class _Flow:
                     live[number], changes = frozenset(after), True
         return live
 
-    def _handlers(self, code: CodeType) -> Iterator[tuple[int, int]]:
+    def _handlers(self, bytecode: dis.Bytecode) -> Iterator[tuple[int, int]]:
         """The last instruction of each block with a handler, and the first one of that.
 
         What the block sets is set in the handler, too: else it would seem carried wherever one
         reads it. Python 3.10 has no table of them: there what only handlers read is not live.
         """
-        entries: Any = getattr(dis.Bytecode(code), "exception_entries", ())
+        entries: Any = getattr(bytecode, "exception_entries", ())
         last = {each.target: each.end for each in entries}
         offsets = list(self._index)
         for target, end in last.items():
