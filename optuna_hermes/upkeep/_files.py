@@ -254,7 +254,7 @@ def _found(study: Path | str) -> Iterator[tuple[Path | str, int, float]]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What lies in a folder: nothing if it is none, or another user's."""
+    """The paths in a folder: none if it is no folder, or another user's."""
     # Not by ``glob``: since Python 3.12 it finds nothing where a mount is away, either.
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         return sorted(folder.iterdir())

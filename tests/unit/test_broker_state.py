@@ -40,6 +40,14 @@ def report(broker: FakeBroker, worker: int, epoch: int, unit: int, value: float)
     broker.say(worker, wire.Report(epoch=epoch, unit=unit, step=unit, value=value))
 
 
+def train_slice(broker: FakeBroker, worker: int, number: int) -> int:
+    """A new trial reports a unit, and its slice ends; returns the epoch."""
+    epoch = begin(broker, worker, number)
+    report(broker, worker, epoch, 1, 0.5)
+    broker.advance(1.5)
+    return epoch
+
+
 def test_a_lease_is_written_before_its_grant_is_sent() -> None:
     """The ledger's record stands before the grant in the answer to the event."""
     broker = FakeBroker(devices=1)
@@ -63,9 +71,7 @@ def test_the_device_goes_on_when_its_slice_is_over() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin")
     first, second = broker.worker(), broker.worker()
-    epoch = begin(broker, first, 0)
-    report(broker, first, epoch, 1, 0.5)
-    broker.advance(1.5)
+    epoch = train_slice(broker, first, 0)
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
     assert broker.last(second, "Grant") is None
     park(broker, first, epoch)
@@ -212,9 +218,7 @@ def test_a_checkpoint_counts_that_was_safe_only_after_its_trial_was_parked() -> 
     broker.driver(policy="round-robin", max_alive=2)
     first = broker.worker()
     broker.worker()
-    epoch = begin(broker, first, 0)
-    report(broker, first, epoch, 1, 0.5)
-    broker.advance(1.5)
+    epoch = train_slice(broker, first, 0)
     park(broker, first, epoch)
     broker.say(first, wire.Saved(epoch=epoch, checkpoint=checkpoint()))
     assert broker.last(first, "CheckpointAck").path == checkpoint().path
@@ -313,13 +317,9 @@ def test_parked_trials_make_room_for_new_trials() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", max_alive=2)
     first, second = broker.worker(), broker.worker()
-    epoch = begin(broker, first, 0)
-    report(broker, first, epoch, 1, 0.5)
-    broker.advance(1.5)
+    epoch = train_slice(broker, first, 0)
     park(broker, first, epoch)
-    after = begin(broker, second, 1)
-    report(broker, second, after, 1, 0.5)
-    broker.advance(1.5)
+    after = train_slice(broker, second, 1)
     assert broker.last(first, "Move") == wire.Move(epoch=epoch, tier="disk")
     park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
     broker.hang_up(first)
@@ -365,9 +365,7 @@ def test_draining_suspends_everything() -> None:
     broker = FakeBroker(devices=1)
     driver = broker.driver(policy="round-robin")
     first, second = broker.worker(), broker.worker()
-    epoch = begin(broker, first, 0)
-    report(broker, first, epoch, 1, 0.5)
-    broker.advance(1.5)
+    epoch = train_slice(broker, first, 0)
     park(broker, first, epoch)
     after = begin(broker, second, 1)
     idle = broker.worker()
@@ -465,9 +463,7 @@ def test_a_trial_of_others_takes_the_place_of_one_that_was_to_begin() -> None:
     broker = FakeBroker(devices=1)
     broker.driver(policy="round-robin", unstarted=2)
     first, second = broker.worker(), broker.worker()
-    epoch = begin(broker, first, 0)
-    report(broker, first, epoch, 1, 0.5)
-    broker.advance(1.5)
+    epoch = train_slice(broker, first, 0)
     slot = broker.handler.state.slots["cpu:0"]
     assert slot.reservation is not None
     assert slot.reservation.number is None

@@ -267,7 +267,7 @@ class BrokerState:
         return room is not None and room < self.count_promised(study)
 
     def _room(self, study: Study) -> int | None:
-        """How many trials this broker may have beside those that it knows, None for no bound."""
+        """Number of trials that may come beside those that are known here, None for no bound."""
         most = study.most_known
         return None if most is None else most - len(study.trials) - study.opening_elsewhere
 

@@ -277,7 +277,7 @@ class Study:
 
     @property
     def most_known(self) -> int | None:
-        """How many trials its ledger may come to know, None for no bound."""
+        """Most trials that its ledger may come to know, None for no bound."""
         return None if self.limit is None else self.limit - len(self.foreign)
 
     @property

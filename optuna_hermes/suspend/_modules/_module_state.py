@@ -389,7 +389,7 @@ def put_beside_own_state(optimizer: torch.optim.Optimizer, saved: Mapping[str, A
 
 
 def _by_parameter(state: Mapping[Any, Any]) -> dict[int, Any]:
-    """What an optimizer holds of parameters, by their addresses.
+    """The values that an optimizer holds of parameters, by their addresses.
 
     To ask its state for one is an error where that has such an address, too, which may be of
     another process: then a tensor and a number of the same hash are compared.
