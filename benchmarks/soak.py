@@ -112,7 +112,15 @@ class Study:
             (entry,) = [s for s in _studies(driver) if s.key == self._key] or [None]
             if entry is None or entry.finished:
                 break
+            for loss in entry.lost:
+                if loss.given_up:
+                    driver.send(self._give_up(loss))
             time.sleep(0.1)
+        else:
+            if not vanishes:
+                raise SystemExit(
+                    f"{self._key} is not finished after {STUDY_SECONDS:.0f} s: {entry}"
+                )
         if vanishes:
             driver.close()
             self._take_workers_along()
@@ -122,6 +130,10 @@ class Study:
             worker.join(STUDY_SECONDS)
         driver.close()
         return self._ended
+
+    def _give_up(self, loss: wire.TrialLoss) -> wire.GiveUp:
+        """What a driver says of a trial whose workers keep vanishing without a new unit."""
+        return wire.GiveUp(study=self._key, number=loss.trial, reason="vanished")
 
     def _work(self) -> None:
         """A worker, and another in its place when it is gone, while there is work."""
