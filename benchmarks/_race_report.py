@@ -24,8 +24,8 @@ of `optuna`, from the start of the command; a geometric mean. A contestant that 
 value counts as if it had it at the end of the budget (so often: *never*), and so does `optuna`
 where it finishes no trial. In brackets 95 % of the bootstrap over tasks and seeds. p: Wilcoxon's
 signed-rank test, one-sided, paired over tasks and seeds, that the regret of `hermes` is not lower
-than this one's: it is about these tasks, on which settings of `hermes` were chosen, and says
-nothing of others."""
+than this one's: it is about these tasks, and says nothing of others. (Settings of `hermes` were
+chosen on the tasks of the default.)"""
 
 _COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "units": ("units", "{:.0f}".format),

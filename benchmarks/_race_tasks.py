@@ -18,8 +18,14 @@ TASKS = {
     "characters-transformer": "_race_characters_transformer",
     "tabular": "_race_tabular",
     "boosting": "_race_boosting",
+    "autoencoder": "_race_autoencoder",
+    "ratings": "_race_ratings",
+    "lines": "_race_lines",
+    "marked": "_race_marked",
 }
 """The module of each. Importing it loads the task's data."""
+N_CHOSEN_ON = 5
+"""So many of them, the first ones, are those that policy and sampler were chosen on."""
 UNITS = 27
 """Of every trial."""
 N_FIRST = 10

@@ -53,7 +53,7 @@ from _race_run import (
     record_path,
     save_record,
 )
-from _race_tasks import TASKS, UNITS, Contest
+from _race_tasks import N_CHOSEN_ON, TASKS, UNITS, Contest
 
 SHARED = ("torch", "lightning", "lightgbm", "scikit-learn", "numpy", "optuna")
 """Packages that curves and proposals follow from."""
@@ -284,7 +284,13 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tasks", type=_among(TASKS), default=tuple(TASKS), help="a,b,...")
+    parser.add_argument(
+        "--tasks",
+        type=_among(TASKS),
+        default=tuple(TASKS)[:N_CHOSEN_ON],
+        help=f"a,b,... among {', '.join(TASKS)}; by default the first {N_CHOSEN_ON}, on which "
+        "policy and sampler were chosen",
+    )
     parser.add_argument(
         "--contestants", type=_among(CONTESTANTS), default=tuple(CONTESTANTS), help="a,b,..."
     )
