@@ -18,11 +18,11 @@ def place_on_hosts(
 ) -> tuple[Assignment, ...]:
     """Give devices of several hosts to the trials of ``order``, best first.
 
-    A trial that fits on one host gets one: the host it is on if it fits there, otherwise the one
-    with the fewest free devices. A larger one gets whole hosts, the largest first and of equal
-    ones those it is on, and its rest on one more. No trial is moved to make room. This is the
-    consolidated placement of Hu et al., "Helios", SC 2021, but for the preference of the hosts that
-    a trial is on.
+    A trial that fits on one host gets one: the host it is on, if a device of its own is free there
+    and it fits, otherwise the one with the fewest free devices. A larger one gets whole hosts, the
+    largest first and of equal ones those it is on, and its rest on one more. No trial is moved to
+    make room. This is the consolidated placement of Hu et al., "Helios", SC 2021, but for the
+    preference of the hosts that a trial is on.
     """
     hosts = _Hosts(snapshot, free)
     found: list[Assignment] = []
