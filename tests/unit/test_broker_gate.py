@@ -158,6 +158,17 @@ def test_slices_end_together(began: float, end: float) -> None:
     assert len({lease.deadline for lease in broker.handler.state.leases()}) == 1
 
 
+def test_slices_do_not_end_with_one_that_was_ended_early() -> None:
+    """A trial leaves a broken device long before its slice would have ended."""
+    broker, _ = studying(devices=2, unstarted=2)
+    begin(broker, broker.worker(), 0)
+    broker.advance(3.0)
+    broker.poll("cpu:0", healthy=False)
+    begin(broker, broker.worker(), 1)
+    first, second = broker.handler.state.leases()
+    assert (first.yielding, first.deadline, second.deadline) == ("disk", 10.0, 13.0)
+
+
 def test_slices_of_other_studies_end_as_they_did() -> None:
     """Nothing waits for anything where no trial may have several devices."""
     broker = FakeBroker(devices=2)

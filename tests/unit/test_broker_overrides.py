@@ -189,6 +189,20 @@ def test_nothing_is_left_but_what_is_held() -> None:
     assert (shown.all_held, shown.held, shown.trials[0].override) == (True, (0,), "held")
 
 
+def test_the_status_names_live_trials_only_as_held_or_boosted() -> None:
+    """One of two on hold leaves the other to be trained; one that has ended is no longer named."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=2)
+    (_, _), (second, epoch) = training(broker, 0), training(broker, 1)
+    override(broker, 0, "held")
+    override(broker, 1, "boosted")
+    shown = broker.handler.status(broker.now).studies[0]
+    assert (shown.all_held, shown.held, shown.boosted) == (False, (0,), (1,))
+    broker.say(second, wire.Ended(epoch=epoch, state="done"))
+    shown = broker.handler.status(broker.now).studies[0]
+    assert (shown.all_held, shown.held, shown.boosted) == (True, (0,), ())
+
+
 def test_a_new_trial_that_is_about_to_begin_is_left_to_be_trained() -> None:
     """It has a lease, but no number yet; a driver that ended now would suspend it at once."""
     broker = FakeBroker(devices=1)

@@ -100,3 +100,14 @@ def test_where_nothing_else_can_train_a_trial_is_opened_if_it_can_be_kept(
     leave(broker, worker, epoch, can_store=kept)
     study.ends_at = None
     assert study.has_time_to_open(1e9)
+
+
+def test_no_such_trial_is_opened_while_any_other_can_train() -> None:
+    """However many would be back on the device too late, or can only wait in memory."""
+    broker, _, _ = limited(can_store=True, unstarted=2)
+    study = broker.handler.state.studies["s"]
+    study.mean_unit_seconds = study.costs["disk"] = 1000.0
+    late = LiveTrial(study="s", number=7, trial_id=7, state="parked", submitted=0.0, tier="disk")
+    study.trials[7] = late
+    assert study.has_time_to_open(50.0)
+    assert not study.has_time_to_open(50.0, up=[0, 7])

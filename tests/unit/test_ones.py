@@ -18,7 +18,16 @@ from optuna_hermes.cluster.job_simulator import JobSimulator
 from optuna_hermes.cluster.jobs import ClusterJob
 from optuna_hermes.cluster.ones_search import Evolution, Schedules, SearchSpace
 from optuna_hermes.errors import InvalidInputError
-from optuna_hermes.model import Assignment, Curve, Device, Elastic, Snapshot, Speed, TrialView
+from optuna_hermes.model import (
+    Assignment,
+    Curve,
+    Device,
+    Elastic,
+    Snapshot,
+    Speed,
+    TrialView,
+    Unstarted,
+)
 from optuna_hermes.policies import LeastAttainedService, Ones, Policy, Smd
 from optuna_hermes.policies.step_model import fit_steps
 from support.elastic import (
@@ -279,6 +288,70 @@ def test_a_fit_finds_what_it_was_made_of(
     a, b, d = terms
     found = model.step_seconds(np.array([3.0]), np.array([384.0]), np.array([0.0]))
     assert found[0] == pytest.approx(a * 128 + b + 2 * d, rel=0.02)
+
+
+@pytest.mark.parametrize("left", [1, 3])
+@pytest.mark.parametrize("noise", [None, 100.0])
+@pytest.mark.parametrize("samples", [None, 1e4])
+def test_the_time_to_the_end_is_that_of_its_steps(
+    samples: float | None, noise: float | None, left: int
+) -> None:
+    """The next unit at the noise of now, the others at the best batch for the noise of later.
+
+    Where the size of a unit is unknown, one on the devices that it wants is as long as its units.
+    """
+    a, b, d, e = 0.01, 0.5, 0.2, 0.7
+
+    def step(devices: int, batch_size: int, hosts: int) -> float:
+        return a * batch_size / devices + b + d * (devices - 1) + e * (hosts > 1)
+
+    def unit(devices: int, batch_size: int, hosts: int, noise: float | None) -> float:
+        worth = 1.0 if noise is None else (noise + 16) / (noise + batch_size)
+        return 1e4 / (batch_size * worth) * step(devices, batch_size, hosts)
+
+    measured = tuple(
+        Speed(devices=w, hosts=h, batch_size=m, step_seconds=step(w, m, h))
+        for w, m, h in product([1, 2, 4], [16, 64], [1, 2])
+        if h <= w
+    )
+    stretched = replace(elastic(*measured, noise=noise), batch_sizes=(16, 64), unit_samples=samples)
+    # Units tell more than what was expected.
+    view = trial(0, 2, left, elastic=stretched, devices_wanted=2, expected_seconds=1e9)
+    (found,) = candidates(Snapshot(devices=cluster(4), trials=(view,)), most=9)
+    assert (found.batch_sizes, found.counts) == ((16, 32, 64), (1, 2, 3, 4))
+    assert found.wanted == 2
+    assert not found.seconds[:, 0].any()
+    scale = 1.0 if samples else 0.5 / unit(2, 16, 1, noise)
+    for (index, size), w, hosts in product(enumerate([16, 32, 64]), [1, 2, 4], [1, 2]):
+        hosts = min(hosts, w)
+        later = None if noise is None else max(noise, 64.0)
+        rest = min(unit(w, other, hosts, later) for other in [16, 32, 64])
+        expected = unit(w, size, hosts, noise) + (left - 1) * rest
+        assert found.seconds[index, w, hosts - 1] == pytest.approx(scale * expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("units", "seconds", "left"),
+    [(None, 6.0, 30), (0, 2.0, 20), (5, 2.0, 15), (20, 2.0, 20), (60, 2.0, 60)],
+)
+def test_what_is_not_told_is_as_of_others_with_its_parameters(
+    units: int | None, seconds: float, left: int
+) -> None:
+    """Of all where there are none; one that has overrun has half of its life before it.
+
+    On average a unit more is left.
+    """
+    alike = replace(trial(1, 20, 0, seconds=2.0), state="done", params={"lr": 0.1})
+    other = replace(trial(2, 40, 0, seconds=10.0), state="done", params={"lr": 0.2})
+    views = () if units is None else (trial(0, units, None, seconds=2.0, params={"lr": 0.1}),)
+    snapshot = Snapshot(
+        devices=cluster(1),
+        trials=views,
+        finished=(alike, other),
+        unstarted=Unstarted(count=1 - len(views)),
+    )
+    found = [candidates(replace(snapshot, seed=seed), most=1)[0].use for seed in range(300)]
+    assert np.mean(found) == pytest.approx(seconds * (left + 1), rel=0.15)
 
 
 def test_measurements_that_are_none_are_left_out() -> None:

@@ -202,6 +202,14 @@ def test_lengths_out_of_range_are_refused(header: bytes) -> None:
         wire.body_length(header)
 
 
+def test_the_longest_frame_that_is_sent_is_read() -> None:
+    """Sender and receiver agree on the limit."""
+    reason = "x" * wire.MAX_FRAME_BYTES
+    head = len(wire.frame(wire.Refused(reason=reason[:-100]))) - (len(reason) - 100)
+    longest = wire.frame(wire.Refused(reason=reason[head - wire.HEADER_BYTES :]))
+    assert wire.body_length(longest[: wire.HEADER_BYTES]) == wire.MAX_FRAME_BYTES
+
+
 def test_a_frame_that_is_too_long_is_not_sent() -> None:
     """The sender learns what the receiver would refuse."""
     with pytest.raises(ProtocolError, match="at most"):

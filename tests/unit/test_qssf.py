@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -124,6 +125,13 @@ def test_before_five_are_finished_the_order_is_that_of_arrival() -> None:
         assert chosen(Qssf(), Snapshot(devices=ONE, trials=trials, finished=tuple(LAYERS[:n]))) == [
             expected
         ]
+
+
+def test_trials_that_were_not_trained_to_their_ends_teach_nothing() -> None:
+    """A trial that failed early says nothing of how long one like it takes."""
+    trials = (parked(50, 30.0, layers=4), parked(51, 20.0, layers=1))
+    failed = tuple(replace(each, state="failed") for each in LAYERS)
+    assert chosen(Qssf(), Snapshot(devices=ONE, trials=trials, finished=failed)) == [50]
 
 
 def test_a_new_trial_is_a_typical_one() -> None:
