@@ -75,6 +75,10 @@ def free_devices(snapshot: Snapshot) -> list[Device]:
     return sorted(free, key=place_of) if len(free) > 1 else free
 
 
+def _free_ids(snapshot: Snapshot) -> set[str]:
+    return {device.id for device in snapshot.devices if device.free and device.healthy}
+
+
 def unopened(snapshot: Snapshot) -> list[TrialView | None]:
     """The trials that can still be opened: ``pending`` ones by number, then None for new ones."""
     pending = _waiting(snapshot, ("pending",))
@@ -93,11 +97,11 @@ def opened(snapshot: Snapshot) -> list[TrialView]:
 
 def holders(snapshot: Snapshot) -> frozenset[int]:
     """The trials whose slice has just ended on a device that is free: going on costs nothing."""
-    free = {device.id for device in snapshot.devices if device.free and device.healthy}
+    free = _free_ids(snapshot)
     return frozenset(
         trial.number
         for trial in snapshot.trials
-        if trial.waiting_since == snapshot.now and trial.device in free and trial.state == "parked"
+        if trial.waiting_since == snapshot.now and trial.device in free
     )
 
 
@@ -128,7 +132,7 @@ def _waiting(snapshot: Snapshot, states: tuple[TrialStatus, ...]) -> list[TrialV
     """The trials in these states that could use a free device now, by number."""
     waiting = [trial for trial in snapshot.trials if trial.state in states]
     if any(map(_bound_to, waiting)):
-        free = {device.id for device in snapshot.devices if device.free and device.healthy}
+        free = _free_ids(snapshot)
         waiting = [r for r in waiting if not (r.bound_to and free.isdisjoint(r.bound_to))]
     waiting.sort(key=_number)
     return waiting
