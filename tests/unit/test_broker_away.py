@@ -162,6 +162,7 @@ def test_a_lease_that_was_held_begins_when_it_is_granted() -> None:
     """Its trial has had no time yet, is not asked to leave, and is not killed for its silence."""
     broker = FakeBroker(devices=1, grace_seconds=5.0)
     broker.driver()
+    broker.advance(3.0)
     worker = broker.worker()
     epoch = broker.last(worker, "Grant").epoch
     broker.advance(0.5)

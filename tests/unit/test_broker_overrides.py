@@ -273,6 +273,14 @@ def test_boost_moves_nobody_without_need() -> None:
     assert devices_of(boosted_first(fifo, alone, {7})) == {0: ("cpu:0",)}
 
 
+def test_of_boosted_trials_the_one_that_has_waited_longest_goes_first() -> None:
+    """Whatever their numbers; that decides only where they have waited for as long."""
+    fifo = make_policy("fifo").decide
+    for since, expected in ((2.0, 7), (9.0, 0), (11.0, 0)):
+        both = snapshot(trial(0, waiting_since=9.0), trial(7, waiting_since=since), free=("cpu:0",))
+        assert devices_of(boosted_first(fifo, both, {0, 7})) == {expected: ("cpu:0",)}
+
+
 # -- finish ------------------------------------------------------------------------------------
 
 FINISH = wire.Finish(study="s", numbers=(0,))

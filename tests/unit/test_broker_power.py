@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._broker_state import Reservation
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._core._power import RETRY_SECONDS, Power, unpowered
@@ -152,6 +153,19 @@ def test_a_device_with_a_suspended_trial_keeps_its_power() -> None:
     broker.handler.state.slots["cpu:1"].unwanted = True
     broker.poll("cpu:1")
     assert broker.handler.state.slots["cpu:1"].power == "on"
+
+
+def test_a_device_that_a_trial_is_on_its_way_to_keeps_its_power() -> None:
+    """A reserved one counts as the study's own, though there is no process for its trial yet."""
+    broker = FakeBroker(devices=1, powers=True)
+    broker.driver(unstarted=1, policy="energy:fifo")
+    study, slot = broker.handler.state.studies["s"], broker.handler.state.slots["cpu:0"]
+    assert Power(broker.handler.state).held(study) == ()
+    slot.reservation = Reservation(study="s", number=None, slice_seconds=None)
+    assert Power(broker.handler.state).held(study) == ("cpu:0",)
+    study.powered_down = frozenset({"cpu:0"})
+    broker.poll("cpu:0")
+    assert (slot.reservation is not None, slot.power) == (True, "on")
 
 
 def test_a_device_that_is_off_is_not_lost() -> None:

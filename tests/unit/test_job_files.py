@@ -19,6 +19,7 @@ from optuna_hermes.cluster.job_replay import (
     one_group,
     simulate_jobs,
 )
+from optuna_hermes.cluster.jobs import ClusterJob, FixedWork
 from optuna_hermes.errors import InvalidInputError
 from optuna_hermes.policies import check_simulated_policy
 from support.benchmarks import benchmark
@@ -78,7 +79,7 @@ def test_a_file_that_may_name_devices_otherwise(
     path.write_text("submitted,seconds,user\n0,60,u,\n")
     assert run(options) == 0
     assert capsys.readouterr().err == ""
-    path.write_text("submitted,seconds,gpus,who\n0,60,4,u\n")
+    path.write_text("submitted,seconds,gpus,who,\n0,60,4,u,\n")
     assert run(options) == 0
     assert capsys.readouterr().err == (
         f"Each job wants 1 device: {path} has no column devices or num_gpus or gpu_num but "
@@ -241,6 +242,20 @@ def test_srtf_interrupts_jobs_by_itself(
     years.write_text("submitted,seconds\n0,1e12\n")
     assert run(["simulate", "--jobs", str(years), *options]) == 2
     assert "Without --slice-seconds srtf must give 1000000 slices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("slice_seconds", "end"), [(None, 700.0), (60.0, 160.0)])
+def test_srtf_has_slices_of_its_own_only_where_none_are_given(
+    slice_seconds: float | None, end: float
+) -> None:
+    """A short job that comes next begins when the slice of the long one is over."""
+    jobs = [
+        ClusterJob(number=number, submitted=float(number), work=FixedWork(seconds), devices=1)
+        for number, seconds in enumerate((2000.0, 100.0))
+    ]
+    rules = JobRules(groups={None: [1]}, slice_seconds=slice_seconds)
+    ends = {each.job.number: each.finished for each in simulate_jobs(jobs, "srtf", rules).records}
+    assert ends == {0: 2100.0, 1: end}
 
 
 def test_jobs_that_all_want_more_devices(

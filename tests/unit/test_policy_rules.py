@@ -97,6 +97,7 @@ def test_asha_looks_from_the_highest_rung_down() -> None:
     low = [parked(number, 0.1 * number) for number in range(1, 4)]
     high = [parked(number, 9.0, 9.0, 9.0 - number) for number in range(4, 7)]
     assert decide(Asha(), *low, *high, devices=3) == [6, 1, 2]
+    assert decide(Asha(), *low, *high, devices=9) == [6, 1, 2, 5, 4, 3]
     assert decide(Asha(), *low, *high, parked(7, 99.0, 99.0)) == [7]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -14,7 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optuna_hermes.cluster.job_estimates import Clairvoyant, Estimator, Learned, Noisy
+from optuna_hermes.cluster.job_estimates import (
+    HOUR,
+    Clairvoyant,
+    Estimator,
+    Learned,
+    Noisy,
+    _History,
+)
 from optuna_hermes.cluster.job_metrics import measure_jobs
 from optuna_hermes.cluster.job_replay import ShortestRemaining
 from optuna_hermes.cluster.job_simulator import JobSimulator
@@ -297,6 +305,42 @@ def test_what_was_read_is_what_was_over_by_then() -> None:
         assert len(learned._known) == len(
             [j for j in KINDS[:200] if j.submitted + j.work.total <= now]
         )
+
+
+def by(user: str, group: str = "g", devices: int = 1, at: float = 0.0) -> ClusterJob:
+    work = FixedWork(100.0)
+    return ClusterJob(
+        number=0, submitted=at, work=work, devices=devices, group=group, params={"user": user}
+    )
+
+
+def test_without_trees_jobs_of_the_most_specific_kind_that_is_known_count() -> None:
+    """Of group, devices and user; else of group and user; else of as many devices; else an hour."""
+    learned = Learned(trees=False)
+    assert learned.submitted(by("ada")) == HOUR
+    learned.finished(JobRecord(by("ada"), 0.0, 100.0, 100.0, 100.0, 0))
+    for job, seconds in (
+        (by("ada"), 100.0),
+        (by("ada", devices=4), 4 * 100.0),
+        (by("bob", "h"), 100.0),
+        (by("bob", devices=4), 4 * HOUR),
+    ):
+        assert learned.submitted(job) == pytest.approx(seconds)
+
+
+def test_features_are_of_recent_jobs_of_each_kind() -> None:
+    """Means, the last one and quantiles of times, times since events, and counts of submissions."""
+    history = _History()
+    for at in (0.0, 500.0, 1000.0):
+        history.submitted(by("ada", at=at))
+    for ended, seconds in ((600.0, 1.0), (700.0, math.e)):
+        history.finished(by("ada"), ended, seconds)
+    row = history.row(by("ada", at=1001.0))
+    specific, of_user, of_devices = np.split(np.array(row[5:]), 3)
+    expected = [0.2, 0.02, 1.0, 0.0, 1.0, 1.0, 1.0, 301.0, 2.0, 3.0]
+    assert specific.tolist() == of_user.tolist() == of_devices.tolist() == pytest.approx(expected)
+    fresh = np.split(np.array(history.row(by("bob", "h", devices=2, at=1001.0))[5:]), 3)
+    assert all(np.isnan(kind[:-2]).all() and not kind[-2:].any() for kind in fresh)
 
 
 def test_estimates_are_the_same_twice() -> None:
