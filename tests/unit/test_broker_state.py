@@ -148,18 +148,19 @@ def test_a_trial_that_stays_the_best_keeps_its_device() -> None:
     assert broker.last(worker, "Yield") is None
 
 
-def test_the_best_value_never_gets_worse() -> None:
+@pytest.mark.parametrize("first", [[], [math.nan, -math.inf]])
+def test_the_best_value_never_gets_worse(first: list[float]) -> None:
     """It is the best that was ever reported, not the best of the last ones; NaN is none."""
     broker = FakeBroker(devices=1)
     broker.driver(unstarted=1)
     worker = broker.worker()
     epoch = begin(broker, worker, 0)
     best = []
-    for unit, value in enumerate([math.nan, -math.inf, 0.5, 0.2, 0.9, math.nan], start=1):
+    for unit, value in enumerate([*first, 0.5, 0.2, 0.9, math.nan], start=1):
         report(broker, worker, epoch, unit, value)
         best.append(broker.handler.status(broker.now).studies[0].best)
     assert [None if each is None else each.value for each in best] == [
-        *(None, None),
+        *[None] * len(first),
         *(0.5, 0.2, 0.2, 0.2),
     ]
 

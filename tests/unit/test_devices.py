@@ -5,6 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
+from optuna_hermes.broker._devices._health import LOST_SECONDS, Health
 from optuna_hermes.broker._devices._nvml import NvmlDevices
 from optuna_hermes.broker._devices._source import (
     CpuSlots,
@@ -131,6 +132,36 @@ def test_cpu_slots_are_free_and_of_unknown_memory() -> None:
         Device(id="cpu:1", host="here", kind="cpu", free=True),
     )
     source.close()
+
+
+def test_a_device_that_does_not_answer_is_lost_after_a_while_or_at_once() -> None:
+    """Until then its user is told where to look; once it answers, the time begins anew."""
+    health = Health()
+
+    def read(now: float, *, gone: bool = False) -> Device:
+        return health.unread(Device(id="gpu"), "odd", now, gone=gone, look="ask its driver")
+
+    assert read(7.0).problem == "it cannot be read (odd): ask its driver"
+    device = read(7.0 + LOST_SECONDS - 0.1)
+    assert (device.healthy, device.lost) == (True, False)
+    device = read(7.0 + LOST_SECONDS)
+    assert (device.healthy, device.lost) == (False, True)
+    assert device.problem == "it cannot be read (odd): reset it, or restart the host"
+    assert [health.answers(), health.answers()] == [True, False]
+    assert not read(9.0 + LOST_SECONDS).lost
+    assert read(9.0 + LOST_SECONDS, gone=True).lost
+
+
+def test_a_fault_of_a_device_lasts_until_it_was_reset() -> None:
+    """An answer alone does not mean that; that it was lost before does."""
+    health = Health(fault="XID 79")
+    device = health.unread(Device(id="gpu"), "odd", 0.0, gone=False, look="")
+    assert (device.healthy, device.lost) == (False, False)
+    health.answers()
+    assert health.fault
+    health.unread(Device(id="gpu"), "odd", 0.0, gone=True, look="")
+    health.answers()
+    assert not health.fault
 
 
 def test_fake_devices_do_what_the_test_says() -> None:

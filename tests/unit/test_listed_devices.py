@@ -78,6 +78,19 @@ def test_what_a_driver_writes_must_be_a_number(tmp_path: Path) -> None:
     assert (device.free, device.memory_free_bytes, device.problem) == (True, 70, "")
 
 
+def test_a_listed_device_that_is_back_is_not_lost_any_more(tmp_path: Path) -> None:
+    """Its driver was started again: what is odd later begins anew."""
+    used = tmp_path / "used"
+    listed = FIRST | {"memory_bytes": 100, "used_bytes_file": str(used)}
+    source = Devices(parse_devices(write(tmp_path, listed)))
+    lost = []
+    for text in (None, "30", "many"):
+        if text is not None:
+            used.write_text(text)
+        lost.append(source.poll().devices[0].lost)
+    assert lost == [True, False, False]
+
+
 def test_a_path_is_made_absolute_for_the_broker() -> None:
     """Its folder is another one; nothing else of the text changes its meaning."""
     here = os.getcwd()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -228,9 +229,10 @@ class TestCurveSet:
         first, second = (each.params for each in found.recordings)
         assert (first, second) == ({"lr": 0.1}, {"lr": 0.2, "optimizer:sgd|adam": 1.0})
 
-    def test_what_may_be_missing(self) -> None:
+    @pytest.mark.parametrize("missing", [("params",), ("param_names",), ("params", "param_names")])
+    def test_what_may_be_missing(self, missing: Sequence[str]) -> None:
         """Without meta a set is called as its file and is a family of its own."""
-        found = CurveSet.from_arrays("file", arrays(meta=None, params=None, param_names=None))
+        found = CurveSet.from_arrays("file", arrays(meta=None, **dict.fromkeys(missing)))
         assert (found.name, found.family) == ("file", "file")
         assert [each.params for each in found.recordings] == [{}, {}]
 

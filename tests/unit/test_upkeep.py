@@ -644,6 +644,9 @@ def test_gc_stays_in_the_folders_of_trials(house: House, tmp_path: Path) -> None
     precious.write_text("mine")
     beside = house.root / "notes.txt"
     beside.write_text("mine")
+    copied = house.root / "kept" / "000003-unit-1.safetensors"
+    copied.parent.mkdir()
+    copied.write_text("mine")
     (house.root / "trial-00050").symlink_to(tmp_path)
     link = house.root / f"trial-{number:05d}" / "000003-unit-1.safetensors"
     link.parent.mkdir()
@@ -652,6 +655,7 @@ def test_gc_stays_in_the_folders_of_trials(house: House, tmp_path: Path) -> None
     house.clear()
     assert precious.exists()
     assert beside.exists()
+    assert copied.exists()
     assert link.is_symlink()
 
 
