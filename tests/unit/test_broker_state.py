@@ -213,6 +213,39 @@ def test_a_checkpoint_is_acknowledged_once_it_is_in_the_ledger() -> None:
     assert broker.last(worker, "CheckpointAck").path == checkpoint().path
 
 
+def test_a_trial_that_goes_to_disk_hears_that_its_checkpoint_is_kept() -> None:
+    """Its process may end then; in the status it is on no device any more."""
+    broker, first, epoch, second = two_that_take_turns()
+    broker.advance(1.5)
+    park(broker, first, epoch, tier="disk", checkpoint=checkpoint())
+    assert broker.last(first, "CheckpointAck").path == checkpoint().path
+    begin(broker, second, 1)
+    rows = broker.handler.status(broker.now).studies[0].trials
+    assert [(row.state, row.device) for row in rows] == [("stored", None), ("running", "cpu:0")]
+
+
+def test_device_time_is_spent_on_leases_that_are_over_and_those_that_are_held() -> None:
+    """A budget of device time is compared with the sum of both."""
+    broker, first, epoch, _ = two_that_take_turns()
+    broker.advance(1.5)
+    park(broker, first, epoch)
+    broker.advance(0.5)
+    shown = broker.handler.status(broker.now).studies[0]
+    assert (shown.held_seconds, shown.spent_seconds) == (0.5, 2.0)
+
+
+def test_a_trial_was_submitted_when_it_was_first_written() -> None:
+    """Though the clock of the host was set since then."""
+    broker, first, epoch, _ = two_that_take_turns()
+    (before,) = broker.ledger.load_trials("s")
+    broker.handler.state.wall_offset += 3600.0
+    report(broker, first, epoch, 1, 0.5)
+    broker.advance(1.5)
+    park(broker, first, epoch)
+    (after,) = broker.ledger.load_trials("s")
+    assert (after.state, after.submitted) == ("parked", before.submitted)
+
+
 def test_a_checkpoint_counts_that_was_safe_only_after_its_trial_was_parked() -> None:
     """It is written beside the training, and what dies then goes on from it."""
     broker = FakeBroker(devices=1)
