@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._events import EndLease, NameLease, Send, StudyRead, WritesFailed
+from optuna_hermes.broker._core._events import (
+    EndLease,
+    NameLease,
+    Send,
+    StudyRead,
+    Tick,
+    WritesFailed,
+)
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.ledger._records import CheckpointRecord, LeaseRecord, TrialRecord
 from optuna_hermes.model import Assignment, Checkpoint, Curve, Decision
@@ -119,6 +126,17 @@ def test_a_slice_is_extended_to_the_end_of_its_unit(overruns: bool) -> None:
     else:
         report(broker, first, epoch, 1, 0.5)
     assert broker.last(first, "Yield") == wire.Yield(epoch=epoch, tier="resident")
+
+
+def test_a_slice_is_extended_when_it_is_over_and_not_before() -> None:
+    """Whatever wakes the broker earlier, and also if it is woken late."""
+    broker, *_ = two_that_take_turns()
+    broker.handler.state.studies["s"].mean_unit_seconds = 2.0
+    (lease,) = broker.handler.state.leases()
+    for now, deadline in ((0.6, 1.0), (1.2, 1.2 + 1.5 * 0.8)):
+        broker.now = now
+        broker.apply(Tick())
+        assert lease.deadline == pytest.approx(deadline)
 
 
 def test_a_long_unit_is_cut_by_slices() -> None:

@@ -25,7 +25,7 @@ from optuna_hermes._optuna import _reports, _retry, _storages
 from optuna_hermes._optuna._reports import Reports
 from optuna_hermes.broker._client import _journal
 from optuna_hermes.errors import DatabaseOutageError, LedgerOutageError, StorageError
-from optuna_hermes.ledger import is_transient
+from optuna_hermes.ledger import is_transient, lost_race
 
 DEADLINE = 20.0
 
@@ -83,6 +83,44 @@ def test_a_server_that_is_read_only_for_now_is_waited_for() -> None:
 def test_a_server_that_refuses_this_client_is_not_waited_for(refusal: str) -> None:
     """A password, a certificate or a right that is missing does not come by waiting."""
     assert not is_transient(sqlalchemy.exc.OperationalError("", {}, OSError(refusal)))
+
+
+class ServerError(Exception):
+    """A server's error, whose first argument is its code, as MySQL's are."""
+
+
+CREATE, STAMP = "CREATE TABLE studies (...)", "INSERT INTO alembic_version VALUES (...)"
+INSERT = "INSERT INTO trials VALUES (...)"
+
+
+@pytest.mark.parametrize(
+    ("cause", "statement", "lost"),
+    [
+        (sqlite3.OperationalError("table studies already exists"), CREATE, True),
+        (sqlite3.IntegrityError("UNIQUE constraint failed: v.x"), STAMP, True),
+        (sqlite3.IntegrityError("UNIQUE constraint failed: trials.x"), INSERT, False),
+        (sqlite3.OperationalError("database is locked"), INSERT, True),
+        (sqlite3.OperationalError("near CREATE: syntax error"), CREATE, False),
+        (ServerError("42P07", "relation exists"), CREATE, True),
+        (ServerError(1062, "Duplicate entry"), STAMP, True),
+        (ServerError(1062, "Duplicate entry"), INSERT, False),
+        (ServerError("42P07", "relation exists"), None, False),
+        (ServerError("42601", "syntax error"), CREATE, False),
+    ],
+)
+def test_who_creates_tables_that_another_has_created_tries_again(
+    cause: Exception, statement: str, lost: bool
+) -> None:
+    """As where hosts begin a study at once; any other row that is there twice is an error."""
+    error = optuna.exceptions.StorageInternalError("An exception is raised during the commit.")
+    error.__cause__ = sqlalchemy.exc.OperationalError(statement, {}, cause)
+    assert lost_race(error) is lost
+
+
+def test_only_errors_of_statements_can_be_of_another_process() -> None:
+    """Neither an error without a database is one, nor one without a statement."""
+    assert not lost_race(ValueError("database is locked"))
+    assert not lost_race(sqlalchemy.exc.InvalidRequestError("database is locked"))
 
 
 @pytest.mark.parametrize(
