@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._borrowing import soon
 from optuna_hermes.broker._core._events import ClaimConflict, OutageBegan, OutageEnded, Refreshed
 from optuna_hermes.broker._core._shared_studies import REFRESH_SECONDS
 from optuna_hermes.broker._server._succession import holders
@@ -264,6 +265,7 @@ def test_a_database_that_was_away_makes_nobody_dead() -> None:
     hosts.advance(2 * DEAD_SECONDS)
     hosts.b.apply(OutageBegan(studies=("s",), reason="gone"))
     hosts.now += 10 * DEAD_SECONDS
+    hosts.b.now = hosts.now
     hosts.b.apply(OutageEnded(studies=("s",)))
     hosts.b.refresh()
     assert hosts.owners() == ["a"]
@@ -483,10 +485,25 @@ def test_a_host_stops_asking_for_a_trial_that_cannot_be_stored() -> None:
 def test_a_host_asks_for_no_trial_that_is_worse_than_its_own() -> None:
     """The best one's host leaves the others where they are."""
     hosts = Hosts()
-    parked_best(hosts)
+    hosts.a.driver(policy="hermes", limit=3, slice_seconds=60.0)
+    best = hosts.a.worker()
+    epoch = begin(hosts.a, best, 0)
+    hosts.a.say(best, report(epoch, 1, 0.1))
+    hosts.b.driver(policy="hermes", limit=3, slice_seconds=5.0)
+    worst, worker = hosts.b.worker(), hosts.b.worker()
+    epoch = begin(hosts.b, worst, 1)
+    hosts.b.say(worst, report(epoch, 1, 0.9))
+    hosts.advance(56.0)
+    assert hosts.b.last(worst, "Yield") is not None
+    away = wire.TierChanged(epoch=epoch, tier="resident", suspend_seconds=0.1, can_store=True)
+    hosts.b.say(worst, away)
+    begin(hosts.b, worker, 2)
     for broker in (hosts.b, hosts.a, hosts.a):
         broker.refresh()
-    assert all(not host.wants for host in hosts.ledger.load_hosts() if host.name == "a")
+    study = hosts.a.handler.state.studies["s"]
+    assert study.trials[1].state == "parked"
+    assert soon(hosts.a.handler.state.slots.values(), "s", hosts.now + 3 * REFRESH_SECONDS)
+    assert study.asked_for == ()
 
 
 def test_what_free_of_owner_is_left_to_the_host_that_is_least_busy() -> None:
