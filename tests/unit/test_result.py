@@ -9,9 +9,10 @@ import pytest
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker._client import _journal
+from optuna_hermes.broker._protocol import FailureSummary
 from optuna_hermes.ledger import CheckpointRecord, TrialRecord
 from optuna_hermes.model import Checkpoint, TrialStatus
-from optuna_hermes.workers._result import one_line, trial_results
+from optuna_hermes.workers._result import TrialResult, failure_of, one_line, trial_results
 from support.memory_ledger import MemoryLedger
 
 
@@ -96,6 +97,61 @@ def test_a_checkpoint_that_the_ledger_lacks_counts(study: optuna.Study, tmp_path
     _journal.change(folder, checkpoints=(checkpoint,))
     (trial,) = trial_results(study, ledger_with(study, "running", stored=False), tmp_path)
     assert trial.state == "STORED"
+
+
+def test_units_are_those_of_the_ledger_or_else_the_values_that_optuna_has() -> None:
+    """The ledger counts those that were trained twice, too; a plain trial may have no record."""
+    study = optuna.create_study()
+    trial = study.ask()
+    for step in range(3):
+        trial.report(0.5, step)
+    units = [
+        trial_results(study, ledger)[0].units
+        for ledger in (ledger_with(study, "parked", stored=True), MemoryLedger())
+    ]
+    assert units == [1, 3]
+
+
+def results(*states: str) -> list[TrialResult]:
+    return [
+        TrialResult(
+            number=number,
+            state=state,
+            value=None,
+            slices=0,
+            suspensions=0,
+            device_seconds=0.0,
+            units=0,
+        )
+        for number, state in enumerate(states)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("states", "told", "hopeless", "reason"),
+    [
+        ("", False, False, None),
+        ("WAITING", False, False, None),
+        ("FAIL FAIL", False, False, "All trials have failed (2). Trial 0: see its output.log."),
+        ("WAITING FAIL", False, False, "All trials have failed (1). Trial 1: see its output.log."),
+        ("FAIL FAIL", True, False, "All trials have failed (2). Trial 1: lr is gone."),
+        ("FAIL COMPLETE", True, True, None),
+        ("FAIL PRUNED", True, True, None),
+        ("FAIL STORED", True, False, None),
+        (
+            "FAIL FAIL STORED",
+            True,
+            True,
+            "The last 10 trials have failed alike, and none has succeeded. Trial 1: lr is gone.",
+        ),
+    ],
+)
+def test_a_call_has_failed_if_no_trial_has_succeeded_or_may(
+    states: str, told: bool, hopeless: bool, reason: str | None
+) -> None:
+    """The first error is told; a trial that waits to begin says nothing."""
+    failures = FailureSummary(first=1, error="lr is gone.", alike=10, hopeless=hopeless)
+    assert failure_of(results(*states.split()), failures if told else None) == reason
 
 
 def test_a_reason_that_is_cut_off_shows_it() -> None:
