@@ -90,3 +90,13 @@ def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
     done = run(tmp_path / "output.log", "/dev/null")
     assert done.returncode == 7
     assert sorted(done.stdout.splitlines()) == ["from a child", "out"]
+
+
+def test_a_link_in_the_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
+    """It could lead out of the trial's folder; a file of the trial's own takes its place."""
+    precious, path = tmp_path / "precious", tmp_path / "output.log"
+    precious.write_text("mine")
+    path.symlink_to(precious)
+    assert run(path, "/dev/null").returncode == 7
+    assert precious.read_text() == "mine"
+    assert path.read_text().startswith("out\n")

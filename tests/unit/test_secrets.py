@@ -21,6 +21,7 @@ from optuna_hermes.ledger._secrets import redacted, without_password
         ("postgresql://host/s?user=a&password=p%20w", "postgresql://host/s?user=a&password=***"),
         ("postgresql://host/s?sslpassword=x&a=b@c", "postgresql://host/s?sslpassword=***&a=b@c"),
         ("postgresql://ann:pw@host/s?passwd=q", "postgresql://ann:***@host/s?passwd=***"),
+        ("postgresql://host/s?password=&user=a", "postgresql://host/s?password=&user=a"),
         ("--storage=postgresql://ann:pw@host/s", "--storage=postgresql://ann:***@host/s"),
     ],
 )

@@ -41,6 +41,12 @@ def test_seeds(seed: Any) -> None:
     assert OptimizeSettings(seed=seed).seed == seed
 
 
+@pytest.mark.parametrize("name", ["n_trials", "timeout", "device_seconds", "slice_seconds"])
+def test_nothing_at_all_may_be_wanted(name: str) -> None:
+    """Zero of anything is a bound as any other."""
+    assert getattr(OptimizeSettings(**{name: 0}), name) == 0
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
