@@ -91,6 +91,7 @@ def test_the_share_is_of_all_device_time_idle_devices_included() -> None:
     worker, epoch = opened(broker)
     broker.advance(1.0)
     broker.say(worker, wire.FirstBatch(epoch=epoch, can_store=True))
+    assert broker.handler.state.studies["s"].opening_seconds == 1.0
     broker.advance(7.0)
     (study,) = broker.handler.status(broker.now).studies
     assert study.overhead_fraction == pytest.approx(0.3)

@@ -92,6 +92,16 @@ def test_as_many_are_set_up_as_there_are_devices() -> None:
     assert len(told(broker, workers)) == 2
 
 
+def test_a_device_that_stays_empty_keeps_none_from_being_set_up() -> None:
+    """A broken one, say: the next trial is for the one that works."""
+    broker = FakeBroker(devices=2)
+    broker.poll("cpu:1", healthy=False)
+    broker.driver(max_alive=8, sets_up=True, policy="round-robin")
+    workers = [broker.worker() for _ in range(4)]
+    begin(broker, workers[0], 0)
+    assert len(told(broker, workers)) == 1
+
+
 def test_none_is_set_up_that_is_not_to_be_created() -> None:
     """One that is set up counts as created, and counts again if its process dies before."""
     broker, workers, _ = served(unstarted=2)
