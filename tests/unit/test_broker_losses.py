@@ -235,6 +235,24 @@ def test_who_does_nothing_hangs(unit: bool, others: bool) -> None:
     assert len(silent(320.0, "idle", unit=unit, others=others).killed()) == 1
 
 
+@pytest.mark.parametrize("says", ["Beat", "Report"])
+def test_who_says_anything_is_not_silent(says: str) -> None:
+    """However little it computes: its 300 s begin anew."""
+    broker = FakeBroker(devices=1)
+    broker.driver(unstarted=1)
+    worker = broker.worker()
+    epoch = begin(broker, worker, 0)
+    for second in range(10, 800, 10):
+        broker.advance(10.0)
+        if worker in broker.handler.silent(broker.now):
+            broker.apply(Observed(activities={worker: "idle"}))
+        if second % 250 == 0 and says == "Beat":
+            broker.say(worker, wire.Beat(epoch=epoch))
+        elif second % 250 == 0:
+            report(broker, worker, epoch, second // 250)
+    assert broker.killed() == []
+
+
 def test_who_is_stopped_is_in_the_way_for_half_a_minute() -> None:
     """A stopped process cannot be at work; where nobody waits it is left alone for longer."""
     assert len(silent(45.0, "stopped").killed()) == 1
