@@ -10,10 +10,16 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from optuna_hermes.broker._core._events import Activity
-from optuna_hermes.broker._server._activity import Activities
+from optuna_hermes.broker._server._activity import (
+    LEAST_SHARE,
+    Activities,
+    _activity,
+    _CpuReading,
+)
 
 SPIN = "while True: pass"
 WAIT = "import threading; threading.Event().wait()"
@@ -61,6 +67,21 @@ def test_who_computes_works_and_who_waits_does_not(
 ) -> None:
     """A parent that waits for a child that computes is at work: loader workers are such."""
     comes_to(start(code).pid, activity, wait_for)
+
+
+def test_processor_time_since_the_last_look_counts(start: Start, wait_for: Any) -> None:
+    """Not that of its whole life; less than before is that of a child whose time is lost."""
+    process = start(WAIT)
+    comes_to(process.pid, "idle", wait_for)
+    before = _CpuReading(at=10.0, cpu_seconds=500.0)
+    for used, activity in (
+        (-1.0, "works"),
+        (0.0, "idle"),
+        (9.9 * LEAST_SHARE, "idle"),
+        (10.1 * LEAST_SHARE, "works"),
+    ):
+        now = _CpuReading(at=20.0, cpu_seconds=500.0 + used)
+        assert _activity([psutil.Process(process.pid)], before, now) == activity
 
 
 def test_a_stopped_process_does_nothing(start: Start, wait_for: Any) -> None:
