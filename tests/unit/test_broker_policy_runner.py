@@ -16,6 +16,7 @@ import pytest
 from optuna_hermes import HermesSampler, _optuna
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _admission
+from optuna_hermes.broker._core._broker_state import Reservation, Slot
 from optuna_hermes.broker._core._events import StudyRead
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.ledger._records import TrialRecord
@@ -434,6 +435,25 @@ def test_parameters_are_plain_json() -> None:
     texts = {"single": "0.5", "shape": "(1, 2)", r"\udce9": r"\udce9.csv"}
     assert plain == params | texts | {"huge": float(2**70), "vast": str(10**400)}
     wire.frame(wire.FirstBatch(epoch=1, can_store=True, params=plain))
+
+
+def test_host_memory_is_kept_for_trials_on_devices_and_for_those_promised_one() -> None:
+    """Not for those whose devices are up for decision; a promise counts in place of the lease."""
+    broker = FakeBroker(devices=2)
+    broker.driver(unstarted=2)
+    state = broker.handler.state
+    for number, need in enumerate((3, 5)):
+        begin(broker, broker.worker(), number)
+        state.studies["s"].trials[number].need_bytes = need
+    state.host_budget_bytes = 100
+
+    def room(*slots: Slot) -> int | None:
+        return PolicyRunner(state).snapshot(state.studies["s"], slots, 0.0).room.host_bytes
+
+    first = state.slots["cpu:0"]
+    assert (room(), room(first)) == (92, 95)
+    first.reservation = Reservation(study="s", number=1, slice_seconds=None)
+    assert (room(), room(first)) == (90, 95)
 
 
 def test_a_trial_that_has_not_changed_is_not_looked_at_again(broker: FakeBroker) -> None:
