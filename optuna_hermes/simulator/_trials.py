@@ -83,7 +83,7 @@ class OpenedTrials:
     def leave(self, number: int, device: str) -> None:
         """Account for another trial on a device: resuming the former one has a cost from now on."""
         view = self._live.get(number)
-        if view is None or view.state == "running" or view.device != device:
+        if view is None or view.device != device:  # it is over, or runs elsewhere
             return
         # The last unit's time stands for the next one's, which a policy must not know.
         cost = self._costs.of(self.recordings[number].seconds[view.curve.units - 1])
