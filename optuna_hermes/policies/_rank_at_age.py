@@ -71,6 +71,6 @@ def rank_at_age(
     ages = np.minimum(units, age) - 1
     ahead = int((means[starts + ages] < means[start + ages]).sum())
     score = -float(ndtri((ahead + 0.5) / len(known)))
-    best = -float(ndtri(1 / len(known))) if len(known) > 1 else -math.inf
+    best = -float(ndtri(1 / len(known)))
     chance = float(ndtr((found * score - best) / math.sqrt(max(1 - found**2, 1e-6))))
     return RankAtAge(rank=rank, among=len(then), units=age, chance=chance)
