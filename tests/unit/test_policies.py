@@ -436,6 +436,21 @@ def test_a_trial_makes_room_for_one_that_is_bound() -> None:
     assert places == {0: ("cpu:0",), 1: ("cpu:1",)}
 
 
+@pytest.mark.parametrize(
+    ("free", "filled", "strict"),
+    [("0", [1], []), ("1", [0], [0]), ("01", [0, 1], [0, 1]), ("02", [1], []), ("", [], [])],
+)
+def test_a_bound_trial_gets_no_other_device(
+    free: str, filled: list[int], strict: list[int]
+) -> None:
+    """Without backfill its device is kept for it, and the trial behind it waits."""
+    devices = tuple(Device(id=f"cpu:{index}", free=index in free) for index in "012")
+    order = (TrialView(number=0, state="parked", bound_to=("cpu:1",)), parked(1, 0.5))
+    for backfill, expected in ((True, filled), (False, strict)):
+        given = base.place(Snapshot(devices=devices), order, backfill=backfill)
+        assert [each.trial for each in given] == expected
+
+
 def test_many_devices_are_given_out_with_one_search_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
