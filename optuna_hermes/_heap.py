@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import io
+import os
+import stat
 import sys
 import weakref
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+_WRITTEN = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+"""Classes of open files that have a buffer to be written."""
+
 _frozen: list[weakref.ref[Any]] = []
-"""Loaders, data sets, accelerators and scalers that the garbage collector no longer lists."""
+"""Files, loaders, data sets, accelerators and scalers that the collector no longer lists."""
 
 
 def freeze() -> None:
-    """Let the garbage collector pass over all that there is, but let ``objects`` find loaders."""
+    """Let the garbage collector pass over all that there is, but let ``objects`` find some."""
     data = sys.modules.get("torch.utils.data")
     amp = sys.modules.get("torch.amp")
     accelerate = sys.modules.get("accelerate")
     kinds = [
+        *_WRITTEN,
         *((data.DataLoader, data.IterableDataset) if data is not None else ()),
         *((amp.GradScaler,) if amp is not None else ()),
         *((accelerate.Accelerator,) if accelerate is not None else ()),
     ]
-    if kinds:
-        _frozen.extend(weakref.ref(each) for each in _listed(*kinds))
+    _frozen.extend(weakref.ref(each) for each in _listed(*kinds))
     gc.freeze()
+
+
+def flush_files() -> None:
+    """Write what open files have in their buffers: a fork would write it, too."""
+    for each in objects(*_WRITTEN):
+        with contextlib.suppress(Exception):  # it is closed, or its disk is full
+            # Nobody may read the other end of a pipe or socket.
+            if stat.S_ISREG(os.fstat(each.fileno()).st_mode):
+                each.flush()
 
 
 def objects(*kinds: type) -> Iterator[Any]:

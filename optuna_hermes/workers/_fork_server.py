@@ -29,7 +29,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from optuna_hermes import _optuna
-from optuna_hermes._heap import freeze
+from optuna_hermes._heap import flush_files, freeze
 from optuna_hermes._optuna import Study
 from optuna_hermes._parent import end_with_parent, kill
 from optuna_hermes.broker import sessions
@@ -128,6 +128,7 @@ def _serve(
     if unsafe is not None:
         which = f" ({other_threads()})" if unsafe is Unsafe.THREADS else ""
         print(_SLOW.format(unsafe.value + which), file=sys.stderr, flush=True)
+    flush_files()
     freeze()  # a worker that searches its objects for tensors skips all that was imported
     if collects:
         gc.enable()

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from optuna_hermes import _optuna
-from optuna_hermes._heap import freeze
+from optuna_hermes._heap import flush_files, freeze
 from optuna_hermes.workers._fork_safety import has_python_threads, why_not_fork
 from optuna_hermes.workers._objective import Objective
 from optuna_hermes.workers._output import stream
@@ -84,6 +84,7 @@ def _flush() -> None:
     for each in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or it is closed
             each.flush()
+    flush_files()
     ctypes.CDLL(None).fflush(None)
 
 

@@ -26,6 +26,7 @@ import optuna
 from optuna.trial import TrialState
 
 from optuna_hermes import _optuna
+from optuna_hermes._heap import flush_files
 from optuna_hermes.broker import StudySpec, TrialSession, connect, connect_with_retry, sessions
 from optuna_hermes.broker._devices._visible import environment
 from optuna_hermes.broker._election import WAY_OUT, runtime_dir
@@ -139,6 +140,8 @@ def serve(
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):  # the objective may have closed or replaced it
                     stream.flush()
+            with contextlib.suppress(Exception):
+                flush_files()  # as Python does at its exit, for files that nobody closes
         finally:
             os._exit(status)  # nothing may return to the server's loop in a second process
 

@@ -475,6 +475,47 @@ def test_trials_have_positions_of_their_own_in_open_files(script: Script, tmp_pa
     assert [trial.state.name for trial in trials(tmp_path)] == ["COMPLETE"] * 4, done.stderr
 
 
+UNCLOSED = """
+HEADER = open("all.txt", "a")
+print("header", file=HEADER)
+FILES = []  # of which nothing is collected while its process lives
+
+def objective(trial):
+    FILES.append(open(f"{trial.number}.txt", "a"))
+    run = suspendable(trial)
+    for epoch in run.epochs(4):
+        print(epoch, file=FILES[0])
+        print(trial.number, epoch, file=HEADER)
+        run.report(1.0)
+    return 1.0
+
+if __name__ == "__main__":
+    study, some = make(), {"devices": "cpu:1", "policy": "round-robin", "slice_seconds": 0.01}
+    optimize(study, objective, n_trials=2, device_seconds=1e-6, **some)
+    print("units:", sum(len(trial.intermediate_values) for trial in study.trials))
+    optimize(study, sys.argv[1] if sys.argv[1:] else objective, n_trials=2, **some)
+"""
+
+
+@pytest.mark.parametrize("words", [(), ("train.py:objective",)], ids=["fork", "new Python"])
+def test_files_that_nobody_closes_have_all_that_trials_have_written(
+    script: Script, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Each line once and in order, also of a trial that went to disk."""
+    done = script(UNCLOSED, *words)
+    assert done.returncode == 0, done.stderr
+    assert "units: 8" not in done.stdout
+    for number in range(2):
+        assert (tmp_path / f"{number}.txt").read_text() == "0\n1\n2\n3\n"
+    lines = (tmp_path / "all.txt").read_text().splitlines()
+    headers = [line for line in lines if line == "header"]
+    assert len(headers) == 1 + len(words)  # a new Python imports the script once more
+    assert sorted(set(lines) - {"header"}) == [
+        f"{n} {epoch}" for n in range(2) for epoch in range(4)
+    ]
+    assert len(lines) == len(headers) + 8
+
+
 REFUSED = """
 forks = []
 really = os.fork
