@@ -29,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.suspend._modules._unsaved import reachable
 from optuna_hermes.suspend._values._fingerprint import fingerprint
+from optuna_hermes.suspend._values._generators import GeneratorOwner, holders_in
 
 Change = Callable[[Any], object]
 
@@ -279,7 +280,17 @@ class Closed(dict[str, int]):
         raise OSError("closed")
 
 
+class Memoized:
+    """Computes a slot that is not set, as objects of SQLAlchemy do, and cannot."""
+
+    __slots__ = ("ref",)
+
+    def __getattr__(self, name: str) -> Any:
+        raise TypeError("cannot be computed")
+
+
 ODD: dict[str, Callable[[], Any]] = {
+    "slot that is not set": Memoized,
     "proxy": lambda: weakref.proxy(deque()),
     "proxy of a library": Missing,
     "text of NumPy": lambda: np.array(["a", "b"], np.dtypes.StringDType()),
@@ -296,6 +307,7 @@ def test_odd_objects_are_no_changes(kind: str) -> None:
     value = ODD[kind]()
     assert fingerprint([value]) == fingerprint([value])
     assert list(reachable([value]))
+    assert holders_in(GeneratorOwner("local variable", [value])) is not None
 
 
 def test_what_cannot_be_looked_at_is_unlike_all() -> None:

@@ -36,7 +36,7 @@ import torch
 from torch.distributions.utils import lazy_property
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from optuna_hermes.suspend._values._generators import GENERATORS, dict_of, generator_state, slots_of
+from optuna_hermes.suspend._values._generators import GENERATORS, dict_of, generator_state, slots_in
 
 CODE = (
     type,
@@ -325,9 +325,8 @@ def _inside(value: Any) -> Iterator[Sequence[Any]]:
         yield [own.get("_modules")]
     elif not _is_masked(kind):
         yield [each for name, each in own.items() if not _is_no_state(kind, name, each)]
-    slots = slots_of(kind)
-    if slots:
-        yield [getattr(value, name, None) for name in slots]
+    if slots := slots_in(value):
+        yield list(slots.values())
 
 
 def _is_masked(kind: type) -> bool:

@@ -288,10 +288,7 @@ def _items(owner: Any) -> dict[Any, Any]:
     for each, names in _SLOTS.items():
         if issubclass(kind, each):
             return {name: getattr(owner, name) for name in names}
-    slots = slots_of(kind)
-    if not slots:
-        return dict_of(owner)
-    return dict_of(owner) | {name: getattr(owner, name) for name in slots if hasattr(owner, name)}
+    return dict_of(owner) | slots_in(owner)
 
 
 def dict_of(value: object) -> dict[str, Any]:
@@ -300,6 +297,19 @@ def dict_of(value: object) -> dict[str, Any]:
         return getattr(value, "__dict__", {})
     except Exception:  # of a proxy whose object is gone
         return {}
+
+
+def slots_in(value: object) -> dict[str, Any]:
+    """The attributes that an object keeps outside of its ``__dict__``; None for those not set."""
+    return {name: _slot(value, name) for name in slots_of(type(value))}
+
+
+def _slot(value: object, name: str) -> Any:
+    try:
+        # Not getattr: where nothing is set it calls the class's own __getattr__, which may raise.
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return None
 
 
 def slots_of(kind: type) -> list[str]:
