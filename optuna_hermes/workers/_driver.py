@@ -90,6 +90,11 @@ _UNANSWERED = (
     "workers are ended, and trials go on from the checkpoints that they have on disk."
 )
 
+_CUT_SHORT = (
+    "{} had not left the objective in time, and the processes were ended: what `finally:` was "
+    "still to do there, such as to close a tracker, is not done. --grace gives it longer."
+)
+
 _IMPORT_NOTED_SECONDS = 5.0
 """Seconds after which the user is told what is waited for."""
 
@@ -433,7 +438,7 @@ class Driver:
         self._problem = mine.problem or self._problem
         self._stopped = mine.draining
         if self._stopped:
-            self._dismiss(watched, at_once=late)
+            self._dismiss(watched, drained_at + most)
 
     def _wait_for_change(self, watched: WatchedStudy, pause: float) -> StudyStatus:
         """Wait for news of the broker or of the workers; show the study's status as progress."""
@@ -466,25 +471,31 @@ class Driver:
         self._points_at = now + _POINTS_SECONDS
         return _optuna.left_to_propose(self._study) == 0
 
-    def _dismiss(self, watched: WatchedStudy, *, at_once: bool) -> None:
+    def _dismiss(self, watched: WatchedStudy, until: float) -> None:
         """End every worker, and wait until the broker has recorded the state of its trial.
 
-        Workers whose trial is on disk end by themselves, once they have noted it for dashboards.
+        Workers whose trial is on disk end by themselves, once what is left of their objective has
+        been executed (``finally``) and dashboards are told; they are given until ``until``.
         """
         with contextlib.suppress(BrokerError):  # the ledger has the states without it
-            if not at_once:
-                self._wait_for_workers(watched, lambda mine: mine.counts.parked)
+            if (now := time.monotonic()) < until:
+                until = max(until, now + LEAVE_SECONDS)
+                left = self._wait_for_workers(watched, lambda mine: mine.counts.parked, until)
+                if left:
+                    self._warn(_CUT_SHORT.format(plural(left, "suspended trial")))
             self._pool.kill_all()
-            self._wait_for_workers(watched, lambda mine: 0)
+            self._wait_for_workers(watched, lambda mine: 0, time.monotonic() + LEAVE_SECONDS)
         self._pool.kill_all()  # skipped above if the broker failed first
 
-    def _wait_for_workers(self, watched: WatchedStudy, left: Callable[[StudyStatus], int]) -> None:
-        """Wait until the broker counts at most ``left`` workers, or for ``LEAVE_SECONDS``."""
-        end = time.monotonic() + LEAVE_SECONDS
+    def _wait_for_workers(
+        self, watched: WatchedStudy, left: Callable[[StudyStatus], int], until: float
+    ) -> int:
+        """Wait for the broker to count at most ``left`` workers; by how many it counts more."""
         watched.tell()
         mine = self._wait_for_change(watched, 0.0)
-        while mine.workers.alive > left(mine) and time.monotonic() < end:
+        while mine.workers.alive > left(mine) and time.monotonic() < until:
             mine = self._wait_for_change(watched, TICK_SECONDS)
+        return max(0, mine.workers.alive - left(mine))
 
     def _wanted(self, mine: StudyStatus) -> int:
         """The number of workers to keep: those at work, and a reserve for the next leases."""

@@ -72,6 +72,52 @@ def test_a_worker_that_outlasts_the_call_is_ended_before_its_result_is_read(
     assert lease.ended is not None
 
 
+class Closing:
+    """An objective that has a tracker to close, also when its trial goes to disk."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self._folder = folder
+        self._seconds = seconds
+
+    def __call__(self, trial: optuna.Trial) -> float:
+        try:
+            for _ in (run := suspendable(trial)).epochs(1_000_000):
+                run.report(0.0)
+            return 0.0
+        finally:
+            threading.Event().wait(self._seconds)
+            (self._folder / f"closed-{trial.number}").touch()
+
+
+def test_a_call_that_ends_waits_for_what_objectives_close(
+    study: optuna.Study, stop_when: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As long as it would wait for trials to be suspended."""
+    monkeypatch.setattr(_driver, "LEAVE_SECONDS", 0.1)
+    stop_when(lambda mine: mine.best is not None)
+    result = run(study, Closing(tmp_path, 1.0))
+    stored = [trial.number for trial in result.trials if trial.state == "STORED"]
+    assert stored
+    assert all((tmp_path / f"closed-{number}").exists() for number in stored)
+
+
+def test_what_is_not_closed_in_time_is_told(
+    study: optuna.Study,
+    stop_when: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    """The trial is on disk all the same."""
+    monkeypatch.setattr(_driver, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(_driver, "suspending_seconds", lambda grace_seconds: 5.0)
+    stop_when(lambda mine: mine.best is not None)
+    result = run(study, Closing(tmp_path, 1_000_000.0))
+    assert "STORED" in {trial.state for trial in result.trials}
+    assert "had not left the objective in time" in caplog.text
+    assert not any(tmp_path.glob("closed-*"))
+
+
 def test_processes_of_joblib_end_with_their_trials(study: optuna.Study, tmp_path: Path) -> None:
     """As scikit-learn starts them for ``n_jobs``; each trial has its own."""
     joblib = pytest.importorskip("joblib")
