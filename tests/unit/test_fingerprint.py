@@ -28,7 +28,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from optuna_hermes.suspend._modules._unsaved import reachable
-from optuna_hermes.suspend._values._fingerprint import fingerprint
+from optuna_hermes.suspend._values._fingerprint import fingerprint, outside
 from optuna_hermes.suspend._values._generators import GeneratorOwner, holders_in
 
 Change = Callable[[Any], object]
@@ -308,6 +308,15 @@ def test_odd_objects_are_no_changes(kind: str) -> None:
     assert fingerprint([value]) == fingerprint([value])
     assert list(reachable([value]))
     assert holders_in(GeneratorOwner("local variable", [value])) is not None
+
+
+@pytest.mark.parametrize(
+    "package",
+    ["aim", "clearml", "comet_ml", "dvclive", "mlflow", "neptune", "sacred", "swanlab", "trackio"],
+)
+def test_a_tracker_is_no_state_of_the_training(package: str) -> None:
+    """It counts what it is told, and the next process makes another one."""
+    assert outside(type("Run", (), {"__module__": f"{package}.run"})())
 
 
 def test_what_cannot_be_looked_at_is_unlike_all() -> None:

@@ -57,10 +57,10 @@ _LOOKED_INTO = {
 }
 """Packages of the standard library whose objects are values; others are files, clocks, threads."""
 _SHOWING = {
-    *("accelerate", "aim", "clearml", "comet_ml", "lightning", "lightning_fabric"),
+    *("accelerate", "aim", "clearml", "comet_ml", "dvclive", "lightning", "lightning_fabric"),
     *("lightning_utilities", "matplotlib", "mlflow", "neptune", "optuna", "optuna_hermes"),
-    *("_pytest", "pytorch_lightning", "rich"),
-    *("tensorboard", "tensorboardX", "tqdm", "wandb"),
+    *("_pytest", "pytorch_lightning", "rich", "sacred", "swanlab"),
+    *("tensorboard", "tensorboardX", "tqdm", "trackio", "wandb"),
 }
 """Libraries that show or log, or that look after their own state."""
 _TABLES = {"pandas", "polars", "pyarrow"}
