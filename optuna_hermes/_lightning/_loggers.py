@@ -84,9 +84,11 @@ def leave_open(trainer: Trainer) -> None:
         # Those of files have no status: they only write what is left.
         if not isinstance(logger, tuple(_KINDS.values())):
             logger.save()
-            flush = getattr(vars(logger).get("_experiment"), "flush", None)  # of Comet, for one
-            if callable(flush):
-                flush()
+            experiment = vars(logger).get("_experiment")
+            # Of Comet, and of W&B and SwanLab: what sends for them ends with this process.
+            for name in ("flush", "end", "finish"):
+                if callable(method := getattr(experiment, name, None)):
+                    method()
             vars(logger)["finalize"] = lambda status: None
 
 

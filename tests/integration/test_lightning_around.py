@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
@@ -1110,6 +1111,24 @@ def test_other_loggers(tmp_path: Path) -> None:
     name = "lightning_logs/version_0/metrics.csv"
     expected = (tmp_path / "whole" / name).read_bytes()
     assert (tmp_path / "parts" / name).read_bytes() == expected
+
+
+@pytest.mark.parametrize("name", ["flush", "end", "finish"])
+def test_what_a_logger_sends_in_the_background_is_sent_before_its_process_ends(
+    name: str, tmp_path: Path
+) -> None:
+    """As W&B does, whose runs go on by their id; a training that ends leaves that to its script."""
+    sent: list[str] = []
+
+    def options(folder: Path) -> dict[str, Any]:
+        logger = Silent(sent.append)
+        vars(logger)["_experiment"] = SimpleNamespace(**{name: lambda: sent.append(name)})
+        return {"logger": logger}
+
+    suspended(lambda: options(tmp_path), tmp_path / "run")
+    assert sent[:-1]
+    assert set(sent[:-1]) == {name}
+    assert sent[-1] == "success"
 
 
 def test_logs_left_behind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
