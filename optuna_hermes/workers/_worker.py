@@ -411,6 +411,7 @@ class _TrialExecution:
         finally:
             if os.getpid() != process:  # a process that the objective has forked is no trial
                 _leave_fork(status)
+            _finish_wandb(sys.exc_info()[1])
             # Read now: later study.tell() calls the sampler, which may stop the study too.
             self._stopped = _optuna.asked_to_stop(self._study)
             if self._session.left and not isinstance(sys.exc_info()[1], Suspended):
@@ -466,6 +467,21 @@ def _die(words: str) -> NoReturn:
     print(words, flush=True)
     # Cleaning up could wait for what the signal or the device has taken away.
     os._exit(1)
+
+
+def _finish_wandb(raised: BaseException | None) -> None:
+    """Let W&B write and send what it has, as at Python's exit: without it a whole run is lost.
+
+    Args:
+        raised: what has ended the objective.
+    """
+    teardown = getattr(sys.modules.get("wandb"), "teardown", None)
+    if teardown is not None:
+        failed = isinstance(raised, Exception) and not isinstance(raised, optuna.TrialPruned)
+        try:
+            teardown(int(failed))
+        except Exception:
+            traceback.print_exc()
 
 
 def _leave_fork(status: int) -> NoReturn:

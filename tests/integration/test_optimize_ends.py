@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -116,6 +117,34 @@ def test_what_is_not_closed_in_time_is_told(
     assert "STORED" in {trial.state for trial in result.trials}
     assert "had not left the objective in time" in caplog.text
     assert not any(tmp_path.glob("closed-*"))
+
+
+def test_runs_of_wandb_end_with_their_trials(
+    study: optuna.Study, stop_when: Any, tmp_path: Path
+) -> None:
+    """As at Python's exit, which there is none of; only an error of the objective is a failure."""
+
+    def logs(trial: optuna.Trial) -> float:
+        ended = (tmp_path / f"{trial.number}").open("a")
+        sys.modules["wandb"] = SimpleNamespace(  # type: ignore[assignment]
+            teardown=lambda code: print(code, file=ended, flush=True)
+        )
+        for _ in (run := suspendable(trial)).epochs(3 if is_short else 1_000_000):
+            run.report(0.0)
+        if trial.number == 1:
+            raise ValueError("no good")
+        return 0.0
+
+    is_short = False
+    stop_when(lambda mine: mine.best is not None)
+    first = run(study, logs)
+    assert "STORED" in {trial.state for trial in first.trials}
+    is_short = True
+    stop_when(lambda mine: False)
+    run(study, logs)
+    codes = [(tmp_path / f"{number}").read_text().split() for number in range(3)]
+    assert [each[-1] for each in codes] == ["0", "1", "0"]
+    assert {code for each in codes for code in each[:-1]} == {"0"}
 
 
 def test_processes_of_joblib_end_with_their_trials(study: optuna.Study, tmp_path: Path) -> None:
