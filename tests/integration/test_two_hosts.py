@@ -20,6 +20,8 @@ import optuna
 import psutil
 import pytest
 from optuna.storages import RDBStorage
+from optuna.trial import create_trial
+from sqlalchemy import create_engine, text
 
 from optuna_hermes import _optuna
 from optuna_hermes.broker import connect_with_retry
@@ -66,6 +68,21 @@ def objective(trial):
         run.report(loss.item())
     return run.value
 """
+
+STANDS_STILL = """
+import signal
+from optuna_hermes._optuna import _trials
+
+
+def stand_still(*_):
+    TRAINED.with_name("created").touch()
+    signal.pause()
+
+
+if HOST == "a":
+    _trials._opened = stand_still
+"""
+"""Stops the workers of host ``a`` when they have created a trial, of which no broker knows yet."""
 
 BROKER = """
 import socket, sys
@@ -234,6 +251,36 @@ def test_a_host_carries_on_what_another_one_had_when_it_died(
     assert all(len(known) == 1 for known in values.values()), "what is repeated is the same"
     study.check_leases()
     assert any({t.host for t in study.trained() if t.trial == n} == {"a", "b"} for n in range(8))
+
+
+def test_a_trial_that_a_dead_host_had_only_created_is_trained_in_the_same_call(
+    study: Study, start_host: Callable[[str], Host]
+) -> None:
+    """The other host waits for the end of its lease, which is written late, and adopts it."""
+    objective = OBJECTIVE.format(units=1) + STANDS_STILL
+    (study.folder / "objective.py").write_text(objective)
+    with study.loaded() as loaded:  # so that the next one is the last
+        loaded.add_trials([create_trial(value=0.0)] * (N_TRIALS - 1))
+    first = start_host("a")
+    study.wait_until((study.folder / "created").exists)
+    second = start_host("b")
+    study.wait_until(lambda: "0 ended" in (study.folder / "b.log").read_text())
+    engine = create_engine(study.url)
+    with engine.begin() as connection:
+        connection.execute(text("SELECT * FROM hermes_leases WHERE ended IS NULL FOR UPDATE"))
+        first.die()
+
+        def writes_its_end() -> bool:
+            with engine.connect() as other:
+                return bool(other.scalar(text("SELECT 1 FROM pg_locks WHERE NOT granted LIMIT 1")))
+
+        study.wait_until(writes_its_end)
+    assert second.driver.wait(60) == 0, (study.folder / "b.log").read_text()
+    engine.dispose()
+    with study.loaded() as loaded:
+        assert [trial.state.name for trial in loaded.get_trials()] == ["COMPLETE"] * N_TRIALS
+    assert {(each.host, each.trial) for each in study.trained()} == {("b", N_TRIALS - 1)}
+    study.check_leases()
 
 
 @pytest.mark.slow

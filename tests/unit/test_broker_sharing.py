@@ -175,6 +175,22 @@ def test_a_trial_that_a_dead_host_was_about_to_begin_is_looked_for() -> None:
     assert (grant.number, grant.lost) == (None, (str(lost),))
 
 
+def test_a_study_is_not_done_before_the_lease_of_a_dead_host_has_ended() -> None:
+    """A trial that was created under it is adopted at the end of the study, only then."""
+    hosts = Hosts()
+    hosts.a.driver(policy="round-robin", limit=1)
+    hosts.a.worker()
+    hosts.b.driver(policy="round-robin", limit=1, foreign=(0,))
+    hosts.dead.add("a")
+    hosts.b.writes = False  # they come late
+    hosts.advance(DEAD_SECONDS + 3 * REFRESH_SECONDS)
+    assert not hosts.b.handler.status(hosts.now).studies[0].finished
+    hosts.b.writes = True
+    hosts.advance(2 * REFRESH_SECONDS)
+    assert hosts.ledger.load_leases(live=True) == []
+    assert hosts.b.handler.status(hosts.now).studies[0].finished
+
+
 def test_a_host_that_was_thought_dead_gives_up_what_it_had() -> None:
     """The worker of a host that comes back is killed, and undoes nothing by what it writes."""
     hosts = Hosts()
@@ -431,11 +447,12 @@ def wants_of_b(hosts: Hosts) -> tuple[str, ...]:
     return presence.wants
 
 
-def parked_best(hosts: Hosts, *, can_store: bool = True) -> tuple[int, int]:
+def parked_best(hosts: Hosts, *, can_store: bool = True, trains: bool = True) -> tuple[int, int]:
     """Host ``a`` trains the best trial and has parked the second best, ``b`` trains the worst.
 
     Args:
         can_store: whether the second best can be stored.
+        trains: whether the worst has come to its first batch.
 
     Returns:
         The workers of the trial that is parked, and of the one that ``b`` trains.
@@ -453,9 +470,10 @@ def parked_best(hosts: Hosts, *, can_store: bool = True) -> tuple[int, int]:
     hosts.b.advance(hosts.a.now)
     hosts.b.driver(policy="hermes", limit=3)
     worst = hosts.b.worker()
-    other = begin(hosts.b, worst, 2)
     hosts.a.say(best, report(epoch, 1, 0.1))
-    hosts.b.say(worst, report(other, 1, 0.9))
+    if trains:
+        other = begin(hosts.b, worst, 2)
+        hosts.b.say(worst, report(other, 1, 0.9))
     return parked, worst
 
 
@@ -480,6 +498,14 @@ def test_a_host_stops_asking_for_a_trial_that_cannot_be_stored() -> None:
     hosts.advance(100.0)
     assert wants_of_b(hosts) == ()
     assert hosts.a.last(parked, "Move") is None
+
+
+def test_a_host_whose_new_trial_takes_long_to_begin_asks_for_none() -> None:
+    """The trial would wait for it, stored, while devices of its owner are idle."""
+    hosts = Hosts()
+    parked_best(hosts, trains=False)
+    hosts.advance(20.0)
+    assert wants_of_b(hosts) == ()
 
 
 def test_a_host_asks_for_no_trial_that_is_worse_than_its_own() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
-from optuna_hermes.broker._core._broker_state import Slot
+from optuna_hermes.broker._core._broker_state import Lease, Slot
 from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
@@ -67,12 +67,15 @@ def _is_there(study: Study, trial: LiveTrial) -> bool:
 
 
 def soon(slots: Iterable[Slot], key: str, at: float) -> list[Slot]:
-    """The slots that a study may be given by a time: idle ones, and its own."""
-    return [
-        slot
-        for slot in slots
-        if slot.lease is None or (slot.lease.study == key and slot.lease.deadline <= at)
-    ]
+    """The slots that a study may be given by a time: idle ones, and its own.
+
+    Not those of trials that have not come to their first batch: how long that takes nobody knows.
+    """
+    return [slot for slot in slots if slot.lease is None or _ends(slot.lease, key, at)]
+
+
+def _ends(lease: Lease, key: str, at: float) -> bool:
+    return lease.study == key and lease.training and lease.deadline <= at
 
 
 def promised(study: Study, hosts: Iterable[HostRecord], instance: str) -> frozenset[int]:

@@ -113,7 +113,9 @@ class Sharing:
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
                 # Its broker is gone, so any host may carry it on.
                 _free_of_owner(trial, turn.now)
-        study.opening_elsewhere = count_opening_elsewhere(study, event.leases, alive)
+        # Of a dead one, too, until they have ended: its driver adopts what they created only then.
+        all_hosts = {host.instance for host in others}
+        study.opening_elsewhere = count_opening_elsewhere(study, event.leases, all_hosts)
         fresh = [x for x in others if x.instance in alive and x.age_seconds < _FRESH_SECONDS]
         study.promised = promised(study, fresh, self._state.instance)
         self._look_at_the_idle(study, fresh)
