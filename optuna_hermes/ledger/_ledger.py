@@ -444,7 +444,7 @@ class Ledger:
             self._database.close()
 
     def close(self) -> None:
-        """Close connections and release locks; the ledger is not used afterwards."""
+        """Close connections, of which the next call opens one, and release locks."""
         if self._locks is not None:
             self._locks.close()
         self._database.close()

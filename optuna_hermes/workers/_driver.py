@@ -64,7 +64,7 @@ from optuna_hermes.workers._stops import LEAVE_SECONDS, Stops, suspending_second
 from optuna_hermes.workers._taken import TAKEN, driver_of, wait_for_driver
 from optuna_hermes.workers._words import NOTHING_LEFT, STOP
 from optuna_hermes.workers._worker import WorkerInput
-from optuna_hermes.workers._worker_pool import WorkerPool
+from optuna_hermes.workers._worker_pool import ServerKilledError, WorkerPool
 
 READY_PER_DEVICE = 2
 """Workers kept ready for each device: one takes it, another is there before the next is forked."""
@@ -74,6 +74,9 @@ MAX_BROKERS = 10
 
 STEADY_SECONDS = 1.0
 """Lifetime after which a broker's end no longer counts towards ``MAX_BROKERS``."""
+
+MOST_KILLED = 3
+"""Fork servers that may be killed in a call: then memory runs out again and again."""
 
 _AWAY = (
     "The database {}, so every trial that could be was suspended to disk: bring it back, then run "
@@ -150,6 +153,7 @@ class Driver:
         self._key: str | None = None
         self._ids_return = False
         self._n_ended = 0
+        self._n_killed = 0
         self._check_at = -math.inf
         self._tries_all = _optuna.tries_all(study.sampler)
         self._points_at = -math.inf
@@ -246,6 +250,8 @@ class Driver:
         while True:
             begin = math.inf
             try:
+                if not self._has_job():
+                    return
                 connecting = connect_or_start(
                     "driver",
                     self._settings.devices,
@@ -263,6 +269,8 @@ class Driver:
                 self._wait_for_driver(spec.key, error.pid)
                 if self._stopped:
                     return
+            except ServerKilledError as error:
+                self._start_another_server(error, ledger)
             except BrokerConflictError:
                 raise
             except BrokerSilentError as error:
@@ -300,7 +308,7 @@ class Driver:
         forget_warnings(self._root)
         if problem is not None:
             self._warn(f"{problem} Until then suspended trials wait in memory only.")
-        job = WorkerInput(
+        self._job = WorkerInput(
             study=study,
             spec=spec,
             seed=seed,
@@ -310,9 +318,29 @@ class Driver:
             inherits=_optuna.is_inheritable(self._study),
             ids_return=self._ids_return,
         )
-        self._pool.configure(job)
         self._losses = Losses(self._study, self._root, self._pool.status_of, self._warn)
         return spec
+
+    def _has_job(self) -> bool:
+        """Give a new fork server its job; False if the call is over before it can take it."""
+        if self._pool.has_job:
+            return True
+        if not self._pool.wait_until_ready(self._stops.at):
+            self._stopped = True
+            return False
+        self._pool.configure(self._job)
+        return True
+
+    def _start_another_server(self, error: ServerKilledError, ledger: Ledger) -> None:
+        """Start another fork server, and say so, unless the call is over or many were killed."""
+        self._stops.note_signal()
+        self._n_killed += 1
+        ledger.close()  # for a fork; its next use opens it
+        if self._n_killed > MOST_KILLED or self._is_over() or not self._pool.restart(self._study):
+            raise error
+        if self._last is not None:  # what leases held counts as spent: they have ended
+            self._last = structs.replace(self._last, held_seconds=0.0)
+        self._warn(f"{error.ended}. Starting another one: trials go on from their checkpoints.")
 
     def _wait_for_driver(self, key: str, pid: int) -> None:
         """Wait until another process that optimizes the study has ended, or this call is over."""

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from optuna_hermes import errors
 from optuna_hermes._cgroups import usable_cpus
@@ -30,6 +30,7 @@ from optuna_hermes.workers._output import open_closed_streams
 from optuna_hermes.workers._processes import (
     ForkedProcess,
     command,
+    kill_session,
     no_process,
     refuse_inside,
 )
@@ -54,6 +55,18 @@ _STATUS_SECONDS = 2.0
 
 _LONGEST_WAIT_SECONDS = 1e6
 """Longest time that is waited at once: the system's own bound is 25 days."""
+
+
+class ServerKilledError(HermesError):
+    """A signal has ended the fork server, and all workers with it.
+
+    Args:
+        ended: what has ended, and how.
+    """
+
+    def __init__(self, ended: str) -> None:
+        super().__init__(f"{ended}: run the same command again.")
+        self.ended = ended
 
 
 @contextlib.contextmanager
@@ -113,7 +126,8 @@ def start(
 class WorkerPool:
     """The workers of one call of ``optimize``, and the fork server they are forked from.
 
-    ``began`` is the time of its start by ``time.monotonic``.
+    ``began`` is the time of its start by ``time.monotonic``; ``has_job`` is true once the fork
+    server has been sent one.
 
     Args:
         objective: a function or a text.
@@ -128,23 +142,28 @@ class WorkerPool:
     ) -> None:
         self.began = time.monotonic()
         self.new_python = new_python
-        packed = b"" if new_python is None else pack(objective, new_python)
-        environment = _environment(devices)
+        self._objective, self._study_name = objective, study_name
+        self._packed = b"" if new_python is None else pack(objective, new_python)
+        self._environment = _environment(devices)
         open_closed_streams()
-        self._ready = False
-        self._socket, end = socket.socketpair()
-        self._alive: set[int] = set()
         self._statuses: dict[int, int] = {}
         self._n_ended = 0
         self._said: set[str] = set()
         self._notes: dict[str, bool] = {}
         self.starts = Starts()
+        self._process: ForkedProcess | subprocess.Popen[bytes]
+        self._start_server()
+
+    def _start_server(self) -> None:
+        self._ready = self.has_job = False
+        self._alive: set[int] = set()
         self._asked = 0
         self._buffer = b""
-        self._process: ForkedProcess | subprocess.Popen[bytes]
+        self._socket, end = socket.socketpair()
+        objective, environment = self._objective, self._environment
         with end:
             try:
-                if new_python is None and not isinstance(objective, str):
+                if self.new_python is None and not isinstance(objective, str):
                     self._process = fork_server(objective, end, self._socket, environment)
                     return
                 # One that comes before it has left this process's group would end it.
@@ -163,7 +182,22 @@ class WorkerPool:
                 self._socket.close()
                 raise no_process(error) from error
         # With this process's sys.path, workers can import the same modules.
-        self._send((packed, study_name, sys.path, arguments(packed)))
+        self._send((self._packed, self._study_name, sys.path, arguments(self._packed)))
+
+    def restart(self, study: Study) -> bool:
+        """Start another fork server in the place of one that was killed, as its workers were.
+
+        Returns:
+            False if this process, which it was a fork of, can no longer be forked.
+        """
+        if self.new_python is None and why_new_python(self._objective, study) is not None:
+            return False
+        for pid in self._alive:
+            kill_session(pid)  # else what it has started would train on
+            self._statuses[pid] = -signal.SIGKILL
+        self._socket.close()
+        self._start_server()
+        return True
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -205,6 +239,7 @@ class WorkerPool:
 
     def configure(self, job: WorkerInput) -> None:
         """Send the job of all workers, once and before the first of them is forked."""
+        self.has_job = True
         self._send(job)
 
     def scale_to(self, count: int) -> None:
@@ -309,21 +344,19 @@ class WorkerPool:
         except ConnectionError:  # it ended before it had read all
             data = b""
         if not data:
-            raise HermesError(self._why_ended())
+            self._raise_ended()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return iter([json.loads(line) for line in lines])
 
-    def _why_ended(self) -> str:
+    def _raise_ended(self) -> NoReturn:
         with contextlib.suppress(subprocess.TimeoutExpired):  # of its socket only
             self._process.wait(timeout=_STATUS_SECONDS)
         status = self._process.returncode
         how = "" if status is None else f" ({described(status, KERNEL)})"
-        # A signal has let it say nothing.
-        see = "" if status is not None and status < 0 else "see above for the reason, then "
-        return (
-            f"The process that workers are forked from has ended{how}: {see}run the same command "
-            "again."
-        )
+        ended = f"The process that workers are forked from has ended{how}"
+        if status is not None and status < 0:  # which has let it say nothing
+            raise ServerKilledError(ended)
+        raise HermesError(f"{ended}: see above for the reason, then run the same command again.")
 
 
 def _environment(devices: str) -> dict[str, str]:

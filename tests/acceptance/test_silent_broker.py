@@ -207,7 +207,7 @@ def test_a_signal_ends_a_call_within_its_grace_period(storage_url: str) -> None:
     screen: Any = SimpleNamespace(note=notes.append, warn=notes.append)
     pool: Any = SimpleNamespace(
         began=0.0,
-        configure=lambda job: None,
+        has_job=True,
         status_of=lambda pid: None,
         kill_all=lambda: killed.append(True),
     )

@@ -445,6 +445,29 @@ def test_a_script_that_is_killed_leaves_no_process(
         each.wait(30)
 
 
+@pytest.mark.parametrize("words", [(), ("thread",)])
+def test_a_call_goes_on_where_its_fork_server_was_killed(
+    script: Script,
+    start: Callable[..., subprocess.Popen[str]],
+    tmp_path: Path,
+    wait_for: Callable[..., Any],
+    words: tuple[str, ...],
+) -> None:
+    """Another one is started, as the first one was, and trials go on from their checkpoints."""
+    script(SUSPENDED, *words, env={**os.environ, "STUDY": "whole"})
+    optuna.create_study(study_name="s", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    running = start(SUSPENDED, *words, "slow")
+    wait_for(lambda: [bool(t.intermediate_values) for t in trials(tmp_path)] == [True] * 2, 60)
+    servers = [p for p in psutil.Process(running.pid).children() if p.children()]
+    (server,) = [p for p in servers if not any("optuna_hermes.broker" in w for w in p.cmdline())]
+    server.kill()
+    _, err = running.communicate(timeout=120)
+    assert running.returncode == 0, err
+    assert "(SIGKILL, by the kernel, if memory has run out). Starting another one" in err
+    ended = [trial.intermediate_values for trial in trials(tmp_path)]
+    assert ended == [trial.intermediate_values for trial in trials(tmp_path, "whole")]
+
+
 POSITIONS = """
 import numpy as np
 

@@ -51,7 +51,7 @@ from optuna_hermes.workers import (
 from optuna_hermes.workers._driver import Driver
 from optuna_hermes.workers._optimize import OptimizeResult, TrialResult
 from optuna_hermes.workers._settings import OptimizeSettings
-from optuna_hermes.workers._worker_pool import WorkerPool
+from optuna_hermes.workers._worker_pool import ServerKilledError, WorkerPool
 from support.disk_tier import DiskTier
 from support.statuses import study_status
 from support.tier_contract import Training
@@ -340,7 +340,7 @@ def test_brokers_that_end_at_once(
 
     monkeypatch.setattr(_driver, "connect_or_start", gone)
     study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
-    pool: Any = SimpleNamespace(began=0.0, configure=lambda job: None, status_of=lambda pid: None)
+    pool: Any = SimpleNamespace(began=0.0, has_job=True, status_of=lambda pid: None)
     screen: Any = notes
     running = Driver(study, pool, OptimizeSettings(), screen)
     with pytest.raises(BrokerError) as error:
@@ -349,6 +349,31 @@ def test_brokers_that_end_at_once(
         "It is gone. That was the 10th time in a row, so no other one is started."
     )
     assert notes == ["It is gone. Starting another one."] * 9
+
+
+def test_fork_servers_that_are_killed_again_and_again(notes: Notes, tmp_path: Path) -> None:
+    """Three are replaced with a word about it; then the error says how to go on."""
+
+    def killed(until: float) -> bool:
+        raise ServerKilledError("It has ended (SIGKILL)")
+
+    pool: Any = SimpleNamespace(
+        began=0.0,
+        has_job=False,
+        status_of=lambda pid: None,
+        wait_until_ready=killed,
+        restart=lambda study: True,
+    )
+    screen: Any = notes
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
+    running = Driver(study, pool, OptimizeSettings(), screen)
+    ledger: Any = SimpleNamespace(shared=False, close=lambda: None)
+    with pytest.raises(
+        HermesError, match=r"^It has ended \(SIGKILL\): run the same command again\.$"
+    ):
+        running._serve(ledger)
+    words = "It has ended (SIGKILL). Starting another one: trials go on from their checkpoints."
+    assert notes == [words] * 3
 
 
 def test_no_other_broker_is_started_once_the_call_is_to_end(
@@ -364,7 +389,7 @@ def test_no_other_broker_is_started_once_the_call_is_to_end(
     study = optuna.create_study(storage=f"sqlite:///{tmp_path}/s.db")
     pool: Any = SimpleNamespace(
         began=0.0,
-        configure=lambda job: None,
+        has_job=True,
         status_of=lambda pid: None,
         kill_all=lambda: ended.append("all"),
     )
