@@ -58,6 +58,7 @@ from optuna_hermes._optuna._studies import identity as identity
 from optuna_hermes._optuna._studies import ids_return as ids_return
 from optuna_hermes._optuna._studies import is_apart as is_apart
 from optuna_hermes._optuna._studies import is_deleted as is_deleted
+from optuna_hermes._optuna._studies import is_locked as is_locked
 from optuna_hermes._optuna._studies import known_key as known_key
 from optuna_hermes._optuna._studies import ledger_url as ledger_url
 from optuna_hermes._optuna._studies import optimize_loop as optimize_loop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import threading
 import time
 import uuid
@@ -479,6 +480,20 @@ def is_deleted(study: optuna.Study, key: str | None) -> bool:
             raise
         return False
     return key is not None and key not in known.values()
+
+
+def is_locked(study: optuna.Study) -> bool:
+    """True if the study's file of SQLite is locked just now: to read it may take seconds."""
+    url = database_url(study)
+    if url is None or url.get_backend_name() != "sqlite":
+        return False
+    file = f"{Path(url.database).absolute().as_uri()}?mode=ro"  # one that is gone is not made anew
+    try:
+        with contextlib.closing(sqlite3.connect(file, timeout=0.0, uri=True)) as connection:
+            connection.execute("PRAGMA schema_version")
+    except sqlite3.OperationalError as error:
+        return "locked" in str(error)  # else it is gone, say
+    return False
 
 
 def sign(study_or_trial: Any) -> float:

@@ -488,7 +488,8 @@ class Driver:
         due = now >= self._check_at or n_ended > self._n_ended
         if self._ids_return and due and mine.outage_seconds is None:
             self._n_ended, self._check_at = n_ended, now + _DELETED_SECONDS
-            self._refuse_deleted()
+            if not _optuna.is_locked(self._study):  # else notes and signals would wait for it
+                self._refuse_deleted()
 
     def _is_exhausted(self, mine: StudyStatus) -> bool:
         """True if trials have begun at all points that the sampler tries, seen now and then."""

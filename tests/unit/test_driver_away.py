@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -75,3 +78,29 @@ def test_a_call_that_ends_without_its_database_says_so(
     driver._problem = problem
     with pytest.raises(DatabaseOutageError, match=said):
         driver._result(MemoryLedger(), 1.0)
+
+
+def test_a_locked_file_is_not_read(
+    notes: Notes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To look if the study was deleted would hold up what is to be said, and signals."""
+    file = tmp_path / "study.db"
+    screen: Any = notes
+    pool: Any = SimpleNamespace(began=0.0, n_ended=0)
+    study = optuna.create_study(storage=f"sqlite:///{file}")
+    driver = Driver(study, pool, OptimizeSettings(), screen)
+    driver._ids_return = True
+    looked: list[bool] = []
+    monkeypatch.setattr(driver, "_refuse_deleted", lambda: looked.append(True))
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        driver._check_deleted(study_status())
+        assert looked == []
+    pool.n_ended = 1
+    driver._check_deleted(study_status())
+    assert looked == [True]
+    pool.n_ended = 2
+    study._storage.remove_session()
+    file.unlink()
+    driver._check_deleted(study_status())
+    assert (looked, file.exists()) == ([True, True], False)
