@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._protocol import DeviceStatus, StudyStatus
     from optuna_hermes.view.notebook import Cell
 
-LEGEND = "live: not finished; of these parked: suspended in memory, stored: suspended on disk."
+LEGEND = (
+    "live: not finished; of these parked: suspended in memory, stored: suspended on disk; "
+    "best: of all reports, also of live trials."
+)
 
 # Between two plain lines: they end up in log files.
 LINE_SECONDS = 5.0

@@ -207,7 +207,7 @@ def _figures(
     best: tuple[int, float] | None, device_seconds: float, watt_hours: float | None
 ) -> Rows:
     if best is not None:
-        yield "best until now", f"{formats.number(best[1])} (trial {best[0]})"
+        yield "best report", f"{formats.number(best[1])} (trial {best[0]})"
     yield "device time", formats.duration(device_seconds)
     yield from _energy(watt_hours)
 
@@ -382,9 +382,10 @@ def _result(document: Document) -> Rows:
     best, trials = document["best"], document["trials"]
     tally = Counter(trial["state"] for trial in trials)
     if best is None:
-        yield "best", f"none: no trial is {'feasible' if tally['COMPLETE'] else 'complete'}"
+        lacks = "feasible" if tally["COMPLETE"] else "complete"
+        yield "best final value", f"none: no trial is {lacks}"
     else:
-        yield "best", f"{formats.number(best['value'], 6)} (trial {best['number']})"
+        yield "best final value", f"{formats.number(best['value'], 6)} (trial {best['number']})"
         yield "parameters", formats.parameters(best["params"])
     counts = (f"{tally[state]} {state.lower()}" for state in _RESULT_STATES if tally[state])
     yield "trials", ", ".join(counts) or "none"

@@ -26,7 +26,7 @@ def test_the_quickstart_ends_with_best_trial_curves_and_next_steps(
     assert "3 trials of a small network" in done.stderr
     for words in ("3 complete", "Validation loss by epoch", "Next:", "outside of batches"):
         assert words in done.stdout
-    best = re.search(r"best\s+│ (\S+) \(trial (\d)\)", done.stdout)
+    best = re.search(r"best final value\s+│ (\S+) \(trial (\d)\)", done.stdout)
     assert best is not None
     curves = re.findall(r"^  trial (\d)  [▁▂▃▄▅▆▇█]{15}  \S+$", done.stdout, re.MULTILINE)
     assert sorted(curves) == ["0", "1", "2"]
