@@ -87,9 +87,14 @@ class CurvesInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class BestInfo:
-    """Steps of the best value so far, the study's own first; all end at one x."""
+    """Steps of the best value so far, the study's own first; all end at one x.
 
+    ``bounds`` are as of ``CurvesInfo``, here if first values are those of trials that diverged.
+    """
+
+    title: str
     lines: tuple[InfoLine, ...]
+    bounds: tuple[float, float] | None
     x_label: str
 
 
@@ -136,13 +141,12 @@ def curves_info(history: StudyHistory, axis: Axis) -> CurvesInfo:
     best = _best(shown, history.maximize)
     low, high = usual_bounds([line.ys for line in lines.values()], history.maximize)
     away = [n for n, line in lines.items() if min(line.ys) < low or max(line.ys) > high]
-    room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     groups = {name: list[InfoLine]() for name in ("suspended", "failed", "done", "running")}
     for trial in shown:
         groups[_GROUPS.get(trial.state, trial.state)].append(lines[trial.number])
     return CurvesInfo(
         title=f"Curves ({_leave(away)} the scale)" if away else "Curves",
-        bounds=(low - room, high + room) if away else None,
+        bounds=_with_room(low, high) if away else None,
         groups=tuple((LOOKS[name], tuple(found)) for name, found in groups.items() if found),
         best=None if best is None else lines[best],
         counts=axis == "unit",
@@ -173,6 +177,11 @@ def usual_bounds(curves: Sequence[Sequence[float]], maximize: bool) -> tuple[flo
     return max(first, -_MOST), min(last, _MOST)
 
 
+def _with_room(low: float, high: float) -> tuple[float, float]:
+    room = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - room, high + room
+
+
 def best_info(
     history: StudyHistory, against: Sequence[tuple[str, Sequence[tuple[float, float]]]]
 ) -> BestInfo:
@@ -182,8 +191,16 @@ def best_info(
     used = math.fsum(trial.points[-1].device_seconds for trial in history.trials if trial.points)
     end = max([used, *(steps[-1][0] for _, steps in lines if steps)], default=0.0)
     scale, unit = _time_unit(end)
+    drawn = tuple(_steps(name, steps, end, scale) for name, steps in lines if steps)
+    curves = ([*filter(math.isfinite, _values(trial))] for trial in history.trials)
+    low, high = usual_bounds([curve for curve in curves if curve], history.maximize)
+    values = [value for line in drawn for value in line.ys]
+    usual = [value for value in values if low <= value <= high]
+    away = 0 < len(usual) < len(values)
     return BestInfo(
-        lines=tuple(_steps(name, steps, end, scale) for name, steps in lines if steps),
+        title=f"Best Value over Device Time{' (first values leave the scale)' * away}",
+        lines=drawn,
+        bounds=_with_room(min(usual), max(usual)) if away else None,
         x_label=f"Device Time of All Trials ({unit})",
     )
 

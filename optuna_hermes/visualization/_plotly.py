@@ -120,7 +120,8 @@ def plot_best_over_device_time(
     """Plot the best value so far against the device time of all trials together.
 
     Other policies are drawn beside it: a simulator replays the values in the ledger under them,
-    each trial as far as it was trained, in the order of their numbers.
+    each trial as far as it was trained, in the order of their numbers. First values that diverge
+    leave the scale, as the title then says.
 
     Args:
         study: a study that was run with this package.
@@ -136,7 +137,9 @@ def plot_best_over_device_time(
     """
     go = _plotly()
     info = best_info_of(study, against, n_devices)
-    figure = go.Figure(layout=_layout("Best Value over Device Time", info.x_label, target_name))
+    figure = go.Figure(layout=_layout(info.title, info.x_label, target_name))
+    if info.bounds is not None:
+        figure.update_yaxes(range=info.bounds)
     for index, line in enumerate(info.lines):
         figure.add_scatter(
             name=line.name,

@@ -110,7 +110,9 @@ def plot_best_over_device_time(
 
 
 def _draw_best(ax: Axes, info: plot_data.BestInfo, target_name: str) -> Axes:
-    _name(ax, "Best Value over Device Time", info.x_label, target_name)
+    _name(ax, info.title, info.x_label, target_name)
+    if info.bounds is not None:
+        ax.set_ylim(*info.bounds)
     for index, line in enumerate(info.lines):
         ax.step(
             line.xs,

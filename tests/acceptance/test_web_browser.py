@@ -335,6 +335,20 @@ def test_a_trial_that_diverges_leaves_the_scale(
         assert _paint(page, "LOG.splits(null, 0, 1.2, 1.4)") == [1.2, 1.4]
 
 
+def test_first_values_that_diverge_leave_the_scale_of_the_best_so_far(
+    chromium: Any, web: Callable[..., str], ended: str
+) -> None:
+    """As they leave that of the curves: all that follows would be a flat line."""
+    with closing(open_ledger(ended)) as ledger:
+        key = ledger.load_studies()[0]
+        far = ReportRecord(
+            study=key, number=9, unit=1, step=1, value=1e9, device_seconds=0.1, at=1.0
+        )
+        ledger.add_report(far)
+    with opened(chromium, web(ended)) as page:
+        assert page.inner_text("#path-more").endswith("first values leave the scale")
+
+
 def test_the_keyboard_reaches_everything(
     chromium: Any, web: Callable[..., str], ended: str
 ) -> None:

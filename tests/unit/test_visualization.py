@@ -199,6 +199,25 @@ def test_a_trial_that_diverges_leaves_the_scale(study: optuna.Study) -> None:
     assert ends == pytest.approx((-1.1e300, 1.1e300))
 
 
+def test_first_values_that_diverge_leave_the_scale_of_the_best_so_far(study: optuna.Study) -> None:
+    """As they leave that of the curves: all that follows would be a flat line."""
+    by_plotly = visualization.plot_best_over_device_time(study, []).layout
+    assert (by_plotly.title.text, by_plotly.yaxis.range) == ("Best Value over Device Time", None)
+    with closing(open_ledger(_optuna.ledger_url(study))) as ledger:
+        key, number = _optuna.study_key(study), study.ask().number
+        ledger.save_trial(trial_record(number, study=key, state="done", device_seconds=2.0))
+        for unit, value in enumerate((1e9, 0.75), 1):
+            ledger.add_report(report(unit, value, number=number, study=key, at=BEGIN + unit))
+        study.tell(number, 0.75)
+    figure = visualization.plot_best_over_device_time(study, [])
+    assert list(figure.data[0].y) == [1e9, 0.75, 0.5, 0.2, 0.2]
+    title = "Best Value over Device Time (first values leave the scale)"
+    assert figure.layout.title.text == title
+    assert figure.layout.yaxis.range == pytest.approx((0.1725, 0.7775))
+    axes = by_matplotlib.plot_best_over_device_time(study, [])
+    assert (axes.get_title(), axes.get_ylim()) == (title, figure.layout.yaxis.range)
+
+
 def test_the_best_so_far_stands_beside_its_replays(study: optuna.Study) -> None:
     """All lines end at the device time of all; what a policy had is replayed, failed ones not."""
     figure = visualization.plot_best_over_device_time(study, ["fifo", "oracle"], n_devices=1)

@@ -42,13 +42,8 @@ export class Curves {
 
   update() {
     const { curves } = this.store.page;
-    const reported = [];
-    let units = 1;
-    for (const curve of Object.values(curves)) {
-      units = Math.max(units, curve.units[curve.units.length - 1] ?? 1);
-      const values = curve.values.filter((value) => value !== null);
-      if (values.length) reported.push(values);
-    }
+    const reported = reportedIn(curves);
+    const units = Math.max(1, ...Object.values(curves).map((curve) => curve.units[curve.units.length - 1] ?? 1));
     this.button.hidden = !reported.length;
     if (!reported.length) {
       return this.plot.empty(this.store.page.study.named
@@ -159,6 +154,11 @@ export class Curves {
   }
 }
 
+function reportedIn(curves) {
+  const all = Object.values(curves).map(({ values }) => values.filter((value) => value !== null));
+  return all.filter((values) => values.length);
+}
+
 // All curves of one look in one path: hundreds of them are drawn in a few milliseconds.
 function stroke(ctx, curves, at, paint, width) {
   ctx.strokeStyle = paint;
@@ -189,6 +189,7 @@ export class Path {
   constructor(store, view) {
     this.store = store;
     this.view = view;
+    this.more = document.getElementById("path-more");
     this.plot = new Plot(document.getElementById("path"), {
       x: { incrs: STEPS, space: 60, values: (_, ticks) => ticks.map(short) },
       y: { size: 62, values: (_, ticks) => ticks.map((t) => (t === null ? "" : number(t))) },
@@ -199,13 +200,18 @@ export class Path {
   }
 
   update() {
-    const { path } = this.store.page;
+    const { path, curves, study } = this.store.page;
     if (!path.length) {
       return this.plot.empty(this.store.page.study.named
         ? "The best value so far appears with the first report."
         : "The best value so far is in a study's ledger: start with --storage and --study-name.");
     }
-    const values = bounds(path.map(([, value]) => value));
+    // First values of a trial that diverged leave the scale, as in the chart of curves.
+    const [low, high] = usualBounds(reportedIn(curves), false, study.maximize);
+    const all = path.map(([, value]) => value);
+    const usual = all.filter((value) => value >= low && value <= high);
+    put(this.more, `of all reports, by device time${usual.length && usual.length < all.length ? " · first values leave the scale" : ""}`);
+    const values = bounds(usual.length ? usual : all);
     const log = suitsLog(values);
     const most = Math.max(this.view.deviceSeconds(), path[path.length - 1][0]);
     this.plot.show([0, most * 1.04 || 1], span(values, log), log);
