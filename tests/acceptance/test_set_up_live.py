@@ -18,14 +18,25 @@ from optuna_hermes.ledger import open_ledger
 OBJECTIVE = textwrap.dedent(
     """
     import time
+    from pathlib import Path
     import torch
     from optuna_hermes import suspendable, wait_for_device
 
+    FOLDER = Path(__file__).parent
+
+    def train_until_another_is_called():
+        end = time.monotonic() + 60.0
+        while len([*FOLDER.glob("called-*")]) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+
     def objective(trial):
+        called = FOLDER / f"called-{{trial.number}}"
         print("CALLED", time.time(), flush=True)
         if {waits}:
+            called.touch()
             wait_for_device(trial)
         print("GOES ON", time.time(), flush=True)
+        called.touch()
         x = torch.randn(16, 2)
         model = torch.nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=trial.suggest_float("lr", 0.01, 0.1))
@@ -33,6 +44,7 @@ OBJECTIVE = textwrap.dedent(
         run = suspendable(trial, model=model, optimizer=optimizer)
         for _ in run.epochs(4):
             for batch in run.batches(loader):
+                train_until_another_is_called()
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
@@ -79,8 +91,7 @@ def run(cli: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 def test_an_objective_is_called_before_there_is_a_device(run: Callable[..., Any]) -> None:
     """It comes to its first batch while others train, and trains as it does without."""
     values, times = run("early", waits=False, devices=1)
-    early = [each for each in times if each["GOES ON"] < each["LEASED"]]
-    assert len(early) >= 3, "the first one shows that it can be suspended"
+    assert any(each["GOES ON"] < each["LEASED"] for each in times)
     waiting, _ = run("waits", waits=True, devices=2)
     assert values == waiting
 
