@@ -190,18 +190,25 @@ class Saver:
 def warn_of_lost(trial: str, folder: Path | None, names: Iterable[str], way_out: str) -> None:
     """Log a warning that names values which no checkpoint holds, once per study.
 
+    What that means is said with the first of them only.
+
     Args:
         folder: of the trial's checkpoints; those of the study's other trials are beside it.
     """
     found = [name for name in sorted(names) if folder is None or is_first(folder.parent, name)]
     if not found:
         return
+    meaning = ", either."
+    if folder is None or is_first(folder.parent, "meaning of lost"):
+        meaning = (
+            ": when the trial comes back from disk it is as in the beginning, which harms a "
+            f"training only if it reads it. {way_out}"
+        )
     log.warning(
-        "%s changes %s while it trains, and no checkpoint holds that: when the trial comes back "
-        "from disk it is as in the beginning. %s",
+        "%s changes %s while it trains, and no checkpoint holds that%s",
         trial.capitalize(),
         ", ".join(found),
-        way_out,
+        meaning,
     )
 
 
