@@ -44,7 +44,8 @@ def main() -> None:
             "--seed",
             "1",
         )
-        run("plot", *of_study, "--dashboard", "--out", f"{IMAGES}/plots.png")
+        against = ("--against", "fifo,round-robin")  # as docs/plots.md has it
+        run("plot", *of_study, "--dashboard", "--out", f"{IMAGES}/plots.png", *against)
         with dashboard(storage) as address:
             for name, (page, width, height) in PAGES.items():
                 look(f"{address}/dashboard/studies/1{page}", IMAGES / f"{name}.png", width, height)
