@@ -128,6 +128,10 @@ class CooperativeLoop:
         if not self._begins_late:
             self._claim(session or session_of(trial))
 
+    def __deepcopy__(self, memo: object) -> CooperativeLoop:
+        """The loop itself: libraries train copies of a model with copies of its callbacks."""
+        return self
+
     def _claim(self, session: Session | None) -> None:
         """Take the session, None without a broker, and find the checkpoint to resume from."""
         self._session = session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import itertools
@@ -162,6 +163,15 @@ def test_without_session() -> None:
     reported = trial.study.trials[0].intermediate_values
     assert list(reported) == [1, 2, 3]
     assert hermes.value == reported[3]
+
+
+def test_a_copy_of_a_callback_trains_the_same_trial() -> None:
+    """A library may fit a deep copy of a model with its callbacks; the user has the first one."""
+    session = FakeSession()
+    hermes = HermesCallback(ask(), "val_loss", _session=session)
+    trainer(copy.deepcopy(hermes), session).fit(Line(), data(), data())
+    assert [unit for unit, *_ in session.reports] == [1, 2, 3]
+    assert hermes.value == session.reports[-1][2]
 
 
 def test_pruned() -> None:
