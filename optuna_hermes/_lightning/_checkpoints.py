@@ -15,6 +15,7 @@ from optuna_hermes._lightning._loops import (
     loop_state,
     restore_loop_state,
 )
+from optuna_hermes._lightning._module_hooks import with_names
 from optuna_hermes._lightning._optimizers import (
     beside_own_states,
     inner_states,
@@ -91,7 +92,9 @@ class Checkpoints:
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
             "settings": hooks.settings.changed(),
-            "hooked": hooked if first else None,  # Lightning's files are of the first rank
+            "hooked": with_names(hooked)
+            if first
+            else None,  # Lightning's files are of the first rank
             # DDP keeps parameters and optimizers equal on all ranks.
             "left_out": left_out(module, checkpoint["state_dict"]) if first else {},
             "inner": inner_states(trainer) if first else {},

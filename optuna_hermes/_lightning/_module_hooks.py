@@ -8,15 +8,20 @@ with such a file is another training.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from optuna_hermes._lightning._namespace import ROOTS, LightningModule, Trainer, callbacks_of, part
-from optuna_hermes.suspend._values._tree import mapped
+from optuna_hermes.errors import CheckpointError
+from optuna_hermes.suspend._values._tree import NUMBERS, Reference, leaves, mapped, of_unknown_class
 
 SAVE, LOAD = "on_save_checkpoint", "on_load_checkpoint"
 _BASES = {f"{root}.{name}" for root in ROOTS for name in ("core.hooks", "callbacks.callback")}
 """Modules of Lightning's own hooks, which do nothing."""
+
+_MADE = "made as "
+"""Begins the names of references to objects that each process makes."""
 
 
 @contextlib.contextmanager
@@ -52,6 +57,56 @@ def saved_by_hooks(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
     if module in saving:
         call._call_lightning_module_hook(trainer, SAVE, copy)
     return copy
+
+
+def with_names(hooked: Any) -> Any:
+    """What the hooks made, with the class in the place of each object that cannot be stored.
+
+    Such objects are mostly those that each process makes: losses, scalers of the data, transforms.
+    """
+    kind = type(hooked)
+    if kind is dict:
+        return {key: with_names(item) for key, item in hooked.items()}
+    if kind in (list, tuple) and not NUMBERS.issuperset(map(type, hooked)):
+        return kind(map(with_names, hooked))
+    return Reference(name=_name(hooked)) if of_unknown_class(hooked) else hooked
+
+
+def with_objects(trainer: Trainer, hooked: dict[str, Any], checkpoint: dict[str, Any]) -> Any:
+    """What the hooks made, with the objects that they put there in this process."""
+    if not any(map(_is_name, leaves(hooked))):
+        return hooked
+    with without_hook(savers(trainer), SAVE):  # for hyper-parameters, which may be objects as well
+        begun = trainer._checkpoint_connector.dump_checkpoint(weights_only=True)
+    return _filled(hooked, saved_by_hooks(trainer, {**begun, **checkpoint}), ())
+
+
+def _filled(hooked: Any, made: Any, place: tuple[Any, ...]) -> Any:
+    kind = type(hooked)
+    others: Any
+    if kind is dict:
+        others = made if type(made) is dict else {}
+        return {key: _filled(item, others.get(key), (*place, key)) for key, item in hooked.items()}
+    if kind in (list, tuple) and not NUMBERS.issuperset(map(type, hooked)):
+        others = made if type(made) is kind else ()
+        pairs = itertools.zip_longest(hooked, others[: len(hooked)])
+        return kind(_filled(*pair, (*place, index)) for index, pair in enumerate(pairs))
+    if _is_name(hooked) and hooked.name != _name(made):
+        raise CheckpointError(
+            f"What {SAVE} puts into a checkpoint as {' / '.join(map(str, place))} must be plain "
+            f"values, or an object that each process makes before the fit, but it was "
+            f"{hooked.name.removeprefix(_MADE)} and is now {_name(made).removeprefix(_MADE)}: make "
+            "it before the fit, or write plain values."
+        )
+    return made if _is_name(hooked) else hooked
+
+
+def _name(value: Any) -> str:
+    return f"{_MADE}{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _is_name(value: Any) -> bool:
+    return type(value) is Reference and value.name.startswith(_MADE)
 
 
 def load_by_module(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from optuna_hermes._lightning._module_hooks import (
     load_by_module,
     saved_by_hooks,
     savers,
+    with_objects,
     without_hook,
 )
 from optuna_hermes._lightning._namespace import (
@@ -170,7 +171,9 @@ class TrainerHooks:
         self, restore: Callable[[], None], seen: dict[str, Any], strict: bool
     ) -> None:
         """Load the weights of the checkpoint, whatever ``on_load_checkpoint`` does to ``seen``."""
-        vars(self.trainer._checkpoint_connector).pop("restore_model")
+        connector = self.trainer._checkpoint_connector
+        vars(connector).pop("restore_model")
+        seen.update(with_objects(self.trainer, seen, connector._loaded_checkpoint))
         load_by_module(self.trainer, seen)
         module = self.trainer.lightning_module
         with without_hook([module], LOAD), contextlib.nullcontext() if strict else _loosely(module):

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
+from optuna_hermes.errors import CheckpointError
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.suspend._modules._module_state import left_out
 from optuna_hermes.testing import FakeSession
@@ -748,7 +749,31 @@ class BeginsAnew(Net):
         del checkpoint["loops"], checkpoint["state_dict"]["net.bias"]
 
 
-@pytest.mark.parametrize("net", [Exports, Thins, Replaces, BeginsAnew])
+class Scaler:
+    """An object of a library, as it is put into the files of ``ModelCheckpoint``."""
+
+
+class PutsObjects(Net):
+    """Saves objects that each process makes, as libraries for forecasts do, and reads them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = Scaler()
+        self.criterion = nn.MSELoss()
+        self.save_hyperparameters({"scaler": self.scaler})
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["data"] = {"scalers": [self.scaler], "batches": [len(self.losses)]}
+        checkpoint["special"] = self.criterion, None
+        checkpoint["hyper_parameters"].update(criterion=self.criterion)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert checkpoint["data"]["scalers"] == [self.scaler]
+        assert checkpoint["data"]["batches"][0] > 0
+        self.criterion = checkpoint["special"][0]
+
+
+@pytest.mark.parametrize("net", [Exports, Thins, Replaces, BeginsAnew, PutsObjects])
 def test_hooks_do_not_decide_what_comes_back(net: type[Net], tmp_path: Path) -> None:
     """The form that a module's hooks give a checkpoint is for them alone."""
     Thins.loaded.clear()
@@ -756,6 +781,21 @@ def test_hooks_do_not_decide_what_comes_back(net: type[Net], tmp_path: Path) -> 
     if net is Thins:
         assert Thins.loaded == [1, 5, 7]
     assert not Exports.exported  # nobody would read what that hook adds
+
+
+class PutsFitted(PutsObjects):
+    """Saves an object that only the training makes."""
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["scaler"] = self.scaler if self.losses else None
+
+
+def test_an_object_that_the_training_makes_is_refused(tmp_path: Path) -> None:
+    """A hook that finds another kind of object in the next process fails the trial."""
+    with pytest.raises(
+        CheckpointError, match=r"on_save_checkpoint .* scaler .* is now \S*NoneType"
+    ):
+        check(PutsFitted, tmp_path)
 
 
 class Averages(Callback):

@@ -67,6 +67,19 @@ def pack(tree: Any, trial: str) -> tuple[dict[str, torch.Tensor], str]:
     return packer.tensors, text
 
 
+def of_unknown_class(leaf: Any) -> bool:
+    """True for an object of a class that ``pack`` does not know, but for tensors and containers."""
+    import torch
+
+    if isinstance(leaf, torch.Tensor) or type(leaf) in (set, frozenset, *_MAPPINGS):
+        return False
+    try:
+        _Packer("").encode(leaf, ())
+    except UnstorableError:
+        return True
+    return False
+
+
 def tensors_in(tree: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     """The tensors in dictionaries, lists and tuples, each by its place below ``place``."""
     import torch
