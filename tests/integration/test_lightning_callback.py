@@ -315,6 +315,33 @@ def test_iterator_in_the_training_step(tmp_path: Path) -> None:
     assert session.parks == ["resident"]
 
 
+class Caches(Line):
+    """Makes a class on first use, as libraries do for what their networks return."""
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.use()
+        super().validation_step(batch, batch_idx)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.use()
+        return super().training_step(batch, batch_idx)
+
+    def use(self) -> None:
+        if not hasattr(self, "output"):
+            self.output = type("Output", (), {})
+
+
+def test_a_class_made_on_first_use(tmp_path: Path) -> None:
+    """A resumed trial lacks what the validation before the first batch has made, and is stored."""
+    session = FakeSession({2: "disk"}, checkpoint_dir=tmp_path)
+    for after in (3, 4):
+        with pytest.raises(Suspended):
+            fit(session, module=Caches())
+        session = session.again({after: "disk"})
+    with pytest.raises(Suspended):
+        fit(session, module=Caches())
+
+
 def test_second_fit(tmp_path: Path) -> None:
     """In a second fit of the same trial units count on, and nothing is stored or resumed."""
     session = FakeSession(checkpoint_dir=tmp_path)

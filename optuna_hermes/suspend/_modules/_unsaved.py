@@ -48,6 +48,8 @@ _MOST_PARTS = 50_000
 _Place = tuple[str, ...]
 _GONE = ["gone"]
 """In the place of a tree: the attribute was deleted."""
+_CACHED = ["cached"]
+"""In the place of a tree: code that is made on first use, and was made before the first batch."""
 
 
 class NameTable:
@@ -104,6 +106,8 @@ class Attributes:
         self._changed: set[str] = set()
         self._given: dict[int, object] = {}
         self._made: WeakValueDictionary[int, Any] | None = None
+        self._cached: set[str] = set()
+        """Names of functions and classes that the validation before the first batch has made."""
 
     def classes(self) -> dict[_Place, object]:
         """Classes of the present values and their parts, for ``note``; see ``needed_of``."""
@@ -119,6 +123,9 @@ class Attributes:
         Where others are needed that cannot be saved, the trial must not be stored.
         """
         self._there = there
+        if self._at_start is not None:
+            new = self.watched().keys() - self._at_start
+            self._cached |= {name for name in new if isinstance(self._all()[name], CODE)}
 
     def note_more(self, before: dict[_Place, object]) -> None:
         """Note also what is made anew since there were the classes ``before``."""
@@ -190,7 +197,9 @@ class Attributes:
         """The changed attributes, as trees."""
         gone = self._gone({*self._before, *self._changed})
         self._changed |= gone
-        return {**self._trees(self.watched()), **dict.fromkeys(gone, _GONE)}
+        # The next process has no validation before its first batch.
+        cached = dict.fromkeys(self._cached, _CACHED)
+        return {**cached, **self._trees(self.watched()), **dict.fromkeys(gone, _GONE)}
 
     def _gone(self, names: Iterable[str]) -> set[str]:
         """Those of the names that are no attributes any more; parts of modules are restored so."""
@@ -241,9 +250,12 @@ class Attributes:
         """Restore changed attributes; to be called before ``begin``."""
         self.note_made()  # before they are replaced
         attributes = self._all()
-        self._changed |= state.keys()
+        self._cached |= {name for name, node in state.items() if node == _CACHED}
+        self._changed |= state.keys() - self._cached
         others: dict[str, list[Any]] = {}
         for name, node in state.items():
+            if node == _CACHED:
+                continue
             if node == _GONE:
                 attributes.pop(name, None)
             elif node[0] == "plain":
@@ -280,7 +292,8 @@ class Attributes:
 
         These are cached ones, and methods that libraries put over themselves, as DDP's ``forward``.
         """
-        if isinstance(getattr(type(self.owner), name, None), functools.cached_property):
+        is_cached = isinstance(getattr(type(self.owner), name, None), functools.cached_property)
+        if is_cached or name in self._cached:
             return isinstance(value, CODE)
         if not isinstance(value, types.MethodType):
             return False
