@@ -387,15 +387,13 @@ def why_not_storable(trainer: Trainer) -> str | None:
         return "it must have a train loader"
     if len(combined.flattened) == 1 and is_stream(combined.flattened[0]):
         return None
-    if fetcher.length is None:
-        return "the length of its train loader is unknown"
     if any(keeps_iterator(each) and not is_stateful(each) for each in combined.flattened):
         return "its train loader keeps one iterator for all epochs"
     if len({id(each) for each in combined.flattened}) < len(combined.flattened):
         return "it trains on one loader in several places, with persistent workers or a state"
     if not all(is_stateful(each) or ResumableSampler.fits(each) for each in combined.flattened):
         return "its train loader is neither a DataLoader over a map-style data set nor stateful"
-    return None
+    return "the length of its train loader is unknown" if fetcher.length is None else None
 
 
 def _has_own_iterators(loader: Any) -> bool:
