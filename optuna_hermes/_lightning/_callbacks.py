@@ -60,7 +60,8 @@ def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str,
 
     Args:
         saved: its ``state_dict``, from which models are removed that are gone: the trial was on
-            another host, or its process was killed once it had replaced them.
+            another host, its process was killed once it had replaced them, or its objective has
+            deleted them.
     """
     # Its own folder would be that of the new logger's version, without the models.
     folder, own = saved.get("dirpath"), callback.dirpath
@@ -76,9 +77,10 @@ def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str,
         callback.dirpath = saved["dirpath"] = own
     if trainer.is_global_zero:
         log.warning(
-            "Of the models in %s this host lacks %d: ModelCheckpoint goes on without them in %s.",
-            folder,
+            "%d of the models in %s are gone, as the trial was on another host, or its objective "
+            "deletes them when it begins: ModelCheckpoint goes on without them in %s.",
             len(gone),
+            folder,
             callback.dirpath,
         )
     saved["best_k_models"] = left = {n: score for n, score in models.items() if n not in gone}
