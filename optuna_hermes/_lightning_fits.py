@@ -29,7 +29,7 @@ from optuna_hermes.model import Checkpoint
 from optuna_hermes.suspend import Session
 from optuna_hermes.suspend._modules._parts import why_not_loadable
 from optuna_hermes.suspend._tiers._disk import why_unwritable
-from optuna_hermes.suspend._tiers._saver import Saver
+from optuna_hermes.suspend._tiers._saver import Saver, warn_of_inexact
 
 if TYPE_CHECKING:
     from optuna_hermes._lightning._devices import ElasticDevices
@@ -223,6 +223,9 @@ class FitLoop(CooperativeLoop):
             return
         trainer, module = hooks.trainer, hooks.trainer.lightning_module
         self._begun, self._busy = False, True
+        if hooks.lacks_models and self._session is not None and trainer.is_global_zero:
+            reason = "models that its ModelCheckpoint has saved are gone; its log names the folder"
+            warn_of_inexact(self._name, self._session.checkpoint_dir, {"models": reason})
         problem = why_not_storable(trainer)
         if problem is None and module.strict_loading:
             problem = why_not_loadable("its module", module)

@@ -55,8 +55,10 @@ def restore_callbacks(trainer: Trainer, state: dict[str, dict[str, Any]]) -> Non
         vars(callback).update(saved)
 
 
-def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str, Any]) -> None:
+def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str, Any]) -> bool:
     """Let a callback go on with the models of the earlier process, before its state is loaded.
+
+    Returns True if some of them are gone.
 
     Args:
         saved: its ``state_dict``, from which models are removed that are gone: the trial was on
@@ -66,13 +68,13 @@ def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str,
     # Its own folder would be that of the new logger's version, without the models.
     folder, own = saved.get("dirpath"), callback.dirpath
     if not folder:
-        return
+        return False
     callback.dirpath = folder
     best, models = saved.get("best_model_path", ""), saved.get("best_k_models", {})
     gone = {path for path in (best, *models) if path and "://" not in path}
     gone = {path for path in gone if not os.path.exists(path)}
     if not gone:
-        return
+        return False
     if not os.path.isdir(folder):
         callback.dirpath = saved["dirpath"] = own
     if trainer.is_global_zero:
@@ -88,6 +90,7 @@ def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str,
         choose = min if callback.mode == "min" else max
         saved["best_model_path"] = best = choose(left, key=left.__getitem__, default="")
         saved["best_model_score"] = left.get(best)
+    return True
 
 
 def _known(trainer: Trainer) -> list[tuple[Callback, tuple[str, ...]]]:

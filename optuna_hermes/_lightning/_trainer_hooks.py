@@ -61,6 +61,8 @@ class TrainerHooks:
         self, trainer: Trainer, trial: str, replay: Callable[..., ResumableSampler] | None
     ) -> None:
         self.trainer = trainer
+        self.lacks_models = False
+        """True if ``ModelCheckpoint`` has saved some before the fit was resumed that are gone."""
         self.shape = FitParts(trainer)
         self.settings = TrainerSettings(trainer)
         self.unsaved = unsaved(trainer)
@@ -237,9 +239,11 @@ class TrainerHooks:
         make_room(self.trainer.lightning_module, checkpoint["state_dict"])
         self._users_path, connector._ckpt_path = checkpoint_path, str(path)
         connector._loaded_checkpoint = checkpoint
+        states = checkpoint["callbacks"]
         for callback in callbacks_of(self.trainer, ModelCheckpoint):
-            if callback.state_key in checkpoint["callbacks"]:
-                restore_models(self.trainer, callback, checkpoint["callbacks"][callback.state_key])
+            if callback.state_key in states:
+                gone = restore_models(self.trainer, callback, states[callback.state_key])
+                self.lacks_models = self.lacks_models or gone
 
 
 def clean(trainer: Trainer) -> bool:
