@@ -17,7 +17,7 @@ from optuna_hermes.errors import CheckpointError, InvalidInputError, SuspendErro
 from optuna_hermes.suspend import Session, kept_rng, rng_state, set_rng_state
 from optuna_hermes.suspend._loaders._other_loaders import OtherLoaders
 from optuna_hermes.suspend._loaders._position import LoaderPosition
-from optuna_hermes.suspend._loop_code._code import Code
+from optuna_hermes.suspend._loop_code._code import Code, places
 from optuna_hermes.suspend._loop_code._early_calls import EarlyCalls
 from optuna_hermes.suspend._loop_code._iterators import (
     CountedOn,
@@ -191,7 +191,7 @@ class PyTorchLoop(CooperativeLoop):
                 self._locals.resume(self._restored["variables"], {**self._named.kept})
                 self._warn_of_fewer_epochs(self._session, len(numbers))
             self._named.note_classes()
-            self._other_loaders.begin()
+            self._other_loaders.begin(places(sys._getframe()))
         try:
             for place in range(self._epoch, len(numbers)):
                 self._begin(place)

@@ -55,6 +55,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from optuna_hermes import _heap
 from optuna_hermes.errors import CheckpointError, Suspended
 from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint
@@ -1122,6 +1123,39 @@ def test_loop(case: str, tmp_path: Path) -> None:
     check(functools.partial(loop, **LOOPS[case]), tmp_path)
 
 
+def by_fabric(make: Callable[[], Any]) -> Any:
+    return Fabric(accelerator="cpu", devices=1).setup_dataloaders(make())
+
+
+def by_accelerate(make: Callable[[], Any]) -> Any:
+    return Accelerator(cpu=True).prepare(make())
+
+
+@pytest.mark.parametrize("wrap", [lambda make: make(), by_fabric, by_accelerate])
+def test_loaders_that_are_alike(
+    wrap: Callable[[Callable[[], Any]], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told apart by the loop's code, in whatever order the garbage collector has them."""
+    listed, times = _heap.objects, itertools.count()
+
+    def objects(*kinds: type) -> list[Any]:
+        found = list(listed(*kinds))
+        return found[::-1] if DataLoader in kinds and next(times) % 2 else found
+
+    def seeded(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return wrap(functools.partial(loader, "torch", generator=generator))
+
+    def unequal() -> list[Any]:
+        first = seeded(3)
+        return [first, seeded(4), first]
+
+    monkeypatch.setattr(_heap, "objects", objects)
+    train = functools.partial(loop, train=loader, val=unequal)
+    check(train, tmp_path, stops=(BATCHES + 3,))
+    assert next(times) == 2
+
+
 class Stream(IterableDataset[Any]):
     """Samples in an order that it draws, and that depends on how often it was gone through."""
 
@@ -1257,14 +1291,6 @@ def test_a_stream_that_gives_less_than_before(
         train(session, Trace())
     with pytest.raises(CheckpointError, match=r"6 batches of Shrinking, which ends after 4 now"):
         train(session.again(), Trace())
-
-
-def by_fabric(make: Callable[[], Any]) -> Any:
-    return Fabric(accelerator="cpu", devices=1).setup_dataloaders(make())
-
-
-def by_accelerate(make: Callable[[], Any]) -> Any:
-    return Accelerator(cpu=True).prepare(make())
 
 
 IN_EPOCHS = [

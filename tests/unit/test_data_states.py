@@ -681,13 +681,13 @@ class Boxed:
 
 def _count_items(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Count how many objects are looked into."""
-    counted, items = [0], _generators._items
+    counted, items = [0], _generators.items_of
 
     def counting(owner: Any) -> dict[Any, Any]:
         counted[0] += 1
         return items(owner)
 
-    monkeypatch.setattr(_generators, "_items", counting)
+    monkeypatch.setattr(_generators, "items_of", counting)
     return counted
 
 

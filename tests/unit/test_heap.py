@@ -32,14 +32,14 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[DataLoader[tuple[torch.T
 def test_loaders_of_before_the_freeze_come_back(frozen: DataLoader[tuple[torch.Tensor]]) -> None:
     """The second epoch of a loader that only validates is as it would have been."""
     others = OtherLoaders()
-    others.begin()
+    others.begin({})
     first = [batch.item() for (batch,) in frozen]
     state = others.state({})
     second = [batch.item() for (batch,) in frozen]
     others.leave()
     assert isinstance(frozen.generator, torch.Generator)
     frozen.generator.manual_seed(3)  # as in another worker
-    others.begin()
+    others.begin({})
     others.load_state(state)
     assert first != second
     assert [batch.item() for (batch,) in frozen] == second

@@ -35,13 +35,18 @@ class OtherLoaders:
         self._accelerators: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
 
-    def begin(self) -> None:
-        """Collect them when the loop begins."""
+    def begin(self, places: Mapping[int, int]) -> None:
+        """Collect them when the loop begins.
+
+        Args:
+            places: by ``id``, for their order: those that are alike are told apart by it.
+        """
         gc.collect()  # else loaders of an earlier trial of this process would be found, too
         accelerate = sys.modules.get("accelerate")  # imported if the user has one
         accelerators = () if accelerate is None else (accelerate.Accelerator,)
         self._accelerators, self._scalers = [], []
-        for each in _heap.objects(DataLoader, GradScaler, *accelerators):
+        found = _heap.objects(DataLoader, GradScaler, *accelerators)
+        for each in sorted(found, key=lambda each: places.get(id(each), len(places))):
             if issubclass(type(each), accelerators):
                 self._accelerators.append(weakref.ref(each))
                 continue

@@ -1,6 +1,7 @@
-"""Random generators that the code of a user's loop draws from: of modules, of classes, closed over.
+"""What the code of a user's loop leads to.
 
-Those in local variables and in what these hold are left out: see ``Locals``.
+Of its random generators those of modules, of classes, and closed over; those in local variables and
+in what these hold are left out: see ``Locals``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from optuna_hermes.suspend._loop_code._locals import frames_of_user, variables
 from optuna_hermes.suspend._values._generators import (
     FoundGenerators,
     GeneratorOwner,
+    dict_of,
     holders_in,
     is_users_type,
+    items_of,
     set_states,
 )
 
@@ -64,6 +68,22 @@ class Code:
                 elif name in bound:
                     roots.append(GeneratorOwner(f"loop {number}.{name}", value))
         return [each for each in holders_in(*roots) if each.in_code]
+
+
+def places(frame: FrameType | None) -> dict[int, int]:
+    """The places, by ``id``, of the objects that a loop's code leads to, in each process the same.
+
+    The order of ``gc.get_objects`` is another one, above all since Python 3.14.
+    """
+    found: dict[int, int] = {}
+    roots = [GeneratorOwner("loop", variables(each)) for each in frames_of_user(frame)]
+    roots += [GeneratorOwner("loop", _function(each)) for each in frames_of_user(frame)]
+    for holder in holders_in(*roots):
+        for value in items_of(holder.owner).values():
+            inner = dict_of(value).values() if issubclass(type(value), DataLoader) else ()
+            for each in (value, *inner):  # Accelerate's loaders hold another one
+                found.setdefault(id(each), len(found))
+    return found
 
 
 def classes_of(values: Iterable[object]) -> list[GeneratorOwner]:

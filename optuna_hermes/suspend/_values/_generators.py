@@ -132,7 +132,7 @@ def _objects_in(holders: Iterable[GeneratorOwner]) -> dict[str, Any]:
         f"{place}.{name}": value
         for place, owner, in_code in holders
         if not in_code
-        for name, value in _items(owner).items()
+        for name, value in items_of(owner).items()
         if not issubclass(type(value), _LEAVES)
     }
 
@@ -143,7 +143,7 @@ def _with_generators(holders: Iterable[GeneratorOwner]) -> list[GeneratorOwner]:
     for each in holders:
         near = left > 0 and not issubclass(type(each.owner), list | tuple | dict)
         left -= near
-        if near or any(map(_is_own, _items(each.owner).values())):
+        if near or any(map(_is_own, items_of(each.owner).values())):
             found.append(each)
     return found
 
@@ -153,7 +153,7 @@ def states_of(holders: Iterable[GeneratorOwner]) -> list[Any]:
     states: list[Any] = []
     seen: set[int] = set()
     for place, owner in _by_place(holders).items():
-        for name, value in _items(owner).items():
+        for name, value in items_of(owner).items():
             if _is_own(value) and id(value) not in seen:
                 seen.add(id(value))
                 states.append([place, name, kind_of(value), generator_state(value)])
@@ -271,11 +271,11 @@ class _Kinds:
 def _parts(holder: GeneratorOwner) -> list[GeneratorOwner]:
     """The attributes or items of a holder."""
     place, owner, in_code = holder
-    items = _items(owner).items()
+    items = items_of(owner).items()
     return [GeneratorOwner(f"{place}.{name}", value, in_code) for name, value in items]
 
 
-def _items(owner: Any) -> dict[Any, Any]:
+def items_of(owner: Any) -> dict[Any, Any]:
     """The attributes or items of an object, read without running its code."""
     kind = type(owner)
     if issubclass(kind, list | tuple):
@@ -449,7 +449,7 @@ def kind_of(generator: Any) -> str:
 
 def _restored_in(owner: Any, name: Any, kind: str, state: Any) -> bool:
     """Set the state of one generator; False if there is none and none can be made."""
-    items = _items(owner)
+    items = items_of(owner)
     generator = items.get(name)
     if generator is None:  # made with its first number, or in an epoch
         generator = _made(kind)
