@@ -70,6 +70,8 @@ CHANGE_SECONDS = 5.0
 """
 LEAVE_SECONDS = 1.0
 """Seconds in which a leaving worker writes its last values; else its checkpoint folder has them."""
+_WANDB_SECONDS = 60.0
+"""Seconds in which W&B may send what it has."""
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -473,15 +475,18 @@ def _finish_wandb(raised: BaseException | None) -> None:
     """Let W&B write and send what it has, as at Python's exit: without it a whole run is lost.
 
     Args:
-        raised: what has ended the objective.
+        raised: what has ended the objective. An error of the package's own fails no trial.
     """
-    teardown = getattr(sys.modules.get("wandb"), "teardown", None)
-    if teardown is not None:
-        failed = isinstance(raised, Exception) and not isinstance(raised, optuna.TrialPruned)
-        try:
-            teardown(int(failed))
-        except Exception:
-            traceback.print_exc()
+    failed = isinstance(raised, (Exception, SystemExit))
+    failed = failed and not isinstance(raised, (optuna.TrialPruned, HermesError))
+    setup = sys.modules.get("wandb.sdk.wandb_setup")
+    # The script's own, which a fork inherits, is not ended here.
+    if getattr(getattr(setup, "_singleton", None), "_pid", None) == os.getpid():
+        # On a thread, which may end by sys.exit(), or wait for a network for ever.
+        end = partial(sys.modules["wandb"].teardown, int(failed))
+        thread = threading.Thread(target=end, daemon=True)
+        thread.start()
+        thread.join(_WANDB_SECONDS)
 
 
 def _leave_fork(status: int) -> NoReturn:

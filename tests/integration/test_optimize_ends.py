@@ -21,7 +21,7 @@ from optuna_hermes import HermesPruner, HermesSampler, _optuna, optimize, pruner
 from optuna_hermes.errors import HermesError
 from optuna_hermes.ledger import open_ledger
 from optuna_hermes.pytorch import suspendable
-from optuna_hermes.workers import _driver
+from optuna_hermes.workers import _driver, _worker
 from optuna_hermes.workers._optimize import OptimizeResult
 from support.objectives import TRAINS_UNTIL_GO
 
@@ -111,7 +111,7 @@ def test_what_is_not_closed_in_time_is_told(
 ) -> None:
     """The trial is on disk all the same."""
     monkeypatch.setattr(_driver, "LEAVE_SECONDS", 0.1)
-    monkeypatch.setattr(_driver, "suspending_seconds", lambda grace_seconds: 5.0)
+    monkeypatch.setattr(_driver, "suspending_seconds", lambda grace_seconds: 10.0)
     stop_when(lambda mine: mine.best is not None)
     result = run(study, Closing(tmp_path, 1_000_000.0))
     assert "STORED" in {trial.state for trial in result.trials}
@@ -119,20 +119,31 @@ def test_what_is_not_closed_in_time_is_told(
     assert not any(tmp_path.glob("closed-*"))
 
 
+@pytest.mark.parametrize("ends", ["exits", "hangs"])
 def test_runs_of_wandb_end_with_their_trials(
-    study: optuna.Study, stop_when: Any, tmp_path: Path
+    study: optuna.Study, stop_when: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str
 ) -> None:
     """As at Python's exit, which there is none of; only an error of the objective is a failure."""
+    monkeypatch.setattr(_worker, "_WANDB_SECONDS", 0.2)
 
     def logs(trial: optuna.Trial) -> float:
-        ended = (tmp_path / f"{trial.number}").open("a")
-        sys.modules["wandb"] = SimpleNamespace(  # type: ignore[assignment]
-            teardown=lambda code: print(code, file=ended, flush=True)
-        )
-        for _ in (run := suspendable(trial)).epochs(3 if is_short else 1_000_000):
+        file = (tmp_path / f"{trial.number}").open("a")
+
+        def teardown(code: int) -> None:
+            print(code, file=file, flush=True)
+            if ends == "exits":
+                sys.exit(2)
+            threading.Event().wait()
+
+        setup = SimpleNamespace(_singleton=SimpleNamespace(_pid=os.getpid()))
+        sys.modules["wandb"] = SimpleNamespace(teardown=teardown)  # type: ignore[assignment]
+        sys.modules["wandb.sdk.wandb_setup"] = setup  # type: ignore[assignment]
+        for _ in (run := suspendable(trial)).epochs(1_000_000):
             run.report(0.0)
-        if trial.number == 1:
-            raise ValueError("no good")
+            if is_short and trial.number == 1:
+                raise ValueError("no good")
+            if is_short:
+                break
         return 0.0
 
     is_short = False
@@ -142,9 +153,22 @@ def test_runs_of_wandb_end_with_their_trials(
     is_short = True
     stop_when(lambda mine: False)
     run(study, logs)
+    assert [trial.state.name for trial in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     codes = [(tmp_path / f"{number}").read_text().split() for number in range(3)]
     assert [each[-1] for each in codes] == ["0", "1", "0"]
-    assert {code for each in codes for code in each[:-1]} == {"0"}
+    assert {code for each in codes for code in each[:-1]} <= {"0"}
+
+
+def test_a_run_of_wandb_that_the_script_has_begun_goes_on(
+    study: optuna.Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Trials inherit it, and do not end it."""
+    torn = tmp_path / "torn"
+    setup = SimpleNamespace(_singleton=SimpleNamespace(_pid=os.getpid()))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(teardown=lambda code: torn.touch()))
+    monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_setup", setup)
+    run(study, lambda trial: 0.0)
+    assert not torn.exists()
 
 
 def test_processes_of_joblib_end_with_their_trials(study: optuna.Study, tmp_path: Path) -> None:
