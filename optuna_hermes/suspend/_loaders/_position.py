@@ -103,7 +103,7 @@ class LoaderPosition:
             # A sequence, or a loader with a ``problem``: its batches are read and dropped.
             next(itertools.islice(iterator, self.batch, self.batch), None)
         elif isinstance(source, ResumableSampler) and not source.can_store_here():
-            self.problem = self.problem or source.why_not_resumable
+            self.problem = self.problem or "its loader does not go by its sampler"
         elif source is loader:
             self.problem = self.problem or _why_not_saved(source)
             if state is not None:  # only now: a stream may have fetched what was trained

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from optuna_hermes.suspend._state import rng_state, set_rng_state
 
 if TYPE_CHECKING:
     from optuna_hermes.suspend._loaders._workers import Workers
+
+log = logging.getLogger(__name__)
 
 
 class LoaderProcesses:
@@ -35,8 +38,8 @@ class LoaderProcesses:
         """True if the next pass is the trained one, False if it is not; None if each may be."""
         self.was_used = False
         """True once such a pass has begun."""
-        self.interruption: str | None = None
-        """Why the trained pass cannot be resumed if another one has taken its processes."""
+        self.interrupted = False
+        """True if another pass has taken the processes from the trained one."""
         self._trains = False
         self._workers: Workers | None = None
         self._iterator: Callable[[], Any] = lambda: None
@@ -182,12 +185,15 @@ class LoaderProcesses:
             self._first = self._skipped = 0
 
     def _interrupt(self) -> None:
-        loader: Any = self._loader()
-        self.interruption = (
-            "within an epoch it begins a second pass over a loader of "
-            f"{type(loader.dataset).__name__}, and takes its persistent workers from the first "
-            "(use another loader there)"
-        )
+        if not self.interrupted:
+            loader: Any = self._loader()
+            log.warning(
+                "A trial can only wait in memory from here on: within an epoch it begins a second "
+                "pass over a loader of %s, and takes its persistent workers from the first. Use "
+                "another loader there.",
+                type(loader.dataset).__name__,
+            )
+        self.interrupted = True
 
     def rotate(self, skipped: int) -> None:
         """Begin with the worker that is next in turn after ``skipped`` batches."""

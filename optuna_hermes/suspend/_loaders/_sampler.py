@@ -174,18 +174,13 @@ class ResumableSampler:
 
         return random_warning(loader)
 
-    @property
-    def why_not_resumable(self) -> str:
-        """The reason if its epoch cannot be stored from its first batch on."""
-        return self._pool.interruption or "its loader does not go by its sampler"
-
     def can_store_here(self) -> bool:
         """True if this epoch's batches are those of the first indices that are drawn here."""
         if self._trained() != self._pass.before and not self._is_in_order():
             return False
         begun = self._begins_late or (self._pool.was_used and not self._pool.expected)
         draws = begun and self._drawn >= self._trained() - self._pass.before
-        return (draws or self._resume is not None) and self._pool.interruption is None
+        return (draws or self._resume is not None) and not self._pool.interrupted
 
     def _is_in_order(self) -> bool:
         """False where workers' batches come as they are ready; said once."""
