@@ -79,8 +79,9 @@ def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str,
         callback.dirpath = saved["dirpath"] = own
     if trainer.is_global_zero:
         log.warning(
-            "%d of the models in %s are gone, as the trial was on another host, or its objective "
-            "deletes them when it begins: ModelCheckpoint goes on without them in %s.",
+            "%d of the models in %s are gone, as the trial was on another host, its process was "
+            "killed, or its objective deletes them when it begins: ModelCheckpoint goes on without "
+            "them in %s.",
             len(gone),
             folder,
             callback.dirpath,

@@ -92,9 +92,8 @@ class Checkpoints:
             "tuners": tuner_state(trainer),
             "lottery": lottery_state(trainer),
             "settings": hooks.settings.changed(),
-            "hooked": with_names(hooked)
-            if first
-            else None,  # Lightning's files are of the first rank
+            # Lightning's files are of the first rank.
+            "hooked": with_names(hooked) if first else None,
             # DDP keeps parameters and optimizers equal on all ranks.
             "left_out": left_out(module, checkpoint["state_dict"]) if first else {},
             "inner": inner_states(trainer) if first else {},

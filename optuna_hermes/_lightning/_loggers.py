@@ -83,13 +83,20 @@ def leave_open(trainer: Trainer) -> None:
     for logger in trainer.loggers:
         # Those of files have no status: they only write what is left.
         if not isinstance(logger, tuple(_KINDS.values())):
-            logger.save()
-            experiment = vars(logger).get("_experiment")
-            # Of Comet, and of W&B and SwanLab: what sends for them ends with this process.
-            for name in ("flush", "end", "finish"):
-                if callable(method := getattr(experiment, name, None)):
-                    method()
+            try:
+                _send(logger)
+            except Exception:
+                log.warning("%s could not send what it has.", type(logger).__name__, exc_info=True)
             vars(logger)["finalize"] = lambda status: None
+
+
+def _send(logger: Any) -> None:
+    """Let a logger send what it has: what sends for it ends with this process."""
+    logger.save()
+    experiment = vars(logger).get("_experiment")
+    for name in ("flush", "end", "finish"):  # of Comet, W&B and SwanLab
+        if callable(method := getattr(experiment, name, None)):
+            method()
 
 
 def _file_loggers(trainer: Trainer) -> list[tuple[str, Any, Any]]:

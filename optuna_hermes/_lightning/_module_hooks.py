@@ -102,7 +102,8 @@ def _filled(hooked: Any, made: Any, place: tuple[Any, ...]) -> Any:
 
 
 def _name(value: Any) -> str:
-    return f"{_MADE}{type(value).__module__}.{type(value).__qualname__}"
+    # Not its module: that of a script is __main__ or not, by how it was started.
+    return f"{_MADE}{type(value).__qualname__}"
 
 
 def _is_name(value: Any) -> bool:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import optuna
@@ -76,7 +77,9 @@ STEADY_SECONDS = 1.0
 """Lifetime after which a broker's end no longer counts towards ``MAX_BROKERS``."""
 
 MOST_KILLED = 3
-"""Fork servers that may be killed in a call: then memory runs out again and again."""
+"""Fork servers that may be killed within an hour of each other: then memory runs out again and
+again."""
+_HOUR_SECONDS = 3600.0
 
 _AWAY = (
     "The database {}, so every trial that could be was suspended to disk: bring it back, then run "
@@ -153,7 +156,7 @@ class Driver:
         self._key: str | None = None
         self._ids_return = False
         self._n_ended = 0
-        self._n_killed = 0
+        self._n_killed, self._killed_at = 0, -math.inf
         self._check_at = -math.inf
         self._tries_all = _optuna.tries_all(study.sampler)
         self._points_at = -math.inf
@@ -325,18 +328,23 @@ class Driver:
         """Give a new fork server its job; False if the call is over before it can take it."""
         if self._pool.has_job:
             return True
-        if not self._pool.wait_until_ready(self._stops.at):
-            self._stopped = True
-            return False
+        while not self._pool.wait_until_ready(time.monotonic() + TICK_SECONDS):
+            self._stops.note_signal()
+            if self._is_over():
+                self._stopped = True
+                return False
         self._pool.configure(self._job)
         return True
 
     def _start_another_server(self, error: ServerKilledError, ledger: Ledger) -> None:
         """Start another fork server, and say so, unless the call is over or many were killed."""
         self._stops.note_signal()
-        self._n_killed += 1
+        now = time.monotonic()
+        self._n_killed = self._n_killed + 1 if now - self._killed_at < _HOUR_SECONDS else 1
+        self._killed_at = now
+        ends = self._is_over() or self._stopped or (self._last is not None and self._last.draining)
         ledger.close()  # for a fork; its next use opens it
-        if self._n_killed > MOST_KILLED or self._is_over() or not self._pool.restart(self._study):
+        if self._n_killed > MOST_KILLED or ends or not self._pool.restart(self._study):
             raise error
         if self._last is not None:  # what leases held counts as spent: they have ended
             self._last = structs.replace(self._last, held_seconds=0.0)
@@ -509,7 +517,12 @@ class Driver:
         with contextlib.suppress(BrokerError):  # the ledger has the states without it
             if (now := time.monotonic()) < until:
                 until = max(until, now + LEAVE_SECONDS)
-                left = self._wait_for_workers(watched, lambda mine: mine.counts.parked, until)
+                parked = attrgetter("counts.parked")
+                left = self._wait_for_workers(watched, parked, now + LEAVE_SECONDS)
+                if left:
+                    trials = plural(left, "suspended trial")
+                    self._note(f"Waiting for {trials} to leave the objective (`finally:`).")
+                    left = self._wait_for_workers(watched, parked, until)
                 if left:
                     self._warn(_CUT_SHORT.format(plural(left, "suspended trial")))
             self._pool.kill_all()

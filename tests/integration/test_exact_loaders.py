@@ -61,6 +61,7 @@ from optuna_hermes.lightning import HermesCallback
 from optuna_hermes.model import Checkpoint
 from optuna_hermes.pytorch import PyTorchLoop
 from optuna_hermes.suspend._loaders._order import order_of
+from optuna_hermes.suspend._loop_code import _code
 from optuna_hermes.testing import FakeSession
 
 EPOCHS = 4
@@ -1151,6 +1152,7 @@ def test_loaders_that_are_alike(
         return [first, seeded(4), first]
 
     monkeypatch.setattr(_heap, "objects", objects)
+    monkeypatch.setattr(_code, "CREATION_ORDER", False)  # as since Python 3.14
     train = functools.partial(loop, train=loader, val=unequal)
     check(train, tmp_path, stops=(BATCHES + 3,))
     assert next(times) == 2

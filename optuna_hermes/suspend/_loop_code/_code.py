@@ -6,6 +6,7 @@ in what these hold are left out: see ``Locals``.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
 from types import CellType, CodeType, FrameType, FunctionType
@@ -24,6 +25,9 @@ from optuna_hermes.suspend._values._generators import (
     items_of,
     set_states,
 )
+
+CREATION_ORDER = sys.version_info < (3, 14)
+"""True if ``gc.get_objects`` has objects in the order of their creation, after a collection."""
 
 
 class Code:
@@ -73,9 +77,11 @@ class Code:
 def places(frame: FrameType | None) -> dict[int, int]:
     """The places, by ``id``, of the objects that a loop's code leads to, in each process the same.
 
-    The order of ``gc.get_objects`` is another one, above all since Python 3.14.
+    None where ``gc.get_objects`` has them in the order of their creation: that is the same, too.
     """
     found: dict[int, int] = {}
+    if CREATION_ORDER:
+        return found
     roots = [GeneratorOwner("loop", variables(each)) for each in frames_of_user(frame)]
     roots += [GeneratorOwner("loop", _function(each)) for each in frames_of_user(frame)]
     for holder in holders_in(*roots):

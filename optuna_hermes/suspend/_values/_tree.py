@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _MAPPINGS = (OrderedDict, Counter)
 _KINDS = "biufc"  # NumPy's kinds: bool, integers with and without sign, real and complex
+_CONTAINERS = (dict, list, tuple, set, frozenset)
 NUMBERS = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Types of values that lead to no other."""
 
@@ -71,7 +72,8 @@ def of_unknown_class(leaf: Any) -> bool:
     """True for an object of a class that ``pack`` does not know, but for tensors and containers."""
     import torch
 
-    if isinstance(leaf, torch.Tensor) or type(leaf) in (set, frozenset, *_MAPPINGS):
+    # Without a look into large ones.
+    if type(leaf) in NUMBERS or isinstance(leaf, (torch.Tensor, np.ndarray, *_CONTAINERS)):
         return False
     try:
         _Packer("").encode(leaf, ())
