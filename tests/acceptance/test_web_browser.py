@@ -33,6 +33,7 @@ from optuna_hermes.ledger import (
     TrialRecord,
     open_ledger,
 )
+from optuna_hermes.view._web._page import MOST_POINTS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra [browser]")
 pytest.importorskip("starlette", reason="needs the extra [web]")
@@ -347,6 +348,30 @@ def test_first_values_that_diverge_leave_the_scale_of_the_best_so_far(
         ledger.add_report(far)
     with opened(chromium, web(ended)) as page:
         assert page.inner_text("#path-more").endswith("first values leave the scale")
+
+
+def test_the_best_value_of_a_long_curve_is_on_the_scale_of_the_best_so_far(
+    chromium: Any, web: Callable[..., str], ended: str
+) -> None:
+    """A curve that is thinned out may lack it, the steps never do."""
+    with closing(open_ledger(ended)) as ledger, ledger.batch():
+        key = ledger.load_studies()[0]
+        for unit in range(9, MOST_POINTS + 3):
+            value = 0.01 if unit == 10 else 0.2  # every second point is left out
+            ledger.add_report(
+                ReportRecord(
+                    study=key,
+                    number=0,
+                    unit=unit,
+                    step=unit,
+                    value=value,
+                    device_seconds=unit,
+                    at=1_700_000_100.0 + unit,
+                )
+            )
+    with opened(chromium, web(ended)) as page:
+        assert page.inner_text("#best") == "0.01"
+        assert page.inner_text("#path-more") == "of all reports, by device time"
 
 
 def test_the_keyboard_reaches_everything(

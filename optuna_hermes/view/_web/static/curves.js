@@ -206,10 +206,11 @@ export class Path {
         ? "The best value so far appears with the first report."
         : "The best value so far is in a study's ledger: start with --storage and --study-name.");
     }
-    // First values of a trial that diverged leave the scale, as in the chart of curves.
+    // First values of a trial that diverged leave the scale, as in the chart of curves. The good end
+    // is that of the path: curves are thinned out, so that they may not have the best value.
     const [low, high] = usualBounds(reportedIn(curves), false, study.maximize);
     const all = path.map(([, value]) => value);
-    const usual = all.filter((value) => value >= low && value <= high);
+    const usual = all.filter((value) => (study.maximize ? value >= low : value <= high));
     put(this.more, `of all reports, by device time${usual.length && usual.length < all.length ? " · first values leave the scale" : ""}`);
     const values = bounds(usual.length ? usual : all);
     const log = suitsLog(values);
