@@ -21,7 +21,11 @@ _frozen: list[weakref.ref[Any]] = []
 
 
 def freeze() -> None:
-    """Let the garbage collector pass over all that there is, but let ``objects`` find some."""
+    """Let the garbage collector pass over all that there is by now.
+
+    ``objects`` still finds open files that have a buffer, loaders, iterable data sets, accelerators
+    and gradient scalers.
+    """
     data = sys.modules.get("torch.utils.data")
     amp = sys.modules.get("torch.amp")
     accelerate = sys.modules.get("accelerate")
@@ -36,7 +40,11 @@ def freeze() -> None:
 
 
 def flush_files() -> None:
-    """Write what open files have in their buffers: a fork would write it, too."""
+    """Write what open files have in their buffers.
+
+    Before forks, each of which would write it, too; and when a worker exits, which it does without
+    what Python does for files that nobody closes.
+    """
     for each in objects(*_WRITTEN):
         with contextlib.suppress(Exception):  # it is closed, or its disk is full
             # Nobody may read the other end of a pipe or socket.

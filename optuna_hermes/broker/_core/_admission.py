@@ -133,7 +133,7 @@ def _settle_owners(turn: Turn, study: Study, event: StudyRead) -> None:
 def count_opening_elsewhere(
     study: Study, leases: Iterable[LeaseRecord], hosts: Collection[str]
 ) -> int:
-    """Number of leases of other hosts' brokers from which further trials will come, or have."""
+    """Number of leases of other hosts' brokers that open a trial which is not in the ledger yet."""
     new = (lease.owner for lease in leases if lease.number is None)
     return sum(1 for owner in new if owner in hosts and owner != study.broker)
 
