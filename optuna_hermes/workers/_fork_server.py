@@ -294,6 +294,7 @@ class _ForkServer:
                 _optuna.load_sampler(self._study)
             gc.collect()  # before what is left is passed over for good
             freeze()
+            flush_files()  # of an own sampler's; it looks at few objects now
             self._read_at = time.monotonic()
         server = os.getpid()
         for done in range(count):
@@ -434,6 +435,7 @@ class _ForkServer:
                 _tell(parent, {"refused": why})
             else:
                 freeze()
+                flush_files()
                 _tell(parent, {"ready": True})
                 heir.run()
             status = 0

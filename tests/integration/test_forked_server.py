@@ -539,6 +539,40 @@ def test_files_that_nobody_closes_have_all_that_trials_have_written(
     assert len(lines) == len(headers) + 8
 
 
+ONCE = """
+import time
+from optuna_hermes import once
+
+LOG = open("log.txt", "a")
+
+def load():
+    print("loaded by", os.getpid(), file=LOG)
+    return 1.0
+
+def objective(trial):
+    value = once(load)
+    print("child of", os.getppid(), file=LOG)
+    run = suspendable(trial)
+    for epoch in run.epochs(4):
+        time.sleep(0.02)
+        run.report(value)
+    return value
+
+if __name__ == "__main__":
+    optimize(make(), objective, n_trials=12, devices="cpu:2")
+"""
+
+
+def test_what_once_has_written_is_in_an_unclosed_file_once(script: Script, tmp_path: Path) -> None:
+    """Not again with each process that inherits its value."""
+    done = script(ONCE)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    loads = [line.removeprefix("loaded by ") for line in lines if line.startswith("loaded by ")]
+    assert any(f"child of {pid}" in lines for pid in loads)
+    assert len(loads) == len(set(loads))
+
+
 REFUSED = """
 forks = []
 really = os.fork
