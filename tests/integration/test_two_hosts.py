@@ -268,11 +268,13 @@ def test_a_trial_that_a_dead_host_had_only_created_is_trained_in_the_same_call(
     engine = create_engine(study.url)
     with engine.begin() as connection:
         connection.execute(text("SELECT * FROM hermes_leases WHERE ended IS NULL FOR UPDATE"))
+        holder = {"pid": connection.scalar(text("SELECT pg_backend_pid()"))}
+        waits = text("SELECT 1 FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))")
         first.die()
 
         def writes_its_end() -> bool:
             with engine.connect() as other:
-                return bool(other.scalar(text("SELECT 1 FROM pg_locks WHERE NOT granted LIMIT 1")))
+                return bool(other.scalar(waits, holder))
 
         study.wait_until(writes_its_end)
     assert second.driver.wait(60) == 0, (study.folder / "b.log").read_text()
