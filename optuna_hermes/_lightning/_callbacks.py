@@ -58,12 +58,13 @@ def restore_callbacks(trainer: Trainer, state: dict[str, dict[str, Any]]) -> Non
 def restore_models(trainer: Trainer, callback: ModelCheckpoint, saved: dict[str, Any]) -> bool:
     """Let a callback go on with the models of the earlier process, before its state is loaded.
 
-    Returns True if some of them are gone.
-
     Args:
         saved: its ``state_dict``, from which models are removed that are gone: the trial was on
             another host, its process was killed once it had replaced them, or its objective has
             deleted them.
+
+    Returns:
+        True if some of them are gone.
     """
     # Its own folder would be that of the new logger's version, without the models.
     folder, own = saved.get("dirpath"), callback.dirpath

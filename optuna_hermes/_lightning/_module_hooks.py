@@ -60,7 +60,7 @@ def saved_by_hooks(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
 
 
 def with_names(hooked: Any) -> Any:
-    """What the hooks made, with the class in the place of each object that cannot be stored.
+    """A copy of the hooks' values, with the class in the place of each object of unknown class.
 
     Such objects are mostly those that each process makes: losses, scalers of the data, transforms.
     """
@@ -73,7 +73,11 @@ def with_names(hooked: Any) -> Any:
 
 
 def with_objects(trainer: Trainer, hooked: dict[str, Any], checkpoint: dict[str, Any]) -> Any:
-    """What the hooks made, with the objects that they put there in this process."""
+    """A copy of the hooks' values, with the objects that they put there in this process.
+
+    Raises:
+        CheckpointError: they put none of its class in the place of one.
+    """
     if not any(map(_is_name, leaves(hooked))):
         return hooked
     with without_hook(savers(trainer), SAVE):  # for hyper-parameters, which may be objects as well

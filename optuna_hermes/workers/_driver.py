@@ -522,9 +522,8 @@ class Driver:
                 if left:
                     trials = plural(left, "suspended trial")
                     self._note(f"Waiting for {trials} to leave the objective (`finally:`).")
-                    left = self._wait_for_workers(watched, parked, until)
-                if left:
-                    self._warn(_CUT_SHORT.format(plural(left, "suspended trial")))
+                    if left := self._wait_for_workers(watched, parked, until):
+                        self._warn(_CUT_SHORT.format(plural(left, "suspended trial")))
             self._pool.kill_all()
             self._wait_for_workers(watched, lambda mine: 0, time.monotonic() + LEAVE_SECONDS)
         self._pool.kill_all()  # skipped above if the broker failed first

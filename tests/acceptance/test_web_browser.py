@@ -29,11 +29,11 @@ from optuna_hermes import _optuna
 from optuna_hermes.ledger import (
     EventRecord,
     LeaseRecord,
-    ReportRecord,
     TrialRecord,
     open_ledger,
 )
 from optuna_hermes.view._web._page import MOST_POINTS
+from support.records import report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra [browser]")
 pytest.importorskip("starlette", reason="needs the extra [web]")
@@ -139,15 +139,7 @@ def _write(ledger: Any, key: str, number: int) -> None:
     begin = 1_700_000_000.0 + 8 * (number // 2)
     for unit in range(1, 9):
         ledger.add_report(
-            ReportRecord(
-                study=key,
-                number=number,
-                unit=unit,
-                step=unit,
-                value=(number + 1) / unit,
-                device_seconds=float(unit),
-                at=begin + unit,
-            )
+            report(unit, (number + 1) / unit, number=number, study=key, at=begin + unit)
         )
     ledger.commit_lease(
         LeaseRecord(
@@ -314,10 +306,7 @@ def test_a_trial_that_diverges_leaves_the_scale(
         key = ledger.load_studies()[0]
         for unit in range(1, 9):
             at = 1_700_000_100.0 + unit
-            far = ReportRecord(
-                study=key, number=9, unit=unit, step=unit, value=1e308, device_seconds=unit, at=at
-            )
-            ledger.add_report(far)
+            ledger.add_report(report(unit, 1e308, number=9, study=key, at=at))
     with opened(chromium, web(ended)) as page:
         assert "trial 9 leaves the scale" in page.inner_text("#curves-more")
         page.click("#log")
@@ -342,10 +331,7 @@ def test_first_values_that_diverge_leave_the_scale_of_the_best_so_far(
     """As they leave that of the curves: all that follows would be a flat line."""
     with closing(open_ledger(ended)) as ledger:
         key = ledger.load_studies()[0]
-        far = ReportRecord(
-            study=key, number=9, unit=1, step=1, value=1e9, device_seconds=0.1, at=1.0
-        )
-        ledger.add_report(far)
+        ledger.add_report(report(1, 1e9, number=9, study=key, device_seconds=0.1))
     with opened(chromium, web(ended)) as page:
         assert page.inner_text("#path-more").endswith("first values leave the scale")
 
@@ -358,17 +344,7 @@ def test_the_best_value_of_a_long_curve_is_on_the_scale_of_the_best_so_far(
         key = ledger.load_studies()[0]
         for unit in range(9, MOST_POINTS + 3):
             value = 0.01 if unit == 10 else 0.2  # every second point is left out
-            ledger.add_report(
-                ReportRecord(
-                    study=key,
-                    number=0,
-                    unit=unit,
-                    step=unit,
-                    value=value,
-                    device_seconds=unit,
-                    at=1_700_000_100.0 + unit,
-                )
-            )
+            ledger.add_report(report(unit, value, study=key, at=1_700_000_100.0 + unit))
     with opened(chromium, web(ended)) as page:
         assert page.inner_text("#best") == "0.01"
         assert page.inner_text("#path-more") == "of all reports, by device time"

@@ -1,6 +1,6 @@
-"""What the code of a user's loop leads to.
+"""Objects and random generators that the code of a user's loop leads to.
 
-Of its random generators those of modules, of classes, and closed over; those in local variables and
+Of the generators those of modules, of classes, and closed over; those in local variables and
 in what these hold are left out: see ``Locals``.
 """
 
