@@ -50,6 +50,8 @@ def main() -> None:
 def _run(contest: Contest, command: Sequence[str]) -> dict[str, Any]:
     contest = replace(contest, begun=time.time())
     environment = {**os.environ, **contest.environment(), "OMP_NUM_THREADS": "1"}
+    # Else this package, which no installer has compiled in a clone, is compiled at each start.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     environment["OPTUNA_HERMES_RUNTIME_DIR"] = str(Path(contest.folder, "run"))
     with Path(contest.folder, OUTPUT).open("wb") as output:
         process = subprocess.Popen(
