@@ -10,24 +10,28 @@ import logging
 import os
 import pickle
 import shlex
+import sqlite3
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import optuna
+from optuna.distributions import FloatDistribution
 from optuna.storages import GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.storages._rdb import storage as rdb
-from optuna.storages._rdb.models import BaseModel
+from optuna.storages._rdb.models import BaseModel, StudyModel
 from optuna.storages.journal import (
     JournalFileBackend,
     JournalFileOpenLock,
     JournalFileSymlinkLock,
     JournalRedisBackend,
 )
+from optuna.trial import TrialState, create_trial
 
 from optuna_hermes import ledger
 from optuna_hermes._optuna_tables import is_empty
@@ -443,9 +447,9 @@ def read_trials(study: optuna.Study) -> None:
     if not isinstance(backend, RDBStorage) or backend.engine.dialect.name != "sqlite":
         return
     try:
-        trials = study.get_trials(deepcopy=False)
-        for trial in trials[-1:]:
-            backend.get_trial(trial._trial_id)  # compiles the statements that do so
+        study.get_trials(deepcopy=False)
+        if study not in _read and backend.engine.driver == "pysqlite":
+            _compile_statements(backend)
         _read.add(study)
     except Exception as error:
         # A study that was deleted is a KeyError: workers and their driver see it.
@@ -454,6 +458,37 @@ def read_trials(study: optuna.Study) -> None:
     finally:
         backend.scoped_session.remove()
         backend.engine.dispose()  # forks must not share a connection, nor a file's locks
+
+
+def _compile_statements(backend: RDBStorage) -> None:
+    """Compile the statements with which workers read and write a trial, in an empty database.
+
+    Else SQLAlchemy does in every worker anew, for longer than SQLite takes to run them.
+    """
+    module: Any = rdb
+    engine = backend.engine
+    pool = engine.pool
+    engine.pool = module.sqlalchemy.pool.StaticPool(partial(sqlite3.connect, ":memory:"))
+    try:
+        BaseModel.metadata.create_all(engine)
+        with engine.begin() as connection:  # not Optuna's call, which says so on the console
+            connection.execute(StudyModel.__table__.insert().values(study_name=""))
+        study_id = backend.get_study_id_from_name("")
+        begun = create_trial(state=TrialState.RUNNING, system_attrs={"name": ""})
+        trial_id = backend.create_new_trial(study_id, begun)
+        for name in "xy":
+            backend.set_trial_param(trial_id, name, 0.0, FloatDistribution(0.0, 1.0))
+        for step in (1, 1, 2):  # as new, and in place of another
+            backend.set_trial_intermediate_value(trial_id, step, 0.0)
+            backend.set_trial_user_attr(trial_id, "name", step)
+            backend.set_trial_system_attr(trial_id, "name", step)
+        backend.get_all_trials(study_id)
+        backend.get_trial(trial_id)
+        backend.set_trial_state_values(trial_id, TrialState.COMPLETE, [0.0])
+    finally:
+        backend.scoped_session.remove()
+        engine.pool.dispose()
+        engine.pool = pool
 
 
 def read_trials_once(study: optuna.Study) -> None:

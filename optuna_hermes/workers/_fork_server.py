@@ -65,8 +65,9 @@ _MOST_VALUES = 16
 
 _LEAVE_SECONDS = 2.0
 """Seconds for workers to exit once the driver has left: those that have just ended a trial."""
-_READ_SECONDS = 1.0
-"""Age of the trials in this process's cache at which it reads new ones before it forks."""
+_READ_SECONDS, _READ_FORKS = 1.0, 8
+"""Age of the trials in this process's cache, and workers that were forked since, at which it reads
+them again before it forks: each worker reads itself those that have not ended by then."""
 
 _SLOW = (
     "Workers are not forked but start slowly, since {} when the objective was imported: move what "
@@ -239,6 +240,7 @@ class _ForkServer:
         self._serves = False
         self._study = study
         self._read_at = -math.inf
+        self._forks_to_read = 0
 
     def run(self) -> None:
         self._serves = True
@@ -288,10 +290,12 @@ class _ForkServer:
         if self._successor is not None and self._successor.is_ready:
             self._successor.fork(count)
             return
-        if self._study is not None and time.monotonic() - self._read_at > _READ_SECONDS:
+        age = time.monotonic() - self._read_at
+        if self._study is not None and age > _READ_SECONDS and self._forks_to_read <= 0:
             _optuna.read_trials(self._study)
             if self._read_at > -math.inf:  # not before the first workers, which need none of it
                 _optuna.load_sampler(self._study)
+                self._forks_to_read = _READ_FORKS
             gc.collect()  # before what is left is passed over for good
             freeze()
             flush_files()  # of an own sampler's; it looks at few objects now
@@ -307,6 +311,7 @@ class _ForkServer:
             if pid == 0:
                 self._be_a_worker(server)
             self._children.add(pid)
+            self._forks_to_read -= 1
             _tell(self._parent, {"forked": pid})
 
     def _be_a_worker(self, server: int) -> None:

@@ -23,6 +23,7 @@ _LIBRARIES = {
     "torch": (
         *("torch", "torch._dynamo", "optuna_hermes.suspend._tiers._copies"),
         *("optuna_hermes.suspend._tiers._tier_mover", "optuna_hermes.suspend._values._custom"),
+        *("optuna_hermes.suspend._modules._inner", "torch.profiler._cupti_monitor"),
         "safetensors.torch",
     ),
     "torchvision": ("torchvision",),

@@ -750,6 +750,38 @@ print(known, len(study.trials))
 """
 
 
+COMPILED = """
+import os, sys
+from pathlib import Path
+import cloudpickle
+from optuna_hermes import _optuna
+from sqlalchemy.sql.compiler import SQLCompiler
+study = cloudpickle.loads(Path(sys.argv[1]).read_bytes())
+_optuna.prepare_storages()
+_optuna.read_trials(study)
+init, compiled = SQLCompiler.__init__, []
+def count(self, dialect, statement, *args, **named):
+    compiled.append(str(statement))
+    init(self, dialect, statement, *args, **named)
+SQLCompiler.__init__ = count
+trial = _optuna.open_trial(study)
+trial.report(trial.suggest_float("x", 0.0, 1.0) + trial.suggest_int("y", 0, 1), 1)
+trial.set_user_attr("state", "running")
+study.tell(trial, 1.0)
+print(len(compiled), len(study.trials), *compiled)
+"""
+
+
+def test_forks_compile_no_statement(tmp_path: Path) -> None:
+    """The process that they are forked from has, for all of them, and left the study as it was."""
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    packed = tmp_path / "packed"
+    packed.write_bytes(_optuna.for_workers(study))
+    script = [sys.executable, "-c", COMPILED, str(packed)]
+    said = subprocess.run(script, check=True, capture_output=True, text=True).stdout
+    assert said.split()[:2] == ["0", "1"], said
+
+
 def test_forks_inherit_the_trials_that_were_read_and_no_connection(tmp_path: Path) -> None:
     """Each fork opens its own: a file's locks do not survive a fork."""
     study = optuna.create_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
