@@ -761,7 +761,7 @@ _optuna.prepare_storages()
 _optuna.read_trials(study)
 init, compiled = SQLCompiler.__init__, []
 def count(self, dialect, statement, *args, **named):
-    compiled.append(str(statement))
+    compiled.append(repr(type(statement)))
     init(self, dialect, statement, *args, **named)
 SQLCompiler.__init__ = count
 trial = _optuna.open_trial(study)
