@@ -20,7 +20,6 @@ from optuna_hermes.model import Device
 _LOOK = "see what `nvidia-smi` says"
 _STRANGER = "computes on it: wait for it, or end it"
 
-_NO_RECOVERY = 0  # NVML_GPU_RECOVERY_ACTION_NONE, which older bindings do not know
 _RESET = "end the broker, reset the GPU with `nvidia-smi --gpu-reset` or restart the host"
 
 T = TypeVar("T")
@@ -136,11 +135,14 @@ class NvmlDevices:
 
     def _ask_for_recovery(self, uuid: str, handle: Any) -> None:
         """Ask the driver whether a GPU that has reported something has to be reset."""
-        action = _recovery(self._nvml, handle)
-        health = self._health[uuid]
-        if action == _NO_RECOVERY:
+        nvml, health = self._nvml, self._health[uuid]
+        field = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        found = _tried(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])[0])
+        if found is None or found.nvmlReturn != nvml.NVML_SUCCESS:
+            return
+        if found.value.uiVal == nvml.NVML_GPU_RECOVERY_ACTION_NONE:
             health.fault = ""
-        elif action is not None and not health.fault:
+        elif not health.fault:
             health.fault = f"its driver says that it has to be reset: {_RESET}"
 
 
@@ -287,17 +289,6 @@ def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
 def _mps_clients(nvml: Any, handle: Any) -> dict[int, int | None]:
     found = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
     return {process.pid: process.usedGpuMemory for process in found}
-
-
-def _recovery(nvml: Any, handle: Any) -> int | None:
-    """The driver's advice on how a GPU recovers, as NVML numbers it; None if it gives none."""
-    field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-    if field is None:  # as in older bindings
-        return None
-    found = _tried(nvml, lambda: nvml.nvmlDeviceGetFieldValues(handle, [field])[0])
-    if found is None or found.nvmlReturn != nvml.NVML_SUCCESS:
-        return None
-    return int(found.value.uiVal)
 
 
 def _drawing(nvml: Any, handle: Any) -> list[Any]:
