@@ -26,7 +26,6 @@ def private_folder(path: Path, way_out: str) -> Path:
     """Return a folder that no other user can enter or replace, made if missing.
 
     Args:
-        path: where it shall be.
         way_out: what its user can do if that place cannot be used.
 
     Raises:
@@ -49,8 +48,9 @@ def private_folder(path: Path, way_out: str) -> Path:
 def check_private(path: Path, kind: int, way_out: str) -> None:
     """Refuse what is of another kind, belongs to someone else, or is open to others.
 
+    Links are not followed.
+
     Args:
-        path: what is looked at; links are not followed.
         kind: ``stat.S_IFDIR``, ``S_IFSOCK``, or ``S_IFREG`` in a folder that is closed to others.
         way_out: what its user can do besides removing it.
 

@@ -164,10 +164,7 @@ class Ledger:
         its leases have ended.
 
         Args:
-            study: the study's key.
-            number: the trial's number.
-            host: the broker's host.
-            instance: the broker, which has called ``beat``.
+            host, instance: the broker's host, and the broker, which has called ``beat``.
             dead_after_seconds: age of a holder's heartbeat from which it is gone.
 
         Returns:
@@ -190,7 +187,6 @@ class Ledger:
         A trial is changed by any write of its row or its checkpoints.
 
         Args:
-            study: the study's key.
             after: a number that ``change_mark`` has returned; 0 for all trials.
             numbers: trials that are wanted too, changed or not.
         """
@@ -291,11 +287,9 @@ class Ledger:
             connection.execute(sql.CHANGE_LEASE, {"of_epoch": epoch, "number": number})
 
     def end_lease(self, epoch: int, ended: float | None) -> None:
-        """End a lease; one that has ended already, or is unknown, stays as it is.
+        """End a lease at a Unix time; one that has ended already, or is unknown, stays as it is.
 
-        Args:
-            epoch: the lease's.
-            ended: Unix time. None if nobody saw it end: its trial's last report, or its start.
+        With None, if nobody saw it end, that is when its trial reported last, or when it began.
         """
         with self._change() as connection:
             if ended is None:
@@ -397,10 +391,9 @@ class Ledger:
             sharing.beat(connection, host)
 
     def change_mark(self, beat: HostRecord | None = None) -> ChangeMark:
-        """The newest change number, and all brokers: one statement, beside a heartbeat's.
+        """The newest change number, and all brokers, after a broker's heartbeat was written.
 
-        Args:
-            beat: a broker whose heartbeat is written before, on the same connection.
+        That is one statement, beside the heartbeat's.
         """
         with self._database.at_once() as connection:
             if beat is not None:

@@ -178,10 +178,7 @@ def _give_up(seconds: float) -> None:
 
 
 def connect(role: str, on_silence: OnSilence | None = None) -> Connection:
-    """Connect to the broker of this host and user.
-
-    Args:
-        role, on_silence: as those of ``Connection``.
+    """Connect to the broker of this host and user; arguments are as those of ``Connection``.
 
     Raises:
         BrokerError: there is none.

@@ -124,9 +124,6 @@ def end_idle(on_silence: OnSilence | None = None) -> None:
 
     Else a call that names no devices would have those of an earlier one, named by its option or by
     its ``CUDA_VISIBLE_DEVICES``.
-
-    Args:
-        on_silence: as that of ``Connection``.
     """
     with contextlib.suppress(BrokerError):  # there is none, or it is in use
         connection = connect("viewer", on_silence)
@@ -193,10 +190,7 @@ def _is_in_use(pid: int, on_silence: OnSilence | None) -> bool:
 def start(directory: Path, devices: str, power: Sequence[str] = ()) -> None:
     """Start a broker in the background; wait until it listens, or sees another that holds the lock.
 
-    Args:
-        directory: its runtime directory.
-        devices: as ``--devices``.
-        power: the commands that power devices down and up, or nothing.
+    ``power`` are the commands that power devices down and up, or nothing.
 
     Raises:
         DeviceSpecError: it does not know the devices.

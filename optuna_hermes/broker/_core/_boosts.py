@@ -14,11 +14,8 @@ def boosted_first(
 ) -> Decision:
     """Give boosted trials their devices, and let the policy decide about what is left.
 
-    Args:
-        decide: the policy.
-        snapshot: how things are.
-        boosted: the numbers of these trials. The longest waiting chooses first; one that is on
-            a free device keeps it, and others take first those on which no trial is parked.
+    The longest waiting chooses first; one that is on a free device keeps it, and others take first
+    those on which no trial is parked.
     """
     waiting = [r for r in snapshot.trials if r.number in boosted and _is_waiting(r)]
     if not waiting:

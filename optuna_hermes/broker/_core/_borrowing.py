@@ -29,13 +29,8 @@ def wanted_elsewhere(
 ) -> tuple[int, ...]:
     """Trials of other hosts that the policy would train here if they were stored.
 
-    Those are trials that are parked there, and trials that were stored for this host.
-
-    Args:
-        study: the study.
-        policy_runner: asks its policy.
-        slots: those that are decided about before a trial could be here, or soon after.
-        now: seconds of the broker's clock.
+    Those are trials that are parked there, and trials that were stored for this host. The
+    ``slots`` are decided about before one of them could be here, or soon after.
     """
     theirs = {number for number, trial in study.trials.items() if _is_there(study, trial)}
     for number in study.asked_for:

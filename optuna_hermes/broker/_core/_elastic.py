@@ -20,7 +20,6 @@ def worthwhile(
 
     Args:
         decide: asks the policy; trials of these numbers keep their devices if they go on.
-        study: its study.
         slice_seconds: how long a slice lasts for which a policy wants so many seconds.
     """
     kept: frozenset[int] = frozenset()
@@ -78,13 +77,11 @@ def pays(
     back.
 
     Args:
-        elastic: what is known of the trial.
-        before: devices that it has.
-        after: devices that it would have.
+        before, after: the number of devices that it has, and that it would have.
         given_away: of the devices that it has, those that others would get.
         slice_seconds: how long its next slice lasts.
-        leave_seconds: what suspending to disk was measured to take, 0.0 if it never was.
-        back_seconds: what coming back from disk was measured to take, 0.0 if it never was.
+        leave_seconds, back_seconds: what suspending to disk, and coming back from there, were
+            measured to take, 0.0 if they never were.
     """
     quicker = max(0.0, _speedup(elastic, before, after) - 1)
     gain = slice_seconds * (before * quicker + given_away)

@@ -285,10 +285,7 @@ class LiveTrial:
     def undo_start(self, lease: Lease, now: float, *, left: bool) -> None:
         """Take it back to where it was before a lease, which never began.
 
-        Args:
-            lease: the lease.
-            now: since when it waits.
-            left: it is in the memory of no process.
+        It waits from ``now`` on; ``left`` if it is in the memory of no process.
         """
         if left:
             self.leave_process()

@@ -33,7 +33,6 @@ class MemoryManager:
     """Moves suspended trials between tiers.
 
     Args:
-        state: what the broker knows.
         wanted_last: orders trials, from the one that will be wanted last to the first.
     """
 

@@ -35,7 +35,6 @@ class PolicyRunner:
     """Asks the policies of studies; a policy's memory is left to the caller.
 
     Args:
-        state: what the broker knows.
         power: of the devices, None where nothing powers them down.
     """
 
@@ -48,14 +47,8 @@ class PolicyRunner:
     ) -> Decision:
         """Decision of the policy of ``study`` on ``slots``, as if their slices were over.
 
-        Boosted trials come first. A policy that breaks its contract decides nothing, and
-        ends its study only.
-
-        Args:
-            study: the one whose policy is asked.
-            slots: that it may give out.
-            now: seconds of the broker's clock.
-            fixed: the numbers of trials that are to keep the devices they have, if they go on.
+        Boosted trials come first, and those of the numbers ``fixed`` keep the devices they have, if
+        they go on. A policy that breaks its contract decides nothing, and ends its study only.
         """
         snapshot = self.snapshot(study, slots, now)
         if fixed:

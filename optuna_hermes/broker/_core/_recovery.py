@@ -91,10 +91,7 @@ class Recovery:
     def release_ungranted(self, turn: Turn, pid: int, *, study: str = "", number: int = -1) -> None:
         """Release what a process had that waits for a lease: its grant never reached it.
 
-        Args:
-            pid: its process; a worker serves one trial.
-            study: with ``number`` says of which trial a process that serves several speaks.
-            number: see ``study``.
+        A worker serves one trial; ``study`` and ``number`` say of which one another process speaks.
         """
         for connection, each in self._of(pid).items():
             holder = each.holder

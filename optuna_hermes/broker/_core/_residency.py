@@ -81,9 +81,7 @@ def _end_processes(
 def clear(trials: Iterable[LiveTrial], host_room_bytes: int) -> dict[TrialKey, TierName]:
     """Moves by which a trial gets its device to itself: to disk, process and all, if possible.
 
-    Args:
-        trials: those that are there.
-        host_room_bytes: what is left of the host budget, for those that cannot be stored.
+    What is left of the host budget is for those that cannot be stored.
     """
     tiers: dict[TrialKey, TierName] = {}
     for trial in trials:

@@ -28,11 +28,7 @@ FEW_TRAINING = 8
 def set_up_next(turn: Turn, study: Study, policy_runner: PolicyRunner, spare: int) -> None:
     """Let workers that wait set up the trials that the policy will probably open next.
 
-    Args:
-        turn: the turn.
-        study: the study.
-        policy_runner: asks its policy.
-        spare: processes that it does not need for anything else.
+    The study has ``spare`` processes that it does not need for anything else.
     """
     state = turn.state
     spare = min(spare, len(study.idle_workers))
@@ -145,14 +141,7 @@ def _without(snapshot: Snapshot, numbers: Container[int | None]) -> Snapshot:
 def _one_unit_later(
     study: Study, snapshot: Snapshot, training: Container[int | None], value: float | None = None
 ) -> Snapshot:
-    """The snapshot after a further unit of each trial that trains.
-
-    Args:
-        study: of the snapshot.
-        snapshot: of now, with the devices that are decided about.
-        training: the numbers of the trials that train on them.
-        value: of that unit; None for the last value of each.
-    """
+    """The snapshot once those that train have a further unit, of their last value or of this."""
     values = [trial.curve.values[0] for trial in snapshot.trials if trial.curve.units]
     usual = median(values) if values else 0.0
     live, ended = [], [*snapshot.finished]

@@ -223,11 +223,8 @@ class Study:
         """False if a new trial would not end its first unit before all is suspended.
 
         Where no other trial can use the device it may be cut in its first unit, if it can be
-        suspended there, but not before its first batch.
-
-        Args:
-            now: seconds of the broker's clock.
-            up: the trials that have a device and are up for decision.
+        suspended there, but not before its first batch. The trials that are ``up`` for decision
+        have a device.
         """
         first = now + self.opening_seconds
         if self.ends_at is None or first + self.mean_unit_seconds <= self.ends_at:

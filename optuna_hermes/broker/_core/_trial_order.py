@@ -18,11 +18,7 @@ def wanted_first(
 
     It is asked about one device and them, again and again without those it has chosen. What it
     leaves open goes by when they ran: the latest is wanted first. Its memory is not touched.
-
-    Args:
-        decide: the policy.
-        snapshot: how things are; every other trial is shown as running.
-        numbers: the trials in question.
+    Every other trial is shown to it as running.
     """
     trials = [_waiting(trial, snapshot.now) for trial in snapshot.trials if trial.number in numbers]
     recent = sorted(

@@ -22,12 +22,9 @@ class Health:
     """Its last report of a fault of its own, empty if there is none."""
 
     def unread(self, device: Device, error: str, now: float, *, gone: bool, look: str) -> Device:
-        """The device after a reading that failed.
+        """The device after a reading that failed with an error.
 
         Args:
-            device: what is known of it without a reading.
-            error: what was said in place of an answer.
-            now: seconds of a monotonic clock.
             gone: whether that means that it is lost.
             look: where its user finds out more.
         """

@@ -55,11 +55,7 @@ def is_gpu(device_id: str) -> bool:
 
 
 def environment(shown: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Environment variables that show a process these devices and no others.
-
-    Args:
-        shown: the variable of each device, and its name there: ``Device.shown_by``.
-    """
+    """Environment variables that show a process these devices (``shown_by``) and no others."""
     # They work only if they are set before the process initialises its accelerator.
     names: dict[str, list[str]] = {}
     for variable, name in shown:

@@ -34,13 +34,9 @@ class Activities:
         self._readings: dict[int, _CpuReading] = {}
 
     def measure(self, pids: Mapping[int, int]) -> dict[int, Activity]:
-        """Return the activity of each process and its descendants since the last look.
+        """The activity of each process and its descendants since the last look, if there was one.
 
-        Args:
-            pids: processes by any key.
-
-        Returns:
-            By these keys, of those that were looked at before.
+        Both are by the keys of ``pids``.
         """
         children = _children()
         before, self._readings = self._readings, {}

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class LedgerReader:
-    """Reads studies before the broker serves them.
-
-    Args:
-        handler: has the studies that it serves.
-        ledgers: the databases.
-    """
+    """Reads studies before the broker serves them."""
 
     def __init__(self, handler: EventHandler, ledgers: Ledgers) -> None:
         self._handler = handler

@@ -166,10 +166,9 @@ class Ledgers:
         self._hand_over([s for s, url in self._url_of.items() if url not in self._in_outage])
 
     def close_idle(self, served: Collection[str]) -> None:
-        """Forget studies that have ended, and close ledgers that were not used for a while.
+        """Close ledgers that were not used for a while, and forget studies that have ended.
 
-        Args:
-            served: the keys of the studies that are at work, or are being read.
+        Those that are ``served`` are at work, or are being read.
         """
         now = time.monotonic()
         self._used.update({self._url_of[study]: now for study in served if study in self._url_of})
@@ -261,11 +260,8 @@ is_shared: Callable[[Ledger], bool] = attrgetter("shared")
 def study_facts(study: str, presence: HostRecord | None, ledger: Ledger) -> dict[str, Any]:
     """Return what a ledger knows of a study, without its curves, as fields of ``StudyRead``.
 
-    Args:
-        study: its key.
-        presence: of the broker that asks, if others may share the ledger: hosts that share a study
-            must know of each other first.
-        ledger: where it is kept.
+    ``presence`` is that of the broker that asks, if others may share the ledger: hosts that share a
+    study must know of each other first.
     """
     ledger.reopen()
     ledger.lock_study(study)

@@ -56,9 +56,7 @@ class TextFormatter(logging.Formatter):
 def start_logging(*, file: Path | None = None, as_json: bool = False) -> None:
     """Log to standard error, or to a file that never grows without bound.
 
-    Args:
-        file: the newest file; older ones are beside it as ``NAME.1`` and so on.
-        as_json: one JSON object a line.
+    Older files are beside it as ``NAME.1`` and so on; ``as_json`` for one JSON object a line.
     """
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(file, as_json=as_json)])
 
@@ -74,12 +72,7 @@ def log_handler(file: Path | None, *, as_json: bool) -> logging.Handler:
 
 
 def log_event(event: EventRecord, study: str) -> None:
-    """Log an event that goes into the ledger.
-
-    Args:
-        event: the event.
-        study: its study's name.
-    """
+    """Log an event that goes into the ledger, with its study's name."""
     known = {name: event.detail[name] for name in FIELDS if name in event.detail}
     rest = ", ".join(f"{k} {v}" for k, v in event.detail.items() if k not in known)
     text = f"{event.kind}: {rest}" if rest else event.kind

@@ -56,9 +56,6 @@ class Outbox:
     A yield waits until the database has shown that it is there: the next trial could not be granted
     otherwise. Later messages to the same client wait behind a grant or a yield; acknowledgements
     hold up no other message, for they may come at any time.
-
-    Args:
-        send: gives a client a message.
     """
 
     def __init__(self, send: Callable[[int, FromBroker], None]) -> None:

@@ -44,13 +44,7 @@ _MANY = 10_000
 
 
 class PeerSync:
-    """Reads the ledgers of shared studies again and again, and notes there that this host lives.
-
-    Args:
-        handler: has the studies.
-        ledgers: that are read.
-        apply: handles the events.
-    """
+    """Reads the ledgers of shared studies again and again, and notes there that this host lives."""
 
     def __init__(
         self, handler: EventHandler, ledgers: Ledgers, apply: Callable[[Event], None]
@@ -131,12 +125,9 @@ def read_changes(
     """Read what other hosts have done in a study since this broker has looked last.
 
     Args:
-        study: its key.
         presence: of the broker that asks.
         known: the rows of trials that are not this broker's, as it knows them.
-        seen: what it has read before.
         beats: whether it has to say that it lives.
-        ledger: where it is kept.
     """
     # Before the rest: what is changed while it is read is read again the next time.
     mark = ledger.change_mark(presence if beats else None)
@@ -184,11 +175,7 @@ def split_conflict(
 ) -> tuple[ClaimConflict, tuple[Write, ...]]:
     """Split records after a claim conflict: the event for what never was, and the rest to write.
 
-    Args:
-        study: the study's key.
-        items: what was to be written together.
-        error: the ledger's; see ``is_race``.
-        last_epoch: the highest one there is.
+    The ``items`` were to be written together; ``is_race`` is true of the error.
     """
     leases = [item for item in items if isinstance(item, LeaseRecord)]
     lost = error.number if isinstance(error, NotOwnerError) else None

@@ -53,11 +53,7 @@ class Readings:
     async def read(self, own_pids: Collection[int]) -> DevicesPolled:
         """Return the devices as they are after this call, and the XIDs reported until then.
 
-        Args:
-            own_pids: see ``DeviceSource.poll``.
-
-        Returns:
-            Where the driver does not answer in time: the last reading, with no GPU free.
+        Where the driver does not answer in time it is the last reading, with no GPU free.
         """
         request = self._request(own_pids)
         try:

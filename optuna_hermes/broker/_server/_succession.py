@@ -22,10 +22,7 @@ log = logging.getLogger("optuna_hermes.broker")
 class Succession:
     """Takes over the clients of an earlier broker, and leaves its own to a later one.
 
-    Args:
-        directory: the runtime directory, where they are written down.
-        state: the clients and leases of this broker.
-        apply: handles the events.
+    They are written down in the runtime directory.
     """
 
     def __init__(self, directory: Path, state: BrokerState, apply: Callable[[Event], None]) -> None:
@@ -78,8 +75,7 @@ class Succession:
     def remember(self, *, again: bool = False) -> None:
         """Save the processes that this broker serves, for the next one.
 
-        Args:
-            again: also where nothing has changed.
+        ``again`` also where nothing has changed.
         """
         served = holders(self._state)
         left = dict(_unserved(self._leaving, served))
@@ -148,11 +144,7 @@ def instance_in(directory: Path, host: str) -> str:
     A directory has one broker at a time, which holds its lock: so what the one before had is the
     next one's, and no broker of another directory or host ever has the name. A directory may
     have come with the copy of an image or a disk, so a new name is made where the host has
-    another name, or was started again since.
-
-    Args:
-        directory: the runtime directory.
-        host: this host's name, for people who read it.
+    another name, or was started again since. The host's name is in it for people who read it.
 
     Raises:
         OSError: the file system refuses.
