@@ -121,6 +121,15 @@ class Curve:
         """Device time of the unit that was reported last, 0.0 before the first."""
         return self.seconds - (self.device_seconds[-2] if self.units > 1 else 0.0)
 
+    def with_report(self, unit: int, step: int, value: float, device_seconds: float) -> Curve:
+        """The curve with a report of ``unit``, from 1, which replaces that and all later ones."""
+        keep = unit - 1
+        return Curve(
+            steps=(*self.steps[:keep], step),
+            values=(*self.values[:keep], value),
+            device_seconds=(*self.device_seconds[:keep], device_seconds),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:

@@ -59,14 +59,10 @@ class OpenedTrials:
     def report(self, number: int, device: str, start: float, now: float) -> tuple[int, float]:
         """Record the end of a unit begun at ``start``, and return its number and value."""
         view = self._live[number]
-        before, unit = view.curve, view.curve.units + 1
+        unit = view.curve.units + 1
         values = self.recordings[number].values
         value, used = values[unit - 1], view.attained_seconds + (now - start)
-        curve = Curve(
-            steps=(*before.steps, unit),
-            values=(*before.values, value),
-            device_seconds=(*before.device_seconds, used),
-        )
+        curve = view.curve.with_report(unit, unit, value, used)
         self._show(view, "parked", curve, used, device, now)
         # Before its end: a sampler's study may be told of an end only after the last value.
         self._source.reported(number, unit, value)

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
-from optuna_hermes.model import BatchSizes, Checkpoint, Curve, OverheadKind
+from optuna_hermes.model import BatchSizes, Checkpoint, OverheadKind
 
 
 def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
@@ -133,7 +133,7 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     # A further unit: earlier losses of processes did not keep the trial from going on.
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
-    trial.curve = _with_report(trial.curve, message.unit, message.step, message.value, seconds)
+    trial.curve = trial.curve.with_report(message.unit, message.step, message.value, seconds)
     study.measure_unit(trial.curve.last_unit_seconds)
     turn.add(
         ReportRecord(
@@ -183,14 +183,4 @@ def keep(turn: Turn, trial: LiveTrial, checkpoint: Checkpoint) -> None:
             checkpoint=checkpoint,
             at=turn.wall,
         )
-    )
-
-
-def _with_report(curve: Curve, unit: int, step: int, value: float, seconds: float) -> Curve:
-    """Curve with ``unit`` (from 1) reported; it replaces this unit and all later ones."""
-    keep = unit - 1
-    return Curve(
-        steps=(*curve.steps[:keep], step),
-        values=(*curve.values[:keep], value),
-        device_seconds=(*curve.device_seconds[:keep], seconds),
     )

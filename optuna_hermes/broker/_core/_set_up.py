@@ -19,7 +19,7 @@ from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._policy_runner import PolicyRunner
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
-from optuna_hermes.model import Curve, Snapshot, TrialView
+from optuna_hermes.model import Snapshot, TrialView
 
 FEW_TRAINING = 8
 """If fewer trials train, each decision asks what is to be set up; of ``n``, one in ``n / 8``."""
@@ -159,14 +159,9 @@ def _one_unit_later(
 
 def _with_unit(trial: TrialView, value: float, seconds: float) -> TrialView:
     """A trial after a further unit of ``seconds``, with its ``value``."""
-    curve, step, had = trial.curve, 0, 0.0
-    if curve.units:
-        step, had = curve.steps[-1], curve.device_seconds[-1]
-    curve = Curve(
-        steps=(*curve.steps, step + 1),
-        values=(*curve.values, value),
-        device_seconds=(*curve.device_seconds, had + seconds),
-    )
+    curve, units = trial.curve, trial.curve.units
+    step = curve.steps[-1] if units else 0
+    curve = curve.with_report(units + 1, step + 1, value, curve.seconds + seconds)
     left = None if trial.units_left is None else trial.units_left - 1
     return replace(trial, curve=curve, units_left=left)
 
