@@ -12,7 +12,7 @@ from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core._broker_state import Reservation
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
-from optuna_hermes.broker._core._power import RETRY_SECONDS, Power, unpowered
+from optuna_hermes.broker._core._power import RETRY_SECONDS, Power
 from optuna_hermes.model import BatchSizes, Device
 from support.broker import FakeBroker
 
@@ -54,7 +54,7 @@ def test_a_device_that_nobody_needs_goes_down_once() -> None:
     broker.poll("cpu:1")
     assert _switches(broker) == [("cpu:2", False)]
     assert _kinds(broker) == ["powered down"]
-    assert unpowered(broker.handler.state) == ("cpu:2",)
+    assert broker.handler.state.unpowered == ["cpu:2"]
     (shown,) = [d for d in broker.handler.status(0.0).devices if d.id == "cpu:2"]
     assert shown.power == "off"
 
@@ -182,7 +182,7 @@ def test_the_next_broker_wakes_what_was_down() -> None:
     devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
     handler = EventHandler(host="h", devices=devices, powers=True)
     handler.expect_off(("cpu:1", "cpu:9"))
-    assert unpowered(handler.state) == ("cpu:1",)
+    assert handler.state.unpowered == ["cpu:1"]
     broker = FakeBroker(devices=devices, powers=True)
     broker.handler = handler
     broker.poll("cpu:0")

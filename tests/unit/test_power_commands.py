@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from optuna_hermes.broker._core._broker_state import BrokerState
+from optuna_hermes.broker._core._broker_state import BrokerState, Slot
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._power_commands import PowerCommands, commands_for, power_commands
 from optuna_hermes.broker._server import _power_switches as power
 from optuna_hermes.errors import InvalidInputError
+from optuna_hermes.model import Device
 
 ECHO = "/bin/echo {device}"
 
@@ -141,10 +142,16 @@ def test_a_child_that_is_left_behind_holds_nobody_up() -> None:
 
 def test_what_is_down_is_remembered(tmp_path: Path) -> None:
     """The next broker reads what this one wrote; a file that means nothing means nothing."""
-    assert power.recall(tmp_path) == ()
-    power.remember(tmp_path, ["cpu:2", "cpu:1"])
-    assert power.recall(tmp_path) == ("cpu:1", "cpu:2")
-    power.remember(tmp_path, [])
+    commands = PowerCommands(down=("/bin/true",), up=("/bin/true",))
+    slots = {id_: Slot(device=Device(id=id_), power="off") for id_ in ("cpu:2", "cpu:1")}
+    switches = power.PowerSwitches(
+        tmp_path, BrokerState(host="here", slots=slots), commands, lambda event: None
+    )
+    assert power.left_unpowered(tmp_path, commands) == ()
+    switches.save()
+    assert power.left_unpowered(tmp_path, commands) == ("cpu:1", "cpu:2")
+    slots.clear()
+    switches.save()
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "unpowered.json").write_text("{]")
-    assert power.recall(tmp_path) == ()
+    assert power.left_unpowered(tmp_path, commands) == ()

@@ -227,9 +227,9 @@ class BrokerState:
         return any(not each.late for each in self.recovering.values())
 
     @property
-    def has_unpowered(self) -> bool:
-        """True if any device is powered down, or on its way there or back."""
-        return any(slot.power != "on" for slot in self.slots.values())
+    def unpowered(self) -> list[str]:
+        """Devices that are powered down, or on their way there or back."""
+        return [id_ for id_, slot in self.slots.items() if slot.power != "on"]
 
     def holds(self, connection: int) -> bool:
         """True if a client has a device, or a trial in its memory."""

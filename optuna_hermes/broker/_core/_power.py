@@ -94,8 +94,3 @@ class Power:
         taken = slot.lease or slot.reservation or slot.recovering is not None
         works = slot.device.healthy and slot.device.free
         return works and not (taken or self._state.leaving(slot) or self._state.parked_on(slot))
-
-
-def unpowered(state: BrokerState) -> tuple[str, ...]:
-    """Devices that are not surely powered, as the next broker has to know them."""
-    return tuple(id_ for id_, slot in state.slots.items() if slot.power != "on")

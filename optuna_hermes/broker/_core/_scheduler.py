@@ -175,7 +175,7 @@ class Scheduler:
         """Let each study decide about all devices that are left, and whether others are woken."""
         for study in self._in_turn(studies, turn.now):
             slots = self._undecided(turn.now)
-            if slots or self._state.has_unpowered:
+            if slots or self._state.unpowered:
                 self._decide(turn, study, slots)
 
     def _in_turn(self, studies: Sequence[Study], now: float) -> list[Study]:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
-from optuna_hermes.broker._core._power import unpowered
 from optuna_hermes.broker._power_commands import DEVICE, PowerCommands
 from optuna_hermes.broker._privacy import read_private, write_private
 from optuna_hermes.broker._server._processes import soon
@@ -41,7 +40,11 @@ log = logging.getLogger("optuna_hermes.broker")
 
 def left_unpowered(directory: Path, power: PowerCommands | None) -> tuple[str, ...]:
     """Devices that the broker before this one has powered down, as far as they can be woken."""
-    left = recall(directory)
+    try:
+        known = json.loads(read_private(unpowered_path(directory), _WAY_OUT))
+    except (OSError, ValueError, BrokerConflictError):
+        return ()
+    left = tuple(map(str, known)) if isinstance(known, list) else ()
     if power is None and left:
         log.warning("%s may be without power, %s", ", ".join(left), _NO_POWER)
         return ()
@@ -101,18 +104,19 @@ class PowerSwitches:
         self.save()
 
     def save(self) -> None:
-        """Save which devices the next broker has to wake before it grants them."""
+        """Save which devices the next broker has to wake before it grants them, if any."""
+        path, unpowered = unpowered_path(self._directory), self._state.unpowered
         try:
-            remember(self._directory, unpowered(self._state))
+            if unpowered:
+                write_private(path, json.dumps(sorted(unpowered)))
+            else:
+                path.unlink(missing_ok=True)
         except OSError as error:
             log.error(
                 "the next broker will not know what is powered down, so make room in %s: %s",
                 self._directory,
                 error,
             )
-
-
-# -- commands, and the file that outlives their broker
 
 
 def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> str:
@@ -149,28 +153,6 @@ def run(words: Collection[str], device: str, seconds: float = POWER_SECONDS) -> 
         return ""
     how = f"ended with status {status}" if status > 0 else f"was killed by signal {-status}"
     return f"`{shown}` {how}: {lines[-1]}" if lines else f"`{shown}` {how}"
-
-
-def remember(directory: Path, unpowered: Collection[str]) -> None:
-    """Save which devices are not surely powered, for the next broker; without any, no file.
-
-    Raises:
-        OSError: the file system refused.
-    """
-    path = unpowered_path(directory)
-    if unpowered:
-        write_private(path, json.dumps(sorted(unpowered)))
-    else:
-        path.unlink(missing_ok=True)
-
-
-def recall(directory: Path) -> tuple[str, ...]:
-    """Devices that an earlier broker has left without power, or may have."""
-    try:
-        known = json.loads(read_private(unpowered_path(directory), _WAY_OUT))
-    except (OSError, ValueError, BrokerConflictError):
-        return ()
-    return tuple(str(id_) for id_ in known) if isinstance(known, list) else ()
 
 
 def _last_lines(handle: int) -> list[str]:
