@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from optuna_hermes.broker import _protocol as wire
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
     ClaimConflict,
@@ -69,15 +70,13 @@ class FakeBroker:
     ) -> None:
         if isinstance(devices, int):
             devices = [Device(id=f"cpu:{i}", free=True) for i in range(devices)]
-        self.handler = EventHandler(
+        state = BrokerState(
             host=host,
             instance=host,
-            devices=devices,
-            grace_seconds=grace_seconds,
-            powers=powers,
+            host_budget_bytes=host_budget_bytes,
+            context_bytes=context_bytes,
         )
-        state = self.handler.state
-        state.host_budget_bytes, state.context_bytes = host_budget_bytes, context_bytes
+        self.handler = EventHandler(state, devices, grace_seconds=grace_seconds, powers=powers)
         self.ledger = ledger or MemoryLedger()
         self.terms = WriterTerms(host=host, instance=host)
         self.writes = True

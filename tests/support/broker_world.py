@@ -11,6 +11,7 @@ from msgspec import structs
 
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _failures as failures
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import (
     Command,
@@ -139,15 +140,14 @@ class World:
 
     def _broker(self, wall_offset: float) -> EventHandler:
         self._brokers += 1
-        handler = EventHandler(
+        state = BrokerState(
             host="h",
             instance=f"broker-{self._brokers}",
-            devices=self._read_devices(),
             wall_offset=wall_offset,
-            grace_seconds=GRACE_SECONDS,
+            host_budget_bytes=self.budget,
+            context_bytes=CONTEXT,
         )
-        handler.state.host_budget_bytes, handler.state.context_bytes = self.budget, CONTEXT
-        return handler
+        return EventHandler(state, self._read_devices(), grace_seconds=GRACE_SECONDS)
 
     # -- the broker ----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from optuna_hermes.broker import _protocol as wire
-from optuna_hermes.broker._core._broker_state import Reservation
+from optuna_hermes.broker._core._broker_state import BrokerState, Reservation
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._events import PowerSwitched, SwitchPower
 from optuna_hermes.broker._core._power import RETRY_SECONDS, Power
@@ -180,7 +180,7 @@ def test_a_device_that_is_off_is_not_lost() -> None:
 def test_the_next_broker_wakes_what_was_down() -> None:
     """A device that an earlier broker powered down is given to nobody before it was woken."""
     devices = [Device(id=f"cpu:{index}", free=True) for index in range(2)]
-    handler = EventHandler(host="h", devices=devices, powers=True)
+    handler = EventHandler(BrokerState(host="h"), devices, powers=True)
     handler.expect_off(("cpu:1", "cpu:9"))
     assert handler.state.unpowered == ["cpu:1"]
     broker = FakeBroker(devices=devices, powers=True)

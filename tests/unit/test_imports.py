@@ -103,11 +103,12 @@ def test_a_broker_of_cpu_slots_is_no_client_and_knows_no_clusters() -> None:
     loaded = _modules_after(
         "import optuna_hermes.broker.__main__\n"
         "from optuna_hermes.broker._devices._source import Devices, parse_devices\n"
+        "from optuna_hermes.broker._core._broker_state import BrokerState\n"
         "from optuna_hermes.broker._core._event_handler import EventHandler\n"
         "from optuna_hermes.broker._core._events import Tick\n"
         "from optuna_hermes.policies import make_policy\n"
         "devices = Devices(parse_devices('cpu:2')).poll().devices\n"
-        "EventHandler(host='here', devices=devices).handle(Tick(), 0.0)\n"
+        "EventHandler(BrokerState(host='here'), devices).handle(Tick(), 0.0)\n"
         "make_policy('hermes')"
     )
     later = (

@@ -187,7 +187,8 @@ class BrokerState:
 
     Args:
         host: name of this host.
-        instance: this broker, as other hosts know it.
+        instance: this broker and its successors, as other hosts know them: no others ever had this
+            name.
         wall_offset: wall clock minus the monotonic clock, in seconds.
         host_budget_bytes: host memory that trials may take for what they move off their devices.
         context_bytes: what a process takes of a GPU beside what its trial holds, where that was

@@ -67,34 +67,22 @@ class EventHandler:
     """Changes a broker's state by events, and answers them with commands.
 
     Args:
-        host: this host's name.
+        state: of a broker that has no devices yet.
         devices: the devices it owns.
-        instance: this broker and its successors, as other hosts know them: no others ever had this
-            name.
-        n_set_ups: see ``BrokerState``.
-        wall_offset: wall clock minus monotonic clock, in seconds.
         grace_seconds: see ``GRACE_SECONDS``.
         powers: whether there are commands that power devices up and down.
     """
 
     def __init__(
         self,
-        *,
-        host: str,
+        state: BrokerState,
         devices: Sequence[Device],
-        instance: str = "",
-        n_set_ups: int = 0,
-        wall_offset: float = 0.0,
+        *,
         grace_seconds: float = GRACE_SECONDS,
         powers: bool = False,
     ) -> None:
-        self.state = BrokerState(
-            host=host,
-            instance=instance,
-            n_set_ups=n_set_ups,
-            wall_offset=wall_offset,
-        )
-        self.state.slots = {device.id: Slot(device=device) for device in devices}
+        self.state = state
+        state.slots = {device.id: Slot(device=device) for device in devices}
         self._power: Power | None = None
         if powers:
             from optuna_hermes.broker._core._power import Power  # few hosts have such commands

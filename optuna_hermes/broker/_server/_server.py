@@ -21,6 +21,7 @@ from optuna_hermes._parent import kill
 from optuna_hermes.broker import _holders
 from optuna_hermes.broker import _protocol as wire
 from optuna_hermes.broker._core import _events as events
+from optuna_hermes.broker._core._broker_state import BrokerState
 from optuna_hermes.broker._core._event_handler import EventHandler
 from optuna_hermes.broker._core._event_log import POWER, ROUTINE, is_of_grant
 from optuna_hermes.broker._core._memory_manager import SETTLE_SECONDS
@@ -136,16 +137,14 @@ class Server:
         self._ledgers: Ledgers
         self._reader: LedgerReader
         self._instance = instance_in(directory, host)
-        self._handler = EventHandler(
+        state = BrokerState(
             host=host,
             instance=self._instance,
             n_set_ups=time.time_ns() // 1000,  # more than any broker before this one has had
-            devices=first.devices,
             # A pause between the two clocks makes the difference too small: the largest is right.
             wall_offset=max(time.time() - time.monotonic() for _ in range(10)),
-            powers=power is not None,
         )
-        state = self._handler.state
+        self._handler = EventHandler(state, first.devices, powers=power is not None)
         self._measure_host_memory()
         self._sockets = SocketServer(state, self._converse, self._left)
         self._outbox = Outbox(self._sockets.send)
