@@ -28,8 +28,14 @@ if TYPE_CHECKING:
     from optuna_hermes.broker._devices._xid import Xid
 
 
+class Event:
+    """Something that comes to the broker."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Connected:
+class Connected(Event):
     """A client has said hello; ``connection`` is a number of the server's, ``pid`` is verified.
 
     ``started`` is when the process did, as its kernel counts: no other process has both.
@@ -42,7 +48,7 @@ class Connected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessExpected:
+class ProcessExpected(Event):
     """A living process that was served by the broker before this one.
 
     Its end is a ``Disconnected``, as if it had this ``connection``; it may come back by another.
@@ -53,14 +59,14 @@ class ProcessExpected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Disconnected:
+class Disconnected(Event):
     """Clients that were seen to leave at one moment are gone, with or without notice."""
 
     connections: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Received:
+class Received(Event):
     """A message that needs nothing from outside."""
 
     connection: int
@@ -68,7 +74,7 @@ class Received:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyRead:
+class StudyRead(Event):
     """``OpenStudy``, ``Register`` or ``Reattach``, with what the ledger knows of the study.
 
     Args:
@@ -92,7 +98,7 @@ class StudyRead:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refreshed:
+class Refreshed(Event):
     """Changes of a study that other hosts share, read after all that was written.
 
     Args:
@@ -119,7 +125,7 @@ class Refreshed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClaimConflict:
+class ClaimConflict(Event):
     """Claim conflict: another broker was faster. Nothing is wrong, but these were not written.
 
     Args:
@@ -140,7 +146,7 @@ class ClaimConflict:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DevicesPolled:
+class DevicesPolled(Event):
     """Reading of the devices; ``free`` says only that no stranger is on them.
 
     Args:
@@ -153,7 +159,7 @@ class DevicesPolled:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WritesFailed:
+class WritesFailed(Event):
     """The ledger refuses records, and waiting does not mend it: the study cannot go on.
 
     Args:
@@ -170,7 +176,7 @@ class WritesFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutageBegan:
+class OutageBegan(Event):
     """Outage: the database of these studies cannot be reached, and records wait.
 
     Args:
@@ -187,14 +193,14 @@ class OutageBegan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OutageEnded:
+class OutageEnded(Event):
     """End of an outage: the database answers; leases that were uncommitted have been granted."""
 
     studies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PowerSwitched:
+class PowerSwitched(Event):
     """The command of a ``SwitchPower`` has ended; ``problem`` is why it failed, empty if not."""
 
     device: str
@@ -207,33 +213,15 @@ Activity = Literal["works", "idle", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
+class Observed(Event):
     """Activities of silent workers, by their connections; see ``EventHandler.silent``."""
 
     activities: Mapping[int, Activity]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tick:
+class Tick(Event):
     """Time has passed."""
-
-
-Event = (
-    Connected
-    | ProcessExpected
-    | Disconnected
-    | Received
-    | StudyRead
-    | Refreshed
-    | DevicesPolled
-    | ClaimConflict
-    | WritesFailed
-    | OutageBegan
-    | OutageEnded
-    | PowerSwitched
-    | Observed
-    | Tick
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
