@@ -14,6 +14,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._memory_manager import MemoryManager, size
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
+from optuna_hermes.model import moving_average
 
 
 class LeaseEnds:
@@ -79,7 +80,7 @@ class LeaseEnds:
         study = self._state.studies[trial.study]
         study.add_overhead("suspending", spent)
         if message.tier == "disk":
-            study.measure_leaving(message.suspend_seconds)
+            study.leave_seconds = moving_average(study.leave_seconds, message.suspend_seconds)
         trial.suspensions += 1
         trial.waiting_since = turn.now
         trial.needs(message.held_bytes)

@@ -14,7 +14,7 @@ from optuna_hermes.broker._core._live_trial import LiveTrial
 from optuna_hermes.broker._core._study import Study
 from optuna_hermes.broker._core._turn import Turn
 from optuna_hermes.ledger._records import CheckpointRecord, ReportRecord
-from optuna_hermes.model import BatchSizes, Checkpoint, OverheadKind
+from optuna_hermes.model import BatchSizes, Checkpoint, OverheadKind, moving_average
 
 
 def begin(turn: Turn, lease: Lease, message: wire.Begin) -> None:
@@ -92,7 +92,7 @@ def training(
         study.measure(lease.from_tier, now - lease.started)
         study.switches += 1
     elif not (trial.units or lease.adopted or message.late):
-        study.measure_opening(now - lease.started)
+        study.opening_seconds = moving_average(study.opening_seconds, now - lease.started)
     if not message.late:  # else most of it was training
         study.add_overhead(kind, lease.device_seconds(now))
     if message.can_store and not (lease.yielding or study.is_elastic):
@@ -134,7 +134,8 @@ def add_report(turn: Turn, trial: LiveTrial, held: float, message: wire.Report) 
     if message.unit > trial.furthest:
         trial.furthest, trial.losses = message.unit, 0
     trial.curve = trial.curve.with_report(message.unit, message.step, message.value, seconds)
-    study.measure_unit(trial.curve.last_unit_seconds)
+    unit_seconds = trial.curve.last_unit_seconds
+    study.mean_unit_seconds = moving_average(study.mean_unit_seconds, unit_seconds)
     turn.add(
         ReportRecord(
             study=trial.study,

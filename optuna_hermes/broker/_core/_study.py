@@ -190,15 +190,6 @@ class Study:
     def measure(self, tier: TierName, seconds: float) -> None:
         self.costs[tier] = moving_average(self.costs.get(tier), seconds)
 
-    def measure_opening(self, seconds: float) -> None:
-        self.opening_seconds = moving_average(self.opening_seconds, seconds)
-
-    def measure_leaving(self, seconds: float) -> None:
-        self.leave_seconds = moving_average(self.leave_seconds, seconds)
-
-    def measure_unit(self, seconds: float) -> None:
-        self.mean_unit_seconds = moving_average(self.mean_unit_seconds, seconds)
-
     def unit_seconds(self, trial: LiveTrial) -> float:
         """Expected device time of a trial's unit, 0.0 before any trial has reported."""
         known = trial.curve.units > 1

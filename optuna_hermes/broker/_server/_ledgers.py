@@ -117,7 +117,7 @@ class Ledgers:
         if url not in self._readers:
             self._readers[url] = Writer(url, _ignore, opener=self._opener)
         reader, answer = self._readers[url], Future[T]()
-        self.read(study, url, _nothing).add_done_callback(lambda _: reader.read_into(query, answer))
+        self.read(study, url, _nothing).add_done_callback(lambda _: reader.read(query, answer))
         return answer
 
     def when_writable(self, study: str, then: Callable[[], None]) -> None:
@@ -217,9 +217,11 @@ class Ledgers:
         return sum(w.close(max(0.0, end - time.monotonic())) for w in self._by_url.values())
 
     def _open(self, url: str) -> None:
+        def tell(outcome: WriteOutcome) -> None:
+            self._post(partial(self._on_outcome, url, outcome))
+
         if url not in self._by_url:
-            post = partial(self._post_outcome, url)
-            self._by_url[url] = Writer(url, post, opener=self._opener, terms=self._terms)
+            self._by_url[url] = Writer(url, tell, opener=self._opener, terms=self._terms)
         self._used[url] = time.monotonic()
 
     def _hand_over(self, studies: Iterable[str]) -> None:
@@ -230,9 +232,6 @@ class Ledgers:
 
     # -- outcomes of writes --------------------------------------------------------------------
 
-    def _post_outcome(self, url: str, outcome: WriteOutcome) -> None:
-        self._post(partial(self._on_outcome, url, outcome))
-
     def _on_outcome(self, url: str, outcome: WriteOutcome) -> None:
         if isinstance(outcome, Unreachable):
             if url not in self._in_outage:
@@ -242,9 +241,6 @@ class Ledgers:
         if isinstance(outcome, Written) and outcome.items and self._observe_seconds is not None:
             self._observe_seconds(outcome.seconds)
         self._notify(outcome)
-        self._is_back(url)
-
-    def _is_back(self, url: str) -> None:
         if url in self._in_outage:
             self._in_outage.remove(url)
             self._notify(events.OutageEnded(studies=self._studies(url)))

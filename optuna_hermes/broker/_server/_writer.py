@@ -122,17 +122,13 @@ class Writer:
         """Write these records together, after all that was given before."""
         self._put(Batch(study=study, items=tuple(items)))
 
-    def read(self, query: Callable[[Ledger], T]) -> Future[T]:
+    def read(self, query: Callable[[Ledger], T], answer: Future[T] | None = None) -> Future[T]:
         """Ask the ledger something, after all that was given before is written."""
-        answer: Future[T] = Future()
-        self.read_into(query, answer)
-        return answer
-
-    def read_into(self, query: Callable[[Ledger], T], answer: Future[T]) -> None:
-        """Ask as ``read`` does; ``answer`` is the caller's."""
+        answer = answer or Future()
         self._put(_Question(query=query, answer=answer))
         if self._given_up.is_set():
             self._cancel_questions()
+        return answer
 
     def retry(self) -> None:
         """Try refused records again that could be right later."""
