@@ -218,9 +218,7 @@ class Ledger:
 
     def load_curves(self, study: str, numbers: Collection[int] | None = None) -> dict[int, Curve]:
         """The curves of all trials that have reported (or of these); see ``curves_of``."""
-        of: dict[str, Any] = {"of_study": study}
-        if numbers is not None:
-            of["of_numbers"] = list(numbers)
+        of = {"of_study": study, "of_numbers": list(numbers or ())}
         query = sql.CURVES if numbers is None else sql.SOME_CURVES
         with self._database.reading() as connection:
             return curves_of(connection.execute(query, of))
@@ -324,9 +322,7 @@ class Ledger:
         self, study: str, numbers: Collection[int] | None = None
     ) -> list[CheckpointRecord]:
         """Checkpoints of all trials of a study, or of these, oldest first."""
-        of: dict[str, Any] = {"of_study": study}
-        if numbers is not None:
-            of["of_numbers"] = list(numbers)
+        of = {"of_study": study, "of_numbers": list(numbers or ())}
         query = sql.CHECKPOINTS_OF_STUDY if numbers is None else sql.SOME_CHECKPOINTS
         return [checkpoint_of(study, found) for found in self._database.rows(query, of)]
 

@@ -50,6 +50,10 @@ def _of_trial(table: Table) -> ColumnElement[bool]:
     return and_(_of_study(table), table.c.number == bindparam("of_number"))
 
 
+def _of_some(table: Table) -> ColumnElement[bool]:
+    return table.c.number.in_(bindparam("of_numbers", expanding=True))
+
+
 def _all_of(table: Table, record: type[Any]) -> Select[Any]:
     """Select the columns of a record, which have its fields' names, in the order of the key."""
     columns = (table.c[entry.name] for entry in fields(record))
@@ -73,16 +77,9 @@ CHANGE_TRIAL = update(TRIALS).where(_of_trial(TRIALS)).values(_CHANGE)
 REPLACE_TRIAL = CHANGE_TRIAL.where(TRIALS.c.owner.is_not_distinct_from(bindparam("of_owner")))
 OWNER = select(TRIALS.c.owner).where(_of_trial(TRIALS))
 TRIAL = _all_of(TRIALS, TrialRecord).where(_of_trial(TRIALS))
-CHANGED_TRIALS = (
-    _all_of(TRIALS, TrialRecord)
-    .add_columns(TRIALS.c.override)
-    .where(_of_study(TRIALS), TRIALS.c.changed > bindparam("of_change"))
-)
-SOME_TRIALS = (
-    _all_of(TRIALS, TrialRecord)
-    .add_columns(TRIALS.c.override)
-    .where(_of_study(TRIALS), TRIALS.c.number.in_(bindparam("of_numbers", expanding=True)))
-)
+_WITH_OVERRIDES = load(TRIALS, TrialRecord).add_columns(TRIALS.c.override)
+CHANGED_TRIALS = _WITH_OVERRIDES.where(TRIALS.c.changed > bindparam("of_change"))
+SOME_TRIALS = _WITH_OVERRIDES.where(_of_some(TRIALS))
 OVERRIDES = (
     select(TRIALS.c.number, TRIALS.c.override)
     .where(_of_study(TRIALS), TRIALS.c.override.is_not(None))
@@ -98,7 +95,7 @@ _REPORTED = tuple(
 CURVES = select(*_REPORTED).where(_of_study(REPORTS)).order_by(REPORTS.c.id)
 """Reports as ``curves_of`` reads them."""
 
-SOME_CURVES = CURVES.where(REPORTS.c.number.in_(bindparam("of_numbers", expanding=True)))
+SOME_CURVES = CURVES.where(_of_some(REPORTS))
 LATER_REPORTS = (
     select(REPORTS.c.id, REPORTS.c.at, *_REPORTED)
     .where(_of_study(REPORTS), REPORTS.c.id > bindparam("of_position"))
@@ -190,9 +187,7 @@ DROP_HOST = delete(HOSTS).where(_OF_INSTANCE)
 CHECKPOINTS_OF_STUDY = load(CHECKPOINTS, Checkpoint).add_columns(
     CHECKPOINTS.c.number, CHECKPOINTS.c.at
 )
-SOME_CHECKPOINTS = CHECKPOINTS_OF_STUDY.where(
-    CHECKPOINTS.c.number.in_(bindparam("of_numbers", expanding=True))
-)
+SOME_CHECKPOINTS = CHECKPOINTS_OF_STUDY.where(_of_some(CHECKPOINTS))
 ADD_CHECKPOINT = insert(CHECKPOINTS)
 HAS_CHECKPOINT = select(CHECKPOINTS.c.id).where(_of_trial(CHECKPOINTS)).limit(1)
 DROP_CHECKPOINT = delete(CHECKPOINTS).where(
