@@ -66,11 +66,11 @@ def soon(slots: Iterable[Slot], key: str, at: float) -> list[Slot]:
 
     Not those of trials that have not come to their first batch: how long that takes nobody knows.
     """
-    return [slot for slot in slots if slot.lease is None or _ends(slot.lease, key, at)]
 
+    def ends(lease: Lease) -> bool:
+        return lease.study == key and lease.training and lease.deadline <= at
 
-def _ends(lease: Lease, key: str, at: float) -> bool:
-    return lease.study == key and lease.training and lease.deadline <= at
+    return [slot for slot in slots if slot.lease is None or ends(slot.lease)]
 
 
 def promised(study: Study, hosts: Iterable[HostRecord], instance: str) -> frozenset[int]:
@@ -84,11 +84,6 @@ def promised(study: Study, hosts: Iterable[HostRecord], instance: str) -> frozen
         numbers = {int(each.rpartition(":")[2]) for each in asked}
         found |= numbers if host.instance < instance else numbers - {*study.asked_for}
     return frozenset(found)
-
-
-def trial_names(key: str, numbers: Iterable[int]) -> list[str]:
-    """The names of trials in a host's presence."""
-    return [f"{key}:{number}" for number in numbers]
 
 
 def give_away(

@@ -89,7 +89,8 @@ def _refusal(
         if not known or trial is None or message.parked is None:
             return f"Its lease (epoch {message.epoch}) is over."
         # One on a GPU never leaves it but over disk: another GPU would wait for it in vain.
-        missing = len(slots) < len(message.devices) and _has_gpus(state)
+        has_gpus = any(slot.device.kind == "gpu" for slot in state.slots.values())
+        missing = len(slots) < len(message.devices) and has_gpus
         stays = missing and not message.parked.can_store
         return f"Its trial can go on only on {words}, which is in use no more." if stays else None
     if lease.number not in (None, message.number):
@@ -106,10 +107,6 @@ def _refusal(
 def _slots(state: BrokerState, message: Reattach) -> list[Slot]:
     slots = state.slots
     return [slots[id_] for id_ in message.devices if id_ in slots]
-
-
-def _has_gpus(state: BrokerState) -> bool:
-    return any(slot.device.kind == "gpu" for slot in state.slots.values())
 
 
 def _is_taken(state: BrokerState, slot: Slot) -> bool:

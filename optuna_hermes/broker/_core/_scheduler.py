@@ -574,10 +574,8 @@ def _grant_message(
 
 def _slot_order(slot: Slot, study: Study) -> tuple[int, int, str]:
     """Sort key: the study's own devices first, then empty ones, then those of others."""
-    if slot.lease is None:
-        return (1, len(slot.device.id), slot.device.id)
-    own = slot.lease.study == study.spec.key
-    return (0 if own else 2, len(slot.device.id), slot.device.id)
+    place = 1 if slot.lease is None else 0 if slot.lease.study == study.spec.key else 2
+    return place, len(slot.device.id), slot.device.id
 
 
 def _worker_for(state: BrokerState, study: Study, trial: LiveTrial | None) -> int | None:

@@ -13,7 +13,6 @@ from optuna_hermes.broker._core._borrowing import (
     give_away,
     promised,
     soon,
-    trial_names,
     wanted_elsewhere,
 )
 from optuna_hermes.broker._core._broker_state import BrokerState, Slot
@@ -65,7 +64,7 @@ class Sharing:
             if study.broker is not None and study.driver is not None and not study.draining:
                 own = soon(slots, key, now + _COMING_SECONDS)
                 study.asked_for = wanted_elsewhere(study, self._policy_runner, own, now)
-                wants += trial_names(key, study.asked_for)
+                wants += (f"{key}:{number}" for number in study.asked_for)  # see ``promised``
         return HostRecord(
             name=self._state.host,
             instance=self._state.instance,
@@ -111,8 +110,10 @@ class Sharing:
                 self._remove(study, trial)
         for trial in study.trials.values():
             if study.is_elsewhere(trial) and trial.owner not in alive and trial.connection is None:
-                # Its broker is gone, so any host may carry it on.
-                _free_of_owner(trial, turn.now)
+                # Its broker is gone, so any host may carry it on, from its last checkpoint.
+                trial.owner, trial.waiting_since = None, turn.now
+                if trial.live:
+                    trial.leave_process()
         # Of a dead one, too, until they have ended: its driver adopts what they created only then.
         all_hosts = {host.instance for host in others}
         study.opening_elsewhere = count_opening_elsewhere(study, event.leases, all_hosts)
@@ -238,13 +239,6 @@ def rows_of_others(study: Study) -> dict[int, TrialRecord | None]:
 def _is_unread(trial: LiveTrial) -> bool:
     """True if the row of another host may have been read, but was not taken in."""
     return trial.owner == _ANOTHER or trial.connection is not None or trial.recovering
-
-
-def _free_of_owner(trial: LiveTrial, now: float) -> None:
-    """Free a trial whose host is gone: it goes on at its last checkpoint."""
-    trial.owner, trial.waiting_since = None, now
-    if trial.live:
-        trial.leave_process()
 
 
 def _was_taken(study: Study, trial: LiveTrial, record: TrialRecord) -> bool:

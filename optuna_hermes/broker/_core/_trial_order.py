@@ -29,23 +29,20 @@ def wanted_first(
     others += [_busy(trial) for trial in recent[MOST_ASKED:]]
     order: list[int] = []
     while len(asked) > 1:
-        views = (*others, *asked.values())
-        decision = decide(_pretended(snapshot, views))
+        decision = decide(
+            replace(
+                snapshot,
+                devices=(Device(id="any", free=True),),
+                trials=(*others, *asked.values()),
+                unstarted=Unstarted(count=0, fixed=snapshot.unstarted.fixed),
+            )
+        )
         chosen = next((a.trial for a in decision.assignments if a.trial in asked), None)
         if chosen is None:
             break
         others.append(_busy(asked.pop(chosen)))
         order.append(chosen)
     return order + [trial.number for trial in recent if trial.number not in order]
-
-
-def _pretended(snapshot: Snapshot, trials: tuple[TrialView, ...]) -> Snapshot:
-    return replace(
-        snapshot,
-        devices=(Device(id="any", free=True),),
-        trials=trials,
-        unstarted=Unstarted(count=0, fixed=snapshot.unstarted.fixed),
-    )
 
 
 def _waiting(trial: TrialView, now: float) -> TrialView:

@@ -81,7 +81,8 @@ class NvmlDevices:
             total, free = _memory(nvml, handle)
             holders = _holders(nvml, handle)
             # A desktop in the list of those that draw shows that processes can be listed here.
-            draws = holders == {} and bool(_drawing(nvml, handle))
+            drawing = partial(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)
+            draws = holders == {} and bool(_known(nvml, drawing))
         except nvml.NVMLError as error:
             gone = isinstance(error, nvml.NVMLError_GpuIsLost | nvml.NVMLError_ResetRequired)
             now = time.monotonic()
@@ -289,11 +290,6 @@ def _holders(nvml: Any, handle: Any) -> dict[int, int | None] | None:
 def _mps_clients(nvml: Any, handle: Any) -> dict[int, int | None]:
     found = nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
     return {process.pid: process.usedGpuMemory for process in found}
-
-
-def _drawing(nvml: Any, handle: Any) -> list[Any]:
-    """Processes that draw on a device: a desktop, which does not keep it from being granted."""
-    return _known(nvml, partial(nvml.nvmlDeviceGetGraphicsRunningProcesses_v3, handle)) or []
 
 
 def _tried(nvml: Any, read: Callable[[], T]) -> T | None:
